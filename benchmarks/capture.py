@@ -5,7 +5,7 @@
     .venv/bin/python benchmarks/capture.py --only FSDP   # those whose name has the word
     .venv/bin/python benchmarks/capture.py --large       # a Llama of 8 billion parameters as well: a minute
 
-*Plain* builds the step and runs it twice on tensors without data, under a mode that counts its ops and does nothing
+*Plain* builds the step and runs it twice on meta tensors, under a mode that counts its ops and does nothing
 else; a capture at one size builds it and runs it twice as well, on every rank. *Resizable* is the capture at all sizes
 that it takes to resize the workload, against as many captures at one size. A ratio of at most 1 keeps the promise: the
 limits are what was measured, and a tenth. Least of several repetitions, taken in turn; imports are not counted.
@@ -65,7 +65,7 @@ ON_ONE = {"FSDP2": _gpt}  # the same models without their ranks
 
 
 def plain(setup: Setup) -> None:
-    """The step as it is, on tensors without data; of every rank."""
+    """The step as it is, on meta tensors; of every rank."""
     sizes = (setup.batch,) if setup.seq_len is None else (setup.batch, setup.seq_len)
     for _ in range(max(1, setup.gpus)):
         with Count():
@@ -133,7 +133,7 @@ def _llama(batch: int, length: int) -> Any:
 
 
 def large() -> list[dict[str, object]]:
-    """A resizable capture of Llama 8B, against what was promised: a minute, and a gigabyte beside the imports."""
+    """A resizable capture of Llama 8B, against what was promised: a minute, and a gigabyte alongside the imports."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - what it brings in is no part of the capture
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,7 +7,7 @@ most 0.1, peak memory at most 0.25; `--hta` is a Python with HolisticTraceAnalys
 trace of 20 copies against one (goal: 0.8 to 1.2). Each figure is the median of interleaved fresh processes.
 
 With `--whole` the whole analysis instead, replay, what-ifs and all tables included, of each trace repeated until it has
-so many megabytes: against `orjson.loads` of its bytes (goal: at most 3). With `--breakdown` reading, linking and the
+this many megabytes: against `orjson.loads` of its bytes (goal: at most 3). With `--breakdown` reading, linking and the
 breakdown of every step against HTA's load and temporal breakdown, and the whole analysis against the same (goal: at
 most 0.2). Here CPU time counts, so that other work on the machine does not.
 """
@@ -34,13 +34,13 @@ print(seconds, int(status["VmHWM"].split()[0]) / 1024)
 _CPU_TAIL = _TAIL.replace("perf_counter", "process_time")
 ANALYSE = (
     "import sys, time\nfrom traincast.traces.replay.analysis import analyse_traces\n"
-    "from traincast.app.report.measured import measured_text\nstart = time.process_time()\n"
-    "measured_text(analyse_traces([sys.argv[1]]))" + _CPU_TAIL
+    "from traincast.app.report.measured import format_measured\nstart = time.process_time()\n"
+    "format_measured(analyse_traces([sys.argv[1]]))" + _CPU_TAIL
 )
 BREAK_DOWN = (
-    "import sys, time\nfrom traincast.traces.kineto import read_kineto\nfrom traincast.traces.link import link\n"
-    "from traincast.traces.breakdown import breakdown\nstart = time.process_time()\n"
-    "breakdown(link(read_kineto(sys.argv[1])))" + _CPU_TAIL
+    "import sys, time\nfrom traincast.traces.kineto import read_kineto\nfrom traincast.traces.link import link_trace\n"
+    "from traincast.traces.breakdown import compute_breakdown\nstart = time.process_time()\n"
+    "compute_breakdown(link_trace(read_kineto(sys.argv[1])))" + _CPU_TAIL
 )
 OURS = (
     "import sys, time\nfrom traincast.traces.kineto import read_kineto\nstart = time.perf_counter()\n"
@@ -126,7 +126,7 @@ def _later(event: dict[str, Any], copy: int, span: float, most: int) -> dict[str
 
 
 def whole_ratios(trace: Path, repeats: int, megabytes: int) -> dict[str, object]:
-    """The whole analysis of a trace that is repeated to so many megabytes."""
+    """The whole analysis of a trace that is repeated to this many megabytes."""
     with tempfile.TemporaryDirectory() as folder:
         data = gzip.decompress(trace.read_bytes()) if trace.suffix == ".gz" else trace.read_bytes()
         long = Path(folder) / "long.json"

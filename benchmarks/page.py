@@ -44,7 +44,7 @@ requestAnimationFrame(step);
 
 
 def document(slices: int) -> dict[str, Any]:
-    """A Chrome trace of so many slices on eight ranks with a host thread and two streams each."""
+    """A Chrome trace of this many slices on eight ranks with a host thread and two streams each."""
     rng = random.Random(19)
     events: list[dict[str, Any]] = []
     tracks = [(rank, place) for rank in range(8) for place in range(3)]

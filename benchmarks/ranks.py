@@ -48,13 +48,15 @@ class _Step:
         self, name: str, shapes: list[tuple[int, ...]], output: tuple[int, ...], stream: int = 0, **scalars: object
     ) -> None:
         specs = [TensorSpec(shape, (*shape[1:], 1), "float32") for shape in (*shapes, output)]
-        tensors = [self.builder.tensor(self.builder.storage(spec.nbytes, StorageKind.ACTIVATION)) for spec in specs]
+        tensors = [
+            self.builder.add_tensor(self.builder.add_storage(spec.nbytes, StorageKind.ACTIVATION)) for spec in specs
+        ]
         signature = Signature(name, tuple(specs[:-1]), (specs[-1],), tuple(scalars.items()))
-        self.builder.op(signature, tensors[:-1], tensors[-1:], stream=stream)
+        self.builder.add_op(signature, tensors[:-1], tensors[-1:], stream=stream)
 
     def control(self, name: str, event: int, stream: int) -> None:
         signature = Signature(f"cuda::{name}", (), (), (("event", event), ("stream", stream)))
-        self.builder.op(signature, (), (), stream=stream)
+        self.builder.add_op(signature, (), (), stream=stream)
 
     def collective(self, name: str, kind: str, nbytes: int, *, waits: bool, **scalars: object) -> int:
         before, after = self.events, self.events + 1
@@ -79,15 +81,15 @@ class _Step:
 
     def program(self) -> Program:
         table = SHARD
-        self.builder.scope("lookup", Phase.FORWARD)
+        self.builder.open_scope("lookup", Phase.FORWARD)
         self.op("aten::add", [(table,), (table,)], (table,))
         if self.ranks > 1:
-            self.builder.scope("exchange", Phase.FORWARD)
+            self.builder.open_scope("exchange", Phase.FORWARD)
             self.exchange()
         pending = []
         while self.builder.num_ops < OPS:
             backward = self.builder.num_ops > OPS // 3
-            self.builder.scope("aten::linear", Phase.BACKWARD if backward else Phase.FORWARD)
+            self.builder.open_scope("aten::linear", Phase.BACKWARD if backward else Phase.FORWARD)
             size = WIDTH + 8 * (self.builder.num_ops % 64)
             self.op("aten::mm", [(BATCH, size), (size, WIDTH)], (BATCH, WIDTH))
             self.op("aten::relu", [(BATCH, size)], (BATCH, size))
@@ -95,7 +97,7 @@ class _Step:
                 pending.append(self.collective("allreduce_", "all_reduce", 25 << 20, waits=False))
         for event in pending:
             self.control("stream_wait_event", event, 0)
-        return self.builder.build()
+        return self.builder.build_program()
 
 
 def distinct(ranks: int, template: Program, programs: int | None = None) -> Workload:

@@ -37,7 +37,7 @@ class Connection:
         self.reader: asyncio.StreamReader | None = None
 
     async def get(self, path: str) -> tuple[int, int]:
-        """Status and length of an answer."""
+        """Status and length of a result."""
         if self.reader is None:
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
         self.writer.write(f"GET /api/{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n\r\n".encode())

@@ -8,7 +8,7 @@ full walk (goal: never worse than TorchRec's or a greedy baseline; 5 % better on
 scored per second by the fast cost (goal: 10,000), and how it agrees with the full walk over plans of the task: rank
 correlation (goal: 0.95), share of the pairs of plans more than 5 % apart that it ranks rightly, and worst error.
 TorchRec is imported before the clock starts and stops after `--timeout` seconds: a ratio is then an upper bound.
-`--anytime` needs no TorchRec: the step of the plan found in so many seconds.
+`--anytime` needs no TorchRec: the step of the plan found in this many seconds.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from traincast.utils.arrays import FloatArray
 GLOBAL_BATCH = 65_536  # of both published sets
 NODE = "dgx-h100"
 RANDOM_NODES = ("dgx-a100", "dgx-h100", "dgx2-v100")
-RANKED = 24  # plans of a task that are both costed and walked
+RANKED = 24  # plans of a task that are both costed and simulated
 SCORED_AT_ONCE, SCORED_BATCHES = 1024, 5
 APART = 1.05  # steps of plans that a ranking has to tell apart
 LIMITS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, float("inf"))  # seconds
 
 
 def sized_tasks(counts: Sequence[int], gpus: Sequence[int]) -> Iterator[tuple[str, Task]]:
-    """The 26 tables of MLPerf, or the first tables of the 856 published ones, on so many GPUs."""
+    """The 26 tables of MLPerf, or the first tables of the 856 published ones, on a given number of GPUs."""
     for count in counts:
         tables = load_tables("mlperf-dlrm-v2") if count == 26 else load_tables("dlrm-2021-856")[:count]
         for number in gpus:
@@ -59,7 +59,7 @@ def random_task(seed: int) -> Task:
             name=f"t{number}",
             rows=int(10 ** generator.uniform(2.5, 7.5)),
             dim=int(generator.choice([16, 32, 64, 128])),
-            pooling=Pooling.constant(float(np.clip(np.round(generator.lognormal(1.5, 1.3)), 1, 200))),
+            pooling=Pooling.from_constant(float(np.clip(np.round(generator.lognormal(1.5, 1.3)), 1, 200))),
             access=Zipf(float(generator.uniform(0.6, 1.3))),
             optimizer="rowwise_adagrad",
         )
@@ -119,7 +119,7 @@ def scoring_speed(cost: FastCost, plan: Plan) -> float:
         tables = generator.choice(movable, size=SCORED_AT_ONCE)
         places = placed.places[tables].copy()
         for row, option in enumerate(placed.option[tables].tolist()):
-            among = choices.options[option].targets(choices.world_size, choices.gpus_per_node)
+            among = choices.options[option].count_targets(choices.world_size, choices.gpus_per_node)
             places[row, : choices.options[option].slices] = generator.integers(0, among, choices.options[option].slices)
         changes = Changes.single(tables, placed.option[tables], places)
         start = time.process_time()
@@ -138,9 +138,9 @@ def neighbours(cost: FastCost, plans: Sequence[Plan], count: int) -> Iterator[Pl
         size = round(len(names) ** generator.uniform())  # from one table to all
         for table in generator.choice(len(names), size=size, replace=False):
             option = choices.options[int(generator.choice(choices.rows[table]))]
-            among = option.targets(choices.world_size, choices.gpus_per_node)
+            among = option.count_targets(choices.world_size, choices.gpus_per_node)
             places = generator.integers(0, among, size=max(1, option.slices)).tolist()
-            changed[table] = option.placement(places[: option.slices], choices.world_size, choices.gpus_per_node)
+            changed[table] = option.make_placement(places[: option.slices], choices.world_size, choices.gpus_per_node)
         yield Plan(names, tuple(changed), choices.world_size)
 
 

@@ -1,4 +1,4 @@
-"""How often measured changes lie inside the 90 % intervals of predicted ones: pairs of measured steps on one GPU.
+"""How often measured changes are inside the 90 % intervals of predicted ones: pairs of measured steps on one GPU.
 
 TRAINCAST_DATA=... .venv/bin/python scripts/check_differences.py
 """

@@ -1,6 +1,6 @@
-"""How often kernels outside of what was fitted lie inside their interval: `python scripts/check_domains.py --data DIR`.
+"""How often kernels outside of what was fitted are inside their interval: `python scripts/check_domains.py --data DIR`.
 
-Every group is of rows that no fit saw and that lie really outside: GPUs left out of a fit, whose spreads are then those
+Every group is of rows that no fit saw and that are really outside: GPUs left out of a fit, whose spreads are then those
 of the others; GPUs of later tables; sizes beyond the fitted ones; kinds that were never fitted. The widening that
 `OUTSIDE_SIGMA` adds is set on every second group, and shown on the others; a group counts with at most 200 rows.
 """
@@ -21,8 +21,8 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import GemmModel
 from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.display.text import table
-from traincast.utils.metrics import within
+from traincast.utils.display.text import format_table
+from traincast.utils.metrics import is_within_interval
 from traincast_evaluation.kernels.attention.fit import TRAINING as ATTENTION
 from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
 from traincast_evaluation.kernels.fit import AnySamples, FamilyTraining, Fitted, Predictor, leave_one_chip_out
@@ -36,7 +36,7 @@ from traincast_evaluation.solve import spread_90
 
 BEFORE = 0.25  # log-sigma that was added before it was calibrated
 MOST = 200  # rows of a group that count, so that no table outvotes the others
-HOST_BOUND = 3.0  # GEMM readings below so many floors of their machine tell of its host
+HOST_BOUND = 3.0  # GEMM readings below this many floors of their machine tell of its host
 
 
 class Group(NamedTuple):
@@ -50,7 +50,7 @@ class Group(NamedTuple):
 
     def share_inside(self, added: float) -> float:
         """Of the rows, those inside the 90 % interval with this log-sigma added."""
-        return float(np.mean(within(self.shown, self.measured, np.hypot(self.sigma, added))))
+        return float(np.mean(is_within_interval(self.shown, self.measured, np.hypot(self.sigma, added))))
 
 
 def groups(data: Path) -> Iterator[Group]:
@@ -132,7 +132,7 @@ def main(data: Path) -> None:
         shares = (f"{half.share_inside(level):.1%}" for level in levels)
         rows.append((said, "all, 200 rows of each at most", "", f"{len(half.measured):,}", *shares))
     header = ("half", "rows outside by", "GPU", "n", *(f"+{level:g}" for level in levels))
-    print(table(header, rows, right=(3, 4, 5, 6)))
+    print(format_table(header, rows, right=(3, 4, 5, 6)))
     wanted = spread_90(halves[0].shown, halves[0].measured, halves[0].sigma)
     print(f"the first half asks for {wanted:.3f}")
 

@@ -73,7 +73,7 @@ def check_content(wheel: Path) -> None:
 
 
 def try_commands(traincast: Path, python: Path, folder: Path) -> None:
-    """The verbs that need nothing but the package, as a program, as a module and from Python."""
+    """The commands that need nothing but the package, as a program, as a module and from Python."""
     answer = json.loads(run(traincast, "predict", "dlrm-default", "--on", "v100", "--json", cwd=folder))
     assert answer["iteration_ms"] > 0
     assert "bert-large" in run(traincast, "models", cwd=folder)

@@ -16,7 +16,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.llm import llm_cases
-from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves
+from traincast_evaluation.suites.llm_fit import ConstantsFit, halves, list_predictable
 
 FILE = Path(__file__).parent.parent / "src" / "traincast" / "costs" / "data" / "in_step.toml"
 HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in costs/in_step.py.\n"
@@ -45,7 +45,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         cases = [case for case in llm_cases(args.data) if not isinstance(case, LeftOut)]
-        cases = answerable(cases, SHIPPED)
+        cases = list_predictable(cases, SHIPPED)
         fit = ConstantsFit(cases, SHIPPED, tuple(shipped_tables()["fitted"]))
         after = fit.run(args.rounds, progress=print)
     except TraincastError as error:

@@ -63,7 +63,7 @@ def step_ops() -> list[Op]:
 
 
 def _product_us(inputs: int, outputs: int) -> int:
-    """A matrix product at 11 TFLOPS, at least 6 us."""
+    """A GEMM at 11 TFLOPS, at least 6 us."""
     return max(6, round(2 * BATCH * inputs * outputs / 11e6))
 
 

@@ -4,7 +4,7 @@
     python scripts/record_answers.py after.json            # on the new code
     python scripts/record_answers.py --compare before.json after.json
 
-An answer is the exit code and everything on stdout (JSON where the verb has it). Traces and evaluation suites are
+A result is the exit code and everything on stdout (JSON where the command has it). Traces and evaluation suites are
 asked for where the public measurements are present ($TRAINCAST_DATA or ../shared/data). `--only WORD` keeps the
 commands that contain a word. Commands run in this process, one after another.
 """
@@ -47,13 +47,15 @@ tables:
 
 def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     """Every command that is recorded, in order."""
-    from traincast.hardware.catalog import platform_keys
+    from traincast.hardware.catalog import list_platform_keys
     from traincast.models.catalog import list_models
 
     models = [info.name for info in list_models()]
     asked: list[list[str]] = [["models"], ["models", "--coverage"], ["platforms"]]
     asked += [["predict", model, "--on", "a100-80gb"] for model in models]
-    asked += [["predict", model, "--on", key] for model in ("dlrm-default", "bert-large") for key in platform_keys()]
+    asked += [
+        ["predict", model, "--on", key] for model in ("dlrm-default", "bert-large") for key in list_platform_keys()
+    ]
     asked += [
         ["predict", model, "--on", key, "--mode", mode]
         for model, key, mode in itertools.product(models, ("v100", "h100"), ("training", "inference"))
@@ -167,7 +169,7 @@ def answer(command: list[str]) -> dict[str, object]:
 
 
 def record(out: Path, only: str) -> int:
-    """Runs the commands and writes their answers."""
+    """Runs the commands and writes their results."""
     given = Path(os.environ.get("TRAINCAST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     data = given if given.is_dir() else None
     answers = {}

@@ -76,7 +76,7 @@ def row(setup: Setup, outcome: Outcome, beside: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A message in one cell, without where things lie on this machine."""
+    """A message in one cell, without where things are on this machine."""
     return re.sub(r"\S*/(?:site-packages|corpus)/", "", text).replace("|", "/")
 
 

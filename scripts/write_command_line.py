@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from traincast.app.cli.verbs import known_verbs
+from traincast.app.cli.registry import list_commands
 from traincast.simulator.scenario.fields import scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
@@ -42,7 +42,7 @@ stdout instead of text), and a [call in Python](index.md) with the same words. F
 @cache
 def command_parser(command: str) -> argparse.ArgumentParser:
     """The parser of a command, with its help as description."""
-    module = import_module(known_verbs()[command].module)
+    module = import_module(list_commands()[command].module)
     parser = argparse.ArgumentParser(prog=f"traincast {command}", add_help=False, description=module.__doc__)
     module.add_arguments(parser)
     return parser
@@ -123,7 +123,7 @@ def _prose(text: str) -> str:
 
 def page_text() -> str:
     """The page."""
-    return "\n".join([INTRODUCTION, *(command_section(command) for command in known_verbs())])
+    return "\n".join([INTRODUCTION, *(command_section(command) for command in list_commands())])
 
 
 if __name__ == "__main__":

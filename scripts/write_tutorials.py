@@ -53,7 +53,7 @@ class _Collecting(doctest.DocTestRunner):
 
 
 def session(text: str, body: str, folder: Path) -> str:
-    """The page with the answers of one Python session as they are today."""
+    """The page with the results of one Python session as they are today."""
     runner = _Collecting()
     parsed = doctest.DocTestParser().get_doctest(body, {}, "page", "page", 0)
     before = Path.cwd()

@@ -35,7 +35,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of public measurements: $TRAINCAST_DATA, or `shared/data` beside the checkout."""
+    """The folder of public measurements: $TRAINCAST_DATA, or `shared/data` alongside the checkout."""
     folder = Path(os.environ.get("TRAINCAST_DATA", ROOT.parent / "shared" / "data"))
     if not (folder / "devices.csv").is_file():
         pytest.skip(f"no measurements at {folder}; set TRAINCAST_DATA to their folder to run this test")

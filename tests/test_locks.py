@@ -43,7 +43,7 @@ def test_what_a_prediction_needs_is_the_same_for_users_and_developers():
 def test_torch_may_be_any_build_of_one_version():
     (torch,) = (SPLIT.requirements((ROOT / "requirements" / "torch.lock").read_text())).items()
     assert torch[0] == "torch==2.13.0"
-    assert len(torch[1]) > 10  # Linux, macOS and Windows, and CPU builds beside the index
+    assert len(torch[1]) > 10  # Linux, macOS and Windows, and CPU builds alongside the index
 
 
 def test_compiled_requirements_are_split_by_who_needs_them(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ def packages():
 
 
 def edges(graph):
-    """Imports between rooms, each with one place where it stands."""
+    """Imports between packages, each with one place where it stands."""
     files = modules()
     return {
         (package_of(name), package_of(other)): files[name].name

@@ -11,7 +11,7 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.cli.verbs import known_verbs
+from traincast.app.cli.registry import list_commands
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(traincast.__file__).parent
@@ -39,11 +39,11 @@ def test_command_line_runs_as_a_module_and_prints_one_json_document():
 
 
 def test_every_verb_has_help_and_json(capsys):
-    for verb in known_verbs():
+    for command in list_commands():
         with pytest.raises(SystemExit) as ended:
-            main([verb, "--help"])
-        assert ended.value.code == 0, verb
-        assert "--json" in capsys.readouterr().out, verb
+            main([command, "--help"])
+        assert ended.value.code == 0, command
+        assert "--json" in capsys.readouterr().out, command
 
 
 def test_shipped_data_stays_small():

@@ -12,10 +12,10 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.cli.verbs import VERBS
+from traincast.app.cli.registry import VERBS
 from traincast.app.keywords import ScenarioFields
 from traincast.ir.workload import Workload
-from traincast.planner.sharding.result import ShardingAnswer
+from traincast.planner.sharding.result import ShardingResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.scenario.export import Exported
@@ -117,7 +117,7 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     tables.write_text("tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: <item>, rows: 500000, dim: 64}\n")
     result = traincast.shard(tables, on="dgx-a100", gpus=2, batch_size=256, torchrec=False)
 
-    assert isinstance(result, ShardingAnswer)
+    assert isinstance(result, ShardingResult)
     told = document(capsys, "shard", tables, "--on", "dgx-a100", "--gpus", 2, "--batch-size", 256, "--no-torchrec")
     assert plain(result) | {"seconds": 0} == told | {"seconds": 0}
     assert result.to_dict()["iteration_ms"] == 1e3 * result.best.seconds
@@ -126,14 +126,14 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     assert frames["ranks"]["rank"].to_list() == [0, 1]
     assert frames["tables"].columns == ["table", "gb", "kind", "kernel", "ranks"]
     assert "&lt;item&gt;" in result._repr_html_()
-    check_shown(result, starts="ShardingAnswer: 2 tables, ")
+    check_shown(result, starts="ShardingResult: 2 tables, ")
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
-        ({"seed": -3}, "`seed=-3`; give a whole number, 0 or more"),
+        ({"seed": -3}, "`seed=-3`; give an integer, 0 or more"),
         ({"gpus": 0}, "`gpus` 0 is out of range; give 1 to"),
     ],
 )
@@ -281,7 +281,7 @@ def test_every_verb_is_a_call_and_no_module_has_its_name():
         "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
     }  # fmt: skip
     of_the_terminal = {"completion", "serve"}
-    assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
+    assert {other_names.get(command, command) for command in VERBS} - of_the_terminal <= calls
     for name in calls:
         assert callable(getattr(traincast, name))
         assert getattr(traincast, name).__doc__

@@ -1,4 +1,4 @@
-"""One question has one answer: the command line, Python and the server give the same document for the same scenario."""
+"""One question has one result: the command line, Python and the server give the same document for the same scenario."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.server.answering import answer_bytes
-from traincast.app.server.question import ask_document
+from traincast.app.server.request import ask_document
+from traincast.app.server.responses import make_result_bytes
 from traincast.simulator.prediction.document import PredictionDocument, document_schema
 from traincast.simulator.scenario.fields import scenario_fields, scenario_from
 from traincast.simulator.scenario.settings import predict_command
@@ -39,7 +39,7 @@ def by_command_line(capsys, values):
 
 def by_server(values):
     asked = ask_document(values)
-    return json.loads(answer_bytes(asked.text, "answer", {}, lambda _: None))
+    return json.loads(make_result_bytes(asked.text, "answer", {}, lambda _: None))
 
 
 @pytest.mark.parametrize("values", ASKED, ids=lambda values: f"{values['workload']}-{values.get('gpus', 1)}")

@@ -15,7 +15,7 @@ from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events
 from traincast.costs.cpu.machine import machine_platform
 from traincast.costs.cpu.profile import is_profile, load_profile, save_profile
 from traincast.costs.cpu.samples import Sample, calm_samples
-from traincast.models.dlrm.program import dlrm_workload
+from traincast.models.dlrm.program import build_dlrm_workload
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.utils.errors import TraincastError
 
@@ -41,7 +41,7 @@ def test_a_profile_survives_being_written_down(fitted, tmp_path):
     path = tmp_path / "mine.toml"
     save_profile(fitted[0], path)
     again = load_profile(path)
-    step = dlrm_workload(TINY)
+    step = build_dlrm_workload(TINY)
     assert is_profile(path)
     assert again.identity == IDENTITY
     assert predict_with(step, again).iteration == pytest.approx(predict_with(step, fitted[0]).iteration, rel=1e-3)
@@ -55,17 +55,17 @@ def test_a_profile_that_holds_more_than_is_read_still_loads(fitted, tmp_path):
 
 
 def test_a_step_is_the_sum_of_its_parts(fitted):
-    answer = predict_with(dlrm_workload(TINY), fitted[0])
-    assert sum(answer.by_family.values()) + answer.host == pytest.approx(answer.iteration)
-    assert sum(part.seconds for part in answer.path) == pytest.approx(answer.iteration)
-    assert answer.interval[0] < answer.iteration < answer.interval[1]
-    assert answer.estimated_ops and answer.estimated_seconds > 0, "the batched lookup of the papers runs on no CPU"
-    assert answer.to_dict()["iteration_ms"] == pytest.approx(1e3 * answer.iteration)
+    result = predict_with(build_dlrm_workload(TINY), fitted[0])
+    assert sum(result.by_family.values()) + result.host == pytest.approx(result.iteration)
+    assert sum(part.seconds for part in result.path) == pytest.approx(result.iteration)
+    assert result.interval[0] < result.iteration < result.interval[1]
+    assert result.estimated_ops and result.estimated_seconds > 0, "the batched lookup of the papers runs on no CPU"
+    assert result.to_dict()["iteration_ms"] == pytest.approx(1e3 * result.iteration)
 
 
 def test_a_machine_half_as_fast_takes_twice_as_long():
     slow = [replace(one, wall=2 * one.wall, busy=2 * one.busy) for one in samples(150)]
-    step = dlrm_workload(TINY)
+    step = build_dlrm_workload(TINY)
     slower, plain = (predict_with(step, fit_profile(some, IDENTITY, "wall")[0]) for some in (slow, samples(150)))
     assert slower.iteration - slower.host == pytest.approx(2 * (plain.iteration - plain.host), rel=0.02)
     assert slower.host == plain.host, "without small steps the host is what hosts are"
@@ -113,7 +113,7 @@ def test_long_steps_tell_how_much_longer_kernels_take_and_short_ones_the_hosts_t
     mean = np.mean([step.events for step in steps], axis=0)
     assert mean @ list(profile.host.values()) == pytest.approx(mean @ PRICE, rel=0.3)
     # then ops of a step take as much longer
-    workload = dlrm_workload(TINY)
+    workload = build_dlrm_workload(TINY)
     plain, longer = (predict_with(workload, replace(fitted[0], longer=share)) for share in (0.0, 0.05))
     assert longer.iteration - longer.host == pytest.approx(1.05 * (plain.iteration - plain.host))
 
@@ -135,7 +135,7 @@ def test_what_takes_longer_inside_steps_is_priced_so(fitted):
 
 
 def test_the_events_of_a_step_are_counted():
-    counts = dict(zip(HOST_EVENTS, count_host_events(dlrm_workload(TINY).programs[0]).tolist(), strict=True))
+    counts = dict(zip(HOST_EVENTS, count_host_events(build_dlrm_workload(TINY).programs[0]).tolist(), strict=True))
     assert counts["step"] == 1.0
     assert counts["backward"] > 5 and counts["accumulate"] >= 8 and counts["optimizer"] >= 8 and counts["view"] > 5
 
@@ -147,7 +147,7 @@ def test_rough_seconds_put_large_ops_first():
 
 
 def test_one_sample_of_a_kind_is_worth_its_own_shape_and_says_little_of_others():
-    # Given many products, and one lookup that takes three times as long as any bytes would
+    # Given many GEMMs, and one lookup that takes three times as long as any bytes would
     every = samples()
     lookup = next(one for one in every if one.signature.name == "aten::_embedding_bag")
     slow = replace(lookup, wall=3 * lookup.wall, busy=3 * lookup.busy)
@@ -205,7 +205,7 @@ def test_two_visits_are_fitted_and_judged_by_their_mean():
 def test_samples_of_a_disturbed_machine_are_not_used():
     still = [replace(one, reference_wall=1e-3, reference_busy=1e-3, wall=true_seconds(one)) for one in samples(200)]
     disturbed = [replace(one, reference_busy=1.3e-3, reference_wall=1.3e-3, wall=3 * one.wall) for one in still[::3]]
-    step = dlrm_workload(TINY)
+    step = build_dlrm_workload(TINY)
     alone, beside = (
         predict_with(step, fit_profile(some, IDENTITY, "wall")[0]) for some in (still, [*still, *disturbed])
     )

@@ -46,21 +46,21 @@ def profile(tmp_path_factory):
 
 def test_a_dlrm_shards_its_tables_and_shares_its_mlps(profile, capsys):
     assert main(["predict", "dlrm-ddp", "--on", str(profile), "--gpus", "2", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["gpus"] == 2 and answer["iteration_ms"] > max(rank["compute_ms"] for rank in answer["ranks"]) > 0
-    assert {"c10d::allreduce_", "c10d::alltoall_base_"} <= set(answer["by_op"])
-    assert answer["per_family"]["collective"] == pytest.approx(answer["exposed_comm_ms"])
-    assert answer["scenario"]["gpus"] == 2 and answer["scenario"]["dtype"] == "fp32"
-    low, high = answer["interval_ms"]
-    assert low < answer["iteration_ms"] < high
+    result = json.loads(capsys.readouterr().out)
+    assert result["gpus"] == 2 and result["iteration_ms"] > max(rank["compute_ms"] for rank in result["ranks"]) > 0
+    assert {"c10d::allreduce_", "c10d::alltoall_base_"} <= set(result["by_op"])
+    assert result["per_family"]["collective"] == pytest.approx(result["exposed_comm_ms"])
+    assert result["scenario"]["gpus"] == 2 and result["scenario"]["dtype"] == "fp32"
+    low, high = result["interval_ms"]
+    assert low < result["iteration_ms"] < high
 
 
 def test_other_models_are_data_parallel(profile):
-    answer = predict("vgg13", on=str(profile), gpus=2, batch_size=1)
-    summed = [exchange for calls in answer.walk.instructions.calls[:1] for exchange in calls.exchange]
+    result = predict("vgg13", on=str(profile), gpus=2, batch_size=1)
+    summed = [exchange for calls in result.walk.instructions.calls[:1] for exchange in calls.exchange]
     assert len(summed) > 1 and {one.kind for one in summed} == {"all_reduce"}
     assert sum(one.bytes for one in summed) == 4 * RECIPES["vgg13"].parameters(), "every gradient once"
-    assert "on 2 x made up" in answer.headline()
+    assert "on 2 x made up" in result.headline()
 
 
 def test_a_function_says_what_each_rank_does(profile, tmp_path, capsys):

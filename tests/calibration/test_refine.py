@@ -11,20 +11,20 @@ import pytest
 from tests.calibration.bench.test_store import HERE
 from traincast.app.api import fit_store, predict, refine
 from traincast.app.cli.main import main
-from traincast.calibration.bench.collectives import KINDS, exchange_plan
+from traincast.calibration.bench.collectives import KINDS, plan_collectives
 from traincast.calibration.bench.copies import copy_plan
 from traincast.calibration.bench.host_overheads import overhead_signature
-from traincast.calibration.bench.parts import exchange_key
+from traincast.calibration.bench.parts import make_collective_key
 from traincast.calibration.bench.plans import plan
 from traincast.calibration.bench.store import Store
 from traincast.calibration.refine import _only_kernel
 from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
-from traincast.costs.cpu.exchanges import exchange_signature
+from traincast.costs.cpu.collectives import make_collective_signature
 from traincast.costs.cpu.samples import Sample
 from traincast.costs.host.profile import load_host_profile
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
 from traincast.utils.errors import TraincastError
 
@@ -33,7 +33,7 @@ SLOWER = {"gemm": 1.3}
 
 
 def store_of(folder, number, seed=0):
-    """A GPU whose products take 1.3 times as long as the shipped model of a V100 says, the rest as long; 5 % noise."""
+    """A GPU whose GEMMs take 1.3 times as long as the shipped model of a V100 says, the rest as long; 5 % noise."""
     device, random = load_platform("v100").device, np.random.default_rng(seed)
     store = Store(folder, V100)
     for count, task in enumerate(plan(seed, ("gemm", "relu"))):
@@ -87,13 +87,13 @@ def sample_of(signature, seconds, ranks=1, spread=0.0):
 
 def collectives_of(folder, platform, ranks, factor, number=140):
     """A node on which collectives take `factor` times what its shipped curves say."""
-    topology, store = with_links(load_platform(platform)).topology, Store(folder, V100)
-    for exchanges in islice(exchange_plan(ranks), number):
+    topology, store = add_default_links(load_platform(platform)).topology, Store(folder, V100)
+    for exchanges in islice(plan_collectives(ranks), number):
         first = exchanges[0]
         size = even_bytes([exchange.sent for exchange in exchanges]) if first.sent else first.message_bytes
         call = Calls.from_columns(COLLECTIVE, [first.kind], ["fp32"], np.array([[size, ranks, 1.0]]))
         seconds = factor * float(shipped_collectives().predict(call, topology).seconds[0])
-        store.append(exchange_key(exchanges), sample_of(exchange_signature(exchanges), seconds, ranks))
+        store.append(make_collective_key(exchanges), sample_of(make_collective_signature(exchanges), seconds, ranks))
 
 
 def test_collectives_correct_each_kind_and_steps_of_several_gpus(tmp_path):
@@ -160,7 +160,7 @@ def test_a_store_of_a_locked_clock_is_compared_at_that_clock(tmp_path):
     for count, task in enumerate(islice(plan(0, ("gemm",)), 40)):
         call = _only_kernel(sample_of(task.signature, 1.0))
         if call is not None:
-            seconds = float(price_calls(Calls.of(call.family, [call]), device.at_clock(900.0))[0].seconds[0])
+            seconds = float(price_calls(Calls.of(call.family, [call]), device.with_clock(900.0))[0].seconds[0])
             store.append(f"key-{count}", sample_of(task.signature, seconds))
     refined = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml")
     assert refined.corrections[0].measured == pytest.approx(1.0)

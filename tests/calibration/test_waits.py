@@ -9,18 +9,18 @@ import pytest
 from tests.costs.cpu.made_up import IDENTITY, REFERENCE, exchange_samples, exchange_seconds, samples
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.waits import parse_plan, plan_text, with_late
-from traincast.costs.cpu.exchanges import Exchange, fit_exchanges
+from traincast.costs.cpu.collectives import CpuCollective, fit_collectives
 from traincast.costs.cpu.profile import load_profile, save_profile
 from traincast.costs.cpu.samples import Sample, parse_row, sample_row
 from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
-SUMS = [Exchange("all_reduce", 1 << 20), Exchange("all_reduce", 1 << 14)]
+SUMS = [CpuCollective("all_reduce", 1 << 20), CpuCollective("all_reduce", 1 << 14)]
 LATE = 5e-4
 
 
 def step_of_ranks(computing, sums=SUMS, late=LATE, spread=0.2, jitter=0.0):
-    """A step of two ranks that compute for so many seconds and wait for each sum in its turn."""
+    """A step of two ranks that compute for this many seconds and wait for each sum in its turn."""
     share = computing / (len(sums) + 1)
     stretches = [
         one for number in range(len(sums)) for one in (Stretch(share, calls=number), Stretch(0.0, awaits=number))
@@ -35,7 +35,7 @@ def step_of_ranks(computing, sums=SUMS, late=LATE, spread=0.2, jitter=0.0):
 
 def test_a_plan_comes_back_with_the_seconds_that_it_is_given():
     plan = RankPlan(
-        (Stretch(1.0, calls=0), Stretch(3.0, awaits=0), Stretch(0.0)), (Exchange("all_to_all_v", 12, (4, 8)),)
+        (Stretch(1.0, calls=0), Stretch(3.0, awaits=0), Stretch(0.0)), (CpuCollective("all_to_all_v", 12, (4, 8)),)
     )
     again = parse_plan(plan_text(plan), 8.0)
     assert again.exchanges == plan.exchanges
@@ -51,7 +51,7 @@ def test_a_damaged_plan_is_refused(text):
 
 
 def test_what_collectives_take_longer_in_steps_is_found_again():
-    models, _ = fit_exchanges(exchange_samples("all_reduce"), REFERENCE)
+    models, _ = fit_collectives(exchange_samples("all_reduce"), REFERENCE)
     steps = [
         step_of_ranks(computing, SUMS[: 1 + number % 2]) for number, computing in enumerate((2e-3, 5e-3, 2e-2, 4e-2))
     ]
@@ -61,18 +61,18 @@ def test_what_collectives_take_longer_in_steps_is_found_again():
     # steps that say too little, or that gloo was never slower in, leave collectives as they are alone
     assert with_late(models, [step_of_ranks(1e-2, spread=2.0)], REFERENCE, 0.0).late == 0.0
     assert with_late(models, [step_of_ranks(1e-2, late=-1e-4)], REFERENCE, 0.0).late == 0.0
-    assert with_late(models, [step_of_ranks(1e-2, [Exchange("broadcast", 8)])], REFERENCE, 0.0).late == 0.0
+    assert with_late(models, [step_of_ranks(1e-2, [CpuCollective("broadcast", 8)])], REFERENCE, 0.0).late == 0.0
 
 
 def test_steps_beside_a_slow_reference_do_not_count():
-    models, _ = fit_exchanges(exchange_samples("all_reduce"), REFERENCE)
+    models, _ = fit_collectives(exchange_samples("all_reduce"), REFERENCE)
     calm = [step_of_ranks(computing) for computing in (5e-3, 2e-2, 4e-2)]
     crowded = [replace(one, wall=3 * one.wall, reference_wall=1.2 * REFERENCE) for one in calm]
     assert with_late(models, [*crowded, *calm], REFERENCE, 0.0).late == pytest.approx(LATE, rel=0.1)
 
 
 def test_waiting_that_the_walk_knows_of_is_not_counted_twice():
-    models, _ = fit_exchanges(exchange_samples("all_reduce"), REFERENCE)
+    models, _ = fit_collectives(exchange_samples("all_reduce"), REFERENCE)
     steps = [step_of_ranks(computing, jitter=0.2) for computing in (5e-3, 2e-2, 4e-2)]
     assert with_late(models, steps, REFERENCE, 0.2).late == pytest.approx(LATE, rel=0.1)
 

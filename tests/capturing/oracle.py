@@ -21,7 +21,7 @@ from traincast.ir import Op, Program
 ON_CUDA = {
     "aten::cudnn_batch_norm": "aten::native_batch_norm",
     "aten::cudnn_batch_norm_backward": "aten::native_batch_norm_backward",
-    "aten::new_zeros": "aten::zeros",  # in backward of topk and the like: written in Python for tensors without data
+    "aten::new_zeros": "aten::zeros",  # in backward of topk and the like: written in Python for meta tensors
 }
 # Ops whose inputs differ between the devices: intermediate results of another size, an input more.
 OTHER_INPUTS = ("aten::_embedding_bag_backward", "aten::cudnn_batch_norm_backward")
@@ -51,7 +51,7 @@ class Node:
 def execution_trace(step: Callable[[], object], folder: Path, *, threads: int | None = None) -> list[Node]:
     """The second run of a step as PyTorch's `ExecutionTraceObserver` writes it: top-level nodes in order.
 
-    Those of all threads, or of the first so many: gloo copies in threads of its own.
+    Those of all threads, or of the first this many: gloo copies in threads of its own.
     """
     step()
     path = folder / "trace.json"
@@ -124,7 +124,7 @@ _DTYPES = {
 
 
 def differences(nodes: list[Node], left: list[Op]) -> Iterator[str]:
-    """Walks the real trace; each captured op stands for a node and everything below it."""
+    """Simulates the real trace; each captured op stands for a node and everything below it."""
     for node in nodes:
         saved = [child for child in node.children if child.name in _SAVED]
         ahead = _saves(left, len(saved))

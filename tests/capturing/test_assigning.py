@@ -1,4 +1,4 @@
-"""Where PyTorch takes another road for tensors without data: what a GPU runs instead."""
+"""Where PyTorch takes another road for meta tensors: what a GPU runs instead."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_edges_and_the_number_of_nodes_can_be_stated_by_line() -> None:
     ("text", "message"),
     [
         ("mask", "must be KIND"), ("mask=2", "a share from 0 to 1"), ("masks=1", "Did you mean mask"),
-        ("branch@x=true", "FILE:LINE"), ("experts=8:9", "how many there are"), ("lengths=", "whole numbers"),
+        ("branch@x=true", "FILE:LINE"), ("experts=8:9", "how many there are"), ("lengths=", "integers"),
     ],
 )  # fmt: skip
 def test_a_statement_that_means_nothing_is_named(text: str, message: str) -> None:

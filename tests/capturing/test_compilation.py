@@ -64,8 +64,8 @@ def test_a_compiled_training_step_runs_fewer_kernels():
     assert fused[0].signature.scalar("ops") == "mul add sigmoid pow"
 
     # and threads still wait for each other, as in the eager step
-    for answer in (eager, compiled):
-        scopes = answer.workload.programs[0].scopes
+    for result in (eager, compiled):
+        scopes = result.workload.programs[0].scopes
         changes = [i for i in range(1, len(scopes)) if scopes[i].thread != scopes[i - 1].thread]
         assert changes and all(scopes[i].after == i - 1 for i in changes)
 

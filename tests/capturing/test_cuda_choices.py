@@ -277,7 +277,7 @@ def test_a_single_cell_is_two_products_and_one_fused_kernel(cell, state, fused):
     assert program.rigid == ""
     assert names.count(fused) == 1
     assert sum(name.startswith(f"{fused}_backward") for name in names) == 1
-    assert names.count("mm") == 2 + 2, "both products, and the gradients of their weights"
+    assert names.count("mm") == 2 + 2, "both GEMMs, and the gradients of their weights"
 
 
 def test_recurrent_layers_run_in_the_type_of_autocast():

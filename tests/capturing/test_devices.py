@@ -1,4 +1,4 @@
-"""What is put on `cuda`, what stays on the host, copies, streams, events and stand-ins."""
+"""What is put on `cuda`, what stays on the host, copies, streams, events and stubs."""
 
 from __future__ import annotations
 

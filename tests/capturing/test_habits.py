@@ -162,7 +162,7 @@ def test_counts_have_the_length_that_is_asked_for():
         assert torch.bincount(made.argmax(1), minlength=8).shape == (8,)
         made.sum().backward()
 
-    assert "numbers that are counted lie below minlength, 8" in of_step(body).assumptions[0]
+    assert "numbers that are counted are below minlength, 8" in of_step(body).assumptions[0]
 
 
 def test_an_epoch_may_begin_inside_the_step():

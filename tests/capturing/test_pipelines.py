@@ -139,7 +139,7 @@ def test_a_rank_knows_its_device_and_how_many_there_are():
 
 
 def test_names_imported_from_the_module_and_modules_imported_in_a_step(tmp_path):
-    # Given a script that imports by name, and a module beside it that does so only while it is captured
+    # Given a script that imports by name, and a module alongside it that does so only while it is captured
     (tmp_path / "named_here.py").write_text(
         "from torch.distributed import all_reduce, init_process_group\nfrom torch.cuda import Stream\n"
     )
@@ -162,7 +162,7 @@ def test_names_imported_from_the_module_and_modules_imported_in_a_step(tmp_path)
     # When two ranks are captured, one after the other
     workload = traincast.capture(f"{script}:make_step", batch_size=2, gpus=2)
 
-    # Then each had stand-ins of its own, and PyTorch's own are back
+    # Then each had stubs of its own, and PyTorch's own are back
     assert workload.ranks == (0, 0)
     assert sys.modules["named_here"].init_process_group is before is dist.init_process_group
     assert sys.modules["named_here"].Stream is torch.cuda.Stream

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from tests.capturing.test_forms import contents
+from tests.capturing.test_metadata_cache import contents
 from traincast.capturing import capture_step, regions
 
 
@@ -22,12 +22,12 @@ def test_a_module_does_not_inherit_the_path_of_one_that_was_replaced(monkeypatch
     same_place = lambda module: 7 if isinstance(module, (nn.ReLU, nn.Tanh)) else id(module)  # noqa: E731
     monkeypatch.setattr(regions, "id", same_place, raising=False)
     seen, model = regions.Regions(training=True), nn.Sequential(nn.ReLU())
-    seen._enter(model, ())
-    seen._leave(model, (), None)
+    seen._enter_module(model, ())
+    seen._leave_module(model, (), None)
     del model[0]
 
-    # When another module comes to lie where it was
-    seen._enter(nn.Tanh(), ())
+    # When another module comes to be where it was
+    seen._enter_module(nn.Tanh(), ())
 
     # Then it has a path of its own
     assert seen.module == "Tanh"

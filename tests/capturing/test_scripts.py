@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_function, capture_step
-from traincast.capturing.progress import heard_by
+from traincast.capturing.progress import notify_listener
 from traincast.ir import Program
 from traincast.utils.errors import TraincastError
 
@@ -138,7 +138,7 @@ def test_precision_settings_are_followed_and_put_back(tmp_path):
         "torch.set_float32_matmul_precision('high')\n"
         "torch.backends.cudnn.allow_tf32 = False\n"
         "def make_step(batch):\n"
-        "    from beside import SIZE\n"
+        "    from alongside import SIZE\n"
         "    x = torch.zeros(batch, SIZE, device='cuda')\n"
         "    return lambda: x @ x.t()\n"
     )
@@ -181,6 +181,6 @@ def test_a_workload_is_named_after_its_function(tmp_path, function, name):
     )
 
     heard = []
-    with heard_by(heard.append):
+    with notify_listener(heard.append):
         assert capture_function(f"{file}:{function}", batch_size=2).name == name
     assert heard[0] == "batch 2" and len(heard) > 1

@@ -1,4 +1,4 @@
-"""Peak memory under `fully_shard`, counted by hand: a small stand-in for a model that fits no GPU whole."""
+"""Peak memory under `fully_shard`, counted by hand: a small stub for a model that fits no GPU whole."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_a_layer_more_takes_its_shards_and_no_whole_parameters():
 
     # parameter and two moments of every layer are held, gradients of those that backward has passed
     assert 3 * SHARD <= (many - few) / 4 <= 4.25 * SHARD
-    # beside them a few layers are whole: the one that computes, the one gathered ahead, what is reduced
+    # alongside them a few layers are whole: the one that computes, the one gathered ahead, what is reduced
     assert few - 8 * 4 * SHARD <= 5 * WHOLE

@@ -55,7 +55,7 @@ def run(setup: Setup, *, on: str = "a100-80gb", rebatch: bool = True) -> Outcome
             else:
                 workload = capture_step(setup.build, **how)
         seconds = time.perf_counter() - begun
-        answer = traincast.predict(workload, on=on)
+        result = traincast.predict(workload, on=on)
     except TraincastError as error:
         return Outcome(
             setup.name, "refused", str(error), seconds=time.perf_counter() - begun, trace=traceback.format_exc()
@@ -65,5 +65,5 @@ def run(setup: Setup, *, on: str = "a100-80gb", rebatch: bool = True) -> Outcome
     rigid = workload.programs[0].rigid
     return Outcome(
         setup.name, "works", rigid, "one" if rigid else "any", sum(p.num_ops for p in workload.programs),
-        answer.iteration * 1e3, seconds,
+        result.iteration * 1e3, seconds,
     )  # fmt: skip

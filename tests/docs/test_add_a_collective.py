@@ -29,10 +29,10 @@ print(json.dumps({
 
 CAPTURE = """
 import torch
-from traincast.capturing.collectives import describe
+from traincast.capturing.collectives import describe_collective
 class Group:
     group_name = "0"
-described = describe("allgather_v_", (("output_tensor", torch.empty(12)), ("process_group", Group())))
+described = describe_collective("allgather_v_", (("output_tensor", torch.empty(12)), ("process_group", Group())))
 print(described.kind, described.bytes)
 """
 
@@ -47,12 +47,12 @@ def test_the_page_touches_two_files(tmp_path):
 def test_the_new_collective_is_lowered_timed_and_known_in_traces(tmp_path):
     follow("add-a-collective.md", tmp_path)
 
-    answer = json.loads(run_in(tmp_path, PROGRAM))
+    result = json.loads(run_in(tmp_path, PROGRAM))
 
-    assert answer["call"] == ["all_gather_v", 16384.0, 4.0, 1.0]
-    assert answer["seconds"][0] == answer["seconds"][1] > 0  # until somebody measures it, it is like an all-gather
-    assert answer["known"] == [False, True]
-    assert answer["traced"] == ["all_gather_v", "all_gather", "all_gather"]
+    assert result["call"] == ["all_gather_v", 16384.0, 4.0, 1.0]
+    assert result["seconds"][0] == result["seconds"][1] > 0  # until somebody measures it, it is like an all-gather
+    assert result["known"] == [False, True]
+    assert result["traced"] == ["all_gather_v", "all_gather", "all_gather"]
 
 
 def test_the_new_collective_is_captured(tmp_path):

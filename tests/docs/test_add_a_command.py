@@ -24,17 +24,17 @@ def traincast(package, *arguments):
 
 
 def test_the_page_touches_two_files(tmp_path):
-    assert follow(PAGE, tmp_path) == ["traincast/app/cli/commands/describe.py", "traincast/app/cli/verbs.py"]
+    assert follow(PAGE, tmp_path) == ["traincast/app/cli/commands/describe.py", "traincast/app/cli/registry.py"]
 
 
 def test_the_new_command_answers_as_the_page_prints(package):
-    command, answer = re.search(
+    command, result = re.search(
         r"```console\n\$ traincast (.*?)\n(.*?)```",
         (ROOT / "docs/extend" / PAGE).read_text(encoding="utf-8"),
         re.DOTALL,
     ).groups()
 
-    assert traincast(package, *command.split()) == answer + "exit 0\n"
+    assert traincast(package, *command.split()) == result + "exit 0\n"
 
 
 def test_the_new_command_has_json_and_options_in_its_mistakes(package):

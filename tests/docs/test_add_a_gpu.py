@@ -25,18 +25,18 @@ def written(tmp_path, monkeypatch):
     return tmp_path
 
 
-def answers(capsys):
+def results(capsys):
     for command in [command for block in BLOCKS if block.language == "console" for command in commands_of(block.body)]:
         assert main([*shlex.split(command.line)[1:], "--json"]) == 0
         yield json.loads(capsys.readouterr().out)
 
 
 def test_the_page_predicts_on_one_gpu_and_on_two_nodes(written, capsys):
-    alone, many = answers(capsys)
+    alone, many = results(capsys)
 
     assert (alone["platform"], many["platform"]) == ("rubin", "rubin-node")
     assert alone["iteration_ms"] > 0
-    assert many["iteration_ms"] > alone["iteration_ms"], "gradients are exchanged"
+    assert many["iteration_ms"] > alone["iteration_ms"], "gradients are reduced"
 
 
 def test_a_chip_nobody_measured_is_less_certain_than_a_measured_one(written, capsys):

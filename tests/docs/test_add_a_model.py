@@ -59,9 +59,9 @@ def predicted(package, *arguments):
 
 
 def test_a_program_of_an_old_writer_is_predicted_by_name(package):
-    answer = predicted(package, "nvidia-dlrm-toy", "--on", "dgx-a100", "--gpus", "4", "--dtype", "fp16")
+    result = predicted(package, "nvidia-dlrm-toy", "--on", "dgx-a100", "--gpus", "4", "--dtype", "fp16")
 
-    assert (answer["workload"], answer["batch_size"]) == ("nvidia-dlrm-toy", 1024)
+    assert (result["workload"], result["batch_size"]) == ("nvidia-dlrm-toy", 1024)
 
 
 def test_a_program_of_a_new_writer_is_predicted_by_name(package):

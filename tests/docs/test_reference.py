@@ -8,7 +8,7 @@ import runpy
 import traincast
 import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
-from traincast.app.cli.verbs import known_verbs
+from traincast.app.cli.registry import list_commands
 from traincast.simulator.scenario.fields import scenario_fields
 
 
@@ -17,7 +17,7 @@ def test_command_line_page_is_what_its_script_writes():
 
     page = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
     assert page == script["page_text"](), "run python scripts/write_command_line.py"
-    assert re.findall(r"(?m)^## (.*)$", page) == list(known_verbs())
+    assert re.findall(r"(?m)^## (.*)$", page) == list(list_commands())
 
 
 def test_prediction_page_is_what_its_script_writes():
@@ -42,7 +42,7 @@ def test_every_option_stands_on_the_command_line_page():
 
     missing = {
         (command, name)
-        for command in known_verbs()
+        for command in list_commands()
         for action in script["command_actions"](command)
         for name in action.option_strings[-1:]
         if name not in sections[command]
@@ -59,7 +59,7 @@ def test_pages_name_only_commands_and_options_that_exist():
     script = runpy.run_path(str(ROOT / "scripts" / "write_command_line.py"))
     options = {
         name
-        for command in known_verbs()
+        for command in list_commands()
         for action in script["command_actions"](command)
         for name in action.option_strings
     }
@@ -67,7 +67,7 @@ def test_pages_name_only_commands_and_options_that_exist():
     for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - options - OTHERS
-        named |= set(re.findall(r"(?m)(?:`|^\$ |^)traincast ([a-z]+)\b", text)) - set(known_verbs())
+        named |= set(re.findall(r"(?m)(?:`|^\$ |^)traincast ([a-z]+)\b", text)) - set(list_commands())
         unknown |= {(page.name, name) for name in named}
 
     assert unknown == {("add-a-command.md", "describe")}, "the page adds a command"

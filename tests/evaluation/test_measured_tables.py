@@ -1,4 +1,4 @@
-"""Reading kernel measurements: what is refused, what is set apart, and that a fit repeats to the byte."""
+"""Reading kernel measurements: what is rejected, what is set apart, and that a fit repeats to the byte."""
 
 from __future__ import annotations
 

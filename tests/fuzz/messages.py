@@ -12,7 +12,7 @@ Field = tuple[int, int, int | bytes]  # number, wire type, value
 
 
 def varint(value: int) -> bytes:
-    """A whole number as protobuf writes it; negative ones as 64 bits."""
+    """An integer as protobuf writes it; negative ones as 64 bits."""
     value %= 1 << 64
     out = bytearray()
     while value > 127:

@@ -102,7 +102,7 @@ def _limit() -> None:
 
 
 def _case(form: Format, seed: int) -> tuple[str, str]:
-    """The command of a case and what is wrong with its answer ("" for nothing)."""
+    """The command of a case and what is wrong with its result ("" for nothing)."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "case"
         place.mkdir()
@@ -169,16 +169,16 @@ def _one_line(said: str) -> bool:
 
 def _wrong_answer(command: list[str], text: str) -> str:
     try:
-        answer = json.loads(text, parse_constant=lambda name: math.nan)
+        result = json.loads(text, parse_constant=lambda name: math.nan)
     except ValueError:
         return f"no JSON on stdout: {text[:80]!r}"
-    for name, value in _numbers(answer):
+    for name, value in _numbers(result):
         if not math.isfinite(value):
             return f"{name} is {value}"
         if value < 0 and name in _TIMES:
             return f"{name} is negative: {value}"
-    if command[0] == "predict" and isinstance(answer, dict) and not answer.get("iteration_ms", 1) > 0:
-        return f"iteration_ms is {answer['iteration_ms']}"
+    if command[0] == "predict" and isinstance(result, dict) and not result.get("iteration_ms", 1) > 0:
+        return f"iteration_ms is {result['iteration_ms']}"
     return ""
 
 

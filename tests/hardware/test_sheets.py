@@ -1,4 +1,4 @@
-"""A user's own data sheet: read when it is right, refused by the field that is wrong."""
+"""A user's own data sheet: read when it is right, rejected by the field that is wrong."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_sheet_called_like_another_gpu_does_not_become_it(tmp_path):
     ("key", "tflops"), [("v100", 7.8), ("p100", 4.7), ("t4", 0.25), ("l4", 0.49), ("a100-80gb", 19.5), ("h100", 67)]
 )
 def test_double_precision_runs_at_the_rate_of_the_chip(key, tflops):
-    assert load_device(key).peak("fp64") == pytest.approx(1e12 * tflops, rel=0.05)
+    assert load_device(key).get_peak_flops("fp64") == pytest.approx(1e12 * tflops, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_a_sheet_may_be_of_an_architecture_nobody_knows(tmp_path, fields, vendor
 
 def test_generations_are_of_nvidia_alone():
     hopper, amd = load_device("h100"), load_device("mi300x")
-    assert [hopper.since(at) for at in (8.0, 9.0, 10.0)] == [True, True, False]
-    assert [hopper.before(at) for at in (8.0, 9.0, 10.0)] == [False, False, True]
-    assert not amd.since(5.0)
-    assert not amd.before(30.0)
+    assert [hopper.is_capability_at_least(at) for at in (8.0, 9.0, 10.0)] == [True, True, False]
+    assert [hopper.is_capability_below(at) for at in (8.0, 9.0, 10.0)] == [False, False, True]
+    assert not amd.is_capability_at_least(5.0)
+    assert not amd.is_capability_below(30.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Small training steps whose sizes are known polynomials, for the tests of this room."""
+"""Small training steps whose sizes are known polynomials, for the tests of this package."""
 
 from __future__ import annotations
 
@@ -28,43 +28,45 @@ def make_mlp(*, batch: int, seq: int = 0, layers: int = 2, width: int = 16, extr
     """Input copy, `layers` linear layers, loss, their gradients and SGD. `extra` adds a scalar of that size."""
     b = ProgramBuilder(batch_size=batch, seq_len=seq)
     rows = batch * (seq or 1)
-    weights = [b.tensor(b.storage(width * width * 4, StorageKind.PARAMETER, before_step=True)) for _ in range(layers)]
+    weights = [
+        b.add_tensor(b.add_storage(width * width * 4, StorageKind.PARAMETER, before_step=True)) for _ in range(layers)
+    ]
     w, x = spec(width, width), spec(rows, width)
-    host = b.tensor(b.storage(rows * width * 4, StorageKind.INPUT, before_step=True))
-    b.scope("aten::to", Phase.INPUT)
-    storages = [b.storage(rows * width * 4, StorageKind.INPUT)]
-    current = b.tensor(storages[0])
+    host = b.add_tensor(b.add_storage(rows * width * 4, StorageKind.INPUT, before_step=True))
+    b.open_scope("aten::to", Phase.INPUT)
+    storages = [b.add_storage(rows * width * 4, StorageKind.INPUT)]
+    current = b.add_tensor(storages[0])
     copy = Signature(
         "aten::_to_copy", (spec(rows, width, device="cpu"),), (x,), (("non_blocking", False),), (("self", 1),)
     )
-    b.op(copy, [host], [current])
+    b.add_op(copy, [host], [current])
     activations, forward = [current], []
     for layer, weight in enumerate(weights):
-        b.scope("aten::linear", Phase.FORWARD)
-        storages.append(b.storage(rows * width * 4))
-        out = b.tensor(storages[-1])
+        b.open_scope("aten::linear", Phase.FORWARD)
+        storages.append(b.add_storage(rows * width * 4))
+        out = b.add_tensor(storages[-1])
         scalars = (("alpha", 1), ("beta", 1.0), ("extra", extra(batch, seq) if extra else None))
         mm = Signature("aten::mm", (x, w), (x,), scalars, (("self", 1), ("mat2", 1)))
-        forward.append(b.op(mm, [activations[-1], weight], [out], module=f"layers.{layer}"))
+        forward.append(b.add_op(mm, [activations[-1], weight], [out], module=f"layers.{layer}"))
         activations.append(out)
-    last = b.scope("aten::sum", Phase.LOSS)
-    loss = b.tensor(b.storage(4))
-    b.op(Signature("aten::sum", (x,), (spec(),), (("dim", (0, 1)),)), [activations[-1]], [loss])
-    gradient = b.tensor(b.storage(rows * width * 4))
+    last = b.open_scope("aten::sum", Phase.LOSS)
+    loss = b.add_tensor(b.add_storage(4))
+    b.add_op(Signature("aten::sum", (x,), (spec(),), (("dim", (0, 1)),)), [activations[-1]], [loss])
+    gradient = b.add_tensor(b.add_storage(rows * width * 4))
     gradients = []
     for layer in reversed(range(layers)):
-        b.scope("MmBackward0", Phase.BACKWARD, thread=1, after=last if layer == layers - 1 else -1)
-        grad_w = b.tensor(b.storage(width * width * 4, StorageKind.GRADIENT))
+        b.open_scope("MmBackward0", Phase.BACKWARD, thread=1, after=last if layer == layers - 1 else -1)
+        grad_w = b.add_tensor(b.add_storage(width * width * 4, StorageKind.GRADIENT))
         mm = Signature("aten::mm", (x, x), (w,), (), (("self", 1), ("mat2", 1)))
-        b.op(mm, [activations[layer], gradient], [grad_w], module=f"layers.{layer}", forward=forward[layer])
-        b.free(storages[layer])
+        b.add_op(mm, [activations[layer], gradient], [grad_w], module=f"layers.{layer}", forward=forward[layer])
+        b.free_storage(storages[layer])
         gradients.append(grad_w)
-    b.scope("Optimizer.step#SGD.step", Phase.OPTIMIZER, after=b.num_scopes - 1)
+    b.open_scope("Optimizer.step#SGD.step", Phase.OPTIMIZER, after=b.num_scopes - 1)
     foreach = Signature("aten::_foreach_add_", (w,) * (2 * layers), (), (("alpha", -0.1),),
                         (("self", layers), ("other", layers)))  # fmt: skip
-    b.op(foreach, [*weights, *reversed(gradients)], [])
-    b.scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
-    return b.build()
+    b.add_op(foreach, [*weights, *reversed(gradients)], [])
+    b.open_scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
+    return b.build_program()
 
 
 def make_workload(**options: int) -> Workload:

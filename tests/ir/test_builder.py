@@ -15,37 +15,37 @@ def test_equal_signatures_are_kept_once() -> None:
 
 def test_an_op_needs_a_scope() -> None:
     with pytest.raises(AssertionError, match="scope"):
-        ProgramBuilder(batch_size=1).op(RELU, [0], [0])
+        ProgramBuilder(batch_size=1).add_op(RELU, [0], [0])
 
 
 def test_a_storage_freed_before_the_first_op_does_not_outlive_the_step() -> None:
     builder = ProgramBuilder(batch_size=1)
-    early = builder.storage(512, before_step=True)
-    builder.free(early)
-    late = builder.storage(512)
-    builder.free(late)
-    builder.scope("aten::relu", Phase.FORWARD)
-    tensor = builder.tensor(builder.storage(512))
-    builder.op(RELU, [tensor], [tensor])
-    program = builder.build()
+    early = builder.add_storage(512, before_step=True)
+    builder.free_storage(early)
+    late = builder.add_storage(512)
+    builder.free_storage(late)
+    builder.open_scope("aten::relu", Phase.FORWARD)
+    tensor = builder.add_tensor(builder.add_storage(512))
+    builder.add_op(RELU, [tensor], [tensor])
+    program = builder.build_program()
     assert program.columns.storage_free.tolist() == [-1, 0, 1]
     validate(program)
 
 
 def test_a_storage_can_change_its_kind() -> None:
     builder = ProgramBuilder(batch_size=1)
-    builder.set_kind(builder.storage(8), StorageKind.GRADIENT)
-    assert builder.build().columns.storage_kind.tolist() == [StorageKind.GRADIENT]
+    builder.set_kind(builder.add_storage(8), StorageKind.GRADIENT)
+    assert builder.build_program().columns.storage_kind.tolist() == [StorageKind.GRADIENT]
 
 
 def test_scopes_may_be_empty_and_ops_go_to_the_last_one() -> None:
     builder = ProgramBuilder(batch_size=1)
-    tensor = builder.tensor(builder.storage(16))
-    builder.scope("first", Phase.OTHER)
-    builder.scope("second", Phase.FORWARD)
-    builder.op(RELU, [tensor], [tensor])
-    builder.scope("third", Phase.OTHER, thread=1, after=1)
-    program = builder.build()
+    tensor = builder.add_tensor(builder.add_storage(16))
+    builder.open_scope("first", Phase.OTHER)
+    builder.open_scope("second", Phase.FORWARD)
+    builder.add_op(RELU, [tensor], [tensor])
+    builder.open_scope("third", Phase.OTHER, thread=1, after=1)
+    program = builder.build_program()
     assert [(s.name, s.num_ops, s.after) for s in program.scopes] == [
         ("first", 0, -1),
         ("second", 1, -1),
@@ -55,12 +55,12 @@ def test_scopes_may_be_empty_and_ops_go_to_the_last_one() -> None:
 
 def test_a_lifetime_can_be_set_afterwards() -> None:
     builder = ProgramBuilder(batch_size=1)
-    kept, freed = builder.storage(512), builder.storage(512)
-    builder.scope("aten::relu", Phase.FORWARD)
-    tensor = builder.tensor(kept)
+    kept, freed = builder.add_storage(512), builder.add_storage(512)
+    builder.open_scope("aten::relu", Phase.FORWARD)
+    tensor = builder.add_tensor(kept)
     for _ in range(3):
-        builder.op(RELU, [tensor], [tensor])
+        builder.add_op(RELU, [tensor], [tensor])
     builder.set_lifetime(kept, -1, None)
     builder.set_lifetime(freed, 1, 2)
-    columns = builder.build().columns
+    columns = builder.build_program().columns
     assert (columns.storage_alloc.tolist(), columns.storage_free.tolist()) == ([-1, 1], [3, 2])

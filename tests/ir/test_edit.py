@@ -66,23 +66,23 @@ def test_a_link_to_a_dropped_forward_op_is_cut() -> None:
 def optimizer_step() -> Program:
     """A step of one op whose optimizer has momentum (4096 bytes) and a temporary (8192 bytes)."""
     b = ProgramBuilder(batch_size=1)
-    weight = b.tensor(b.storage(512, StorageKind.PARAMETER, before_step=True))
-    momentum = b.tensor(b.storage(4096, StorageKind.OPTIMIZER_STATE, before_step=True))
-    unused = b.storage(1024, StorageKind.PARAMETER, before_step=True)
-    b.scope("aten::relu", Phase.BACKWARD)
-    gradient = b.storage(512, StorageKind.GRADIENT)
-    grad = b.tensor(gradient)
-    b.op(RELU, [weight], [grad])
-    b.scope("Optimizer.step#SGD.step", Phase.OPTIMIZER)
-    temporary = b.storage(8192)
-    b.op(RELU, [grad], [b.tensor(temporary)])
-    b.free(temporary)
-    b.op(Signature("aten::add_", (spec(128), spec(128)), (spec(128),)), [weight, momentum], [weight])
-    b.free(gradient)
-    b.scope("aten::relu", Phase.OTHER)
-    b.op(RELU, [weight], [b.tensor(b.storage(512))])
+    weight = b.add_tensor(b.add_storage(512, StorageKind.PARAMETER, before_step=True))
+    momentum = b.add_tensor(b.add_storage(4096, StorageKind.OPTIMIZER_STATE, before_step=True))
+    unused = b.add_storage(1024, StorageKind.PARAMETER, before_step=True)
+    b.open_scope("aten::relu", Phase.BACKWARD)
+    gradient = b.add_storage(512, StorageKind.GRADIENT)
+    grad = b.add_tensor(gradient)
+    b.add_op(RELU, [weight], [grad])
+    b.open_scope("Optimizer.step#SGD.step", Phase.OPTIMIZER)
+    temporary = b.add_storage(8192)
+    b.add_op(RELU, [grad], [b.add_tensor(temporary)])
+    b.free_storage(temporary)
+    b.add_op(Signature("aten::add_", (spec(128), spec(128)), (spec(128),)), [weight, momentum], [weight])
+    b.free_storage(gradient)
+    b.open_scope("aten::relu", Phase.OTHER)
+    b.add_op(RELU, [weight], [b.add_tensor(b.add_storage(512))])
     assert unused == 2
-    return b.build()
+    return b.build_program()
 
 
 def test_memory_that_only_the_optimizer_used_goes_with_it() -> None:
@@ -131,12 +131,12 @@ def test_an_edited_program_can_still_be_resized() -> None:
 
 def test_a_type_is_renamed_in_tensors_and_arguments() -> None:
     b = ProgramBuilder(batch_size=1)
-    b.scope("aten::to", Phase.FORWARD)
-    tensor = b.tensor(b.storage(512))
+    b.open_scope("aten::to", Phase.FORWARD)
+    tensor = b.add_tensor(b.add_storage(512))
     half = spec(4, dtype="bfloat16")
     scalars = (("dtype", "torch.bfloat16"), ("other", "bfloat16"), ("mode", "bfloat16s"))
-    b.op(Signature("aten::to", (spec(4), half), (half,), scalars), [tensor, tensor], [tensor])
-    workload = with_dtype(Workload(name="w", programs=(b.build(),)), {"bfloat16": "float16"})
+    b.add_op(Signature("aten::to", (spec(4), half), (half,), scalars), [tensor, tensor], [tensor])
+    workload = with_dtype(Workload(name="w", programs=(b.build_program(),)), {"bfloat16": "float16"})
     signature = workload.programs[0].ops[0].signature
     assert [s.dtype for s in (*signature.inputs, *signature.outputs)] == ["float32", "float16", "float16"]
     assert [value for _, value in signature.scalars] == ["torch.float16", "float16", "bfloat16s"]
@@ -144,11 +144,11 @@ def test_a_type_is_renamed_in_tensors_and_arguments() -> None:
 
 def test_signatures_that_become_equal_are_merged() -> None:
     b = ProgramBuilder(batch_size=1)
-    b.scope("aten::relu", Phase.FORWARD)
-    tensor = b.tensor(b.storage(512))
+    b.open_scope("aten::relu", Phase.FORWARD)
+    tensor = b.add_tensor(b.add_storage(512))
     for dtype in ("bfloat16", "float16"):
-        b.op(Signature("aten::relu", (spec(4, dtype=dtype),), ()), [tensor], [])
-    program = with_dtype(Workload(name="w", programs=(b.build(),)), {"bfloat16": "float16"}).programs[0]
+        b.add_op(Signature("aten::relu", (spec(4, dtype=dtype),), ()), [tensor], [])
+    program = with_dtype(Workload(name="w", programs=(b.build_program(),)), {"bfloat16": "float16"}).programs[0]
     assert len(program.symbolic) == 1
     assert program.columns.op_signature.tolist() == [0, 0]
 

@@ -26,23 +26,23 @@ NOTHING = Signature("x::nothing", (), ())
 def programs(draw: st.DrawFn) -> Program:
     """Scopes of two threads that wait for earlier ones; ops that make, change and view memory, some of it freed."""
     builder = ProgramBuilder(batch_size=2)
-    storages = [builder.storage(512 * size, StorageKind.PARAMETER, before_step=True) for size in (1, 2)]
-    tensors = [(storage, builder.tensor(storage)) for storage in storages]
+    storages = [builder.add_storage(512 * size, StorageKind.PARAMETER, before_step=True) for size in (1, 2)]
+    tensors = [(storage, builder.add_tensor(storage)) for storage in storages]
     for number in range(draw(st.integers(1, 5))):
         after = draw(st.integers(-1, number - 1))
-        builder.scope(f"scope{number}", draw(st.sampled_from(Phase)), thread=draw(st.integers(0, 1)), after=after)
+        builder.open_scope(f"scope{number}", draw(st.sampled_from(Phase)), thread=draw(st.integers(0, 1)), after=after)
         for _ in range(draw(st.integers(number == 0, 3)) + (number == 0)):
             inputs = [tensor for _, tensor in draw(st.lists(st.sampled_from(tensors), max_size=2))]
             made = draw(st.booleans())
-            storage = builder.storage(512 * draw(st.integers(0, 9))) if made else draw(st.sampled_from(tensors))[0]
-            tensors.append((storage, builder.tensor(storage)))
+            storage = builder.add_storage(512 * draw(st.integers(0, 9))) if made else draw(st.sampled_from(tensors))[0]
+            tensors.append((storage, builder.add_tensor(storage)))
             form = Signature(f"x::op{builder.num_ops}", (spec(3),) * len(inputs), (spec(2),))
             forward = draw(st.integers(-1, builder.num_ops - 1))
-            builder.op(form, inputs, [tensors[-1][1]], module=f"m{number}", stream=number, forward=forward)
+            builder.add_op(form, inputs, [tensors[-1][1]], module=f"m{number}", stream=number, forward=forward)
             if draw(st.booleans()) and storage not in storages:
-                builder.free(storage)
+                builder.free_storage(storage)
                 tensors = [pair for pair in tensors if pair[0] != storage]
-    return builder.build()
+    return builder.build_program()
 
 
 def check_lifetimes(program: Program) -> None:
@@ -163,13 +163,13 @@ def test_a_merged_op_that_touches_all_that_its_members_did_keeps_every_byte(prog
 def test_memory_inside_a_merged_op_is_gone_and_the_rest_stays() -> None:
     # Given three ops in a row, on 1, 2 and 4 kB
     builder = ProgramBuilder(batch_size=1)
-    storages = [builder.storage(512, StorageKind.INPUT, before_step=True)]
-    tensors = [builder.tensor(storages[0])]
+    storages = [builder.add_storage(512, StorageKind.INPUT, before_step=True)]
+    tensors = [builder.add_tensor(storages[0])]
     for size in (1024, 2048, 4096):
-        builder.scope("aten::relu", Phase.FORWARD)
-        tensors.append(builder.tensor(builder.storage(size)))
-        builder.op(Signature("aten::relu", (spec(4),), (spec(4),)), tensors[-2:-1], tensors[-1:])
-    editor = as_rows(builder.build())
+        builder.open_scope("aten::relu", Phase.FORWARD)
+        tensors.append(builder.add_tensor(builder.add_storage(size)))
+        builder.add_op(Signature("aten::relu", (spec(4),), (spec(4),)), tensors[-2:-1], tensors[-1:])
+    editor = as_rows(builder.build_program())
     # When the first two become one, which writes what the second one did
     merged = replace(editor.ops[1].signature, name="x::merged")
     editor.drop_ops(editor.merge_ops([0, 1], merged, editor.ops[0].inputs, editor.ops[1].outputs))
@@ -186,11 +186,11 @@ def test_what_is_inserted_and_dropped_again_leaves_the_program_as_it_was(program
     editor = ProgramEditor(program)
     for place in data.draw(st.lists(st.integers(0, program.num_scopes), min_size=1, max_size=4)):
         editor.insertion.insert_before(place)
-        editor.insertion.scope("new", Phase.OTHER, thread=7)
-        editor.insertion.op(NOTHING, [], [])
+        editor.insertion.open_scope("new", Phase.OTHER, thread=7)
+        editor.insertion.add_op(NOTHING, [], [])
         if place < program.num_scopes:
             editor.insertion.append_to(place)
-            editor.insertion.op(NOTHING, [], [])
+            editor.insertion.add_op(NOTHING, [], [])
     more = editor.build()
     validate(more)
     assert more.num_ops > program.num_ops
@@ -213,7 +213,7 @@ def test_the_program_that_is_edited_stays_as_it_is() -> None:
     columns = ProgramEditor(program)
     columns.rename_scopes(program.columns.scope_phase == Phase.FORWARD, "mine::")
     columns.drop_scopes(program.columns.scope_phase == Phase.BACKWARD)
-    columns.insertion.scope("new", Phase.OTHER)
+    columns.insertion.open_scope("new", Phase.OTHER)
     columns.build()
     assert same_program(program, same)
 
@@ -221,7 +221,7 @@ def test_the_program_that_is_edited_stays_as_it_is() -> None:
 def test_an_edit_keeps_to_columns_or_to_rows() -> None:
     program = make_mlp(batch=8)
     rows, columns = as_rows(program), ProgramEditor(program)
-    columns.insertion.scope("new", Phase.OTHER)
+    columns.insertion.open_scope("new", Phase.OTHER)
     for mixed in (lambda: rows.insertion, lambda: rows.drop_scopes(np.ones(8, dtype=bool)), lambda: columns.scopes):
         with pytest.raises(AssertionError, match="columns or to rows"):
             mixed()
@@ -235,10 +235,10 @@ def test_copies_of_ops_have_memory_of_their_own_and_share_the_rest() -> None:
     copies = TensorCopies(editor, lambda storage: editor.storages[storage].alloc is op)
     # When its tensors are copied, twice
     inputs, outputs = copies.copy(op.inputs), copies.copy(op.outputs)
-    # Then inputs are the same tensors, the result lies on new memory of its size, the same both times
+    # Then inputs are the same tensors, the result is on new memory of its size, the same both times
     assert inputs == op.inputs
     assert outputs == copies.copy(op.outputs) != op.outputs
-    assert editor.storage_of(outputs[0]).size == editor.storage_of(op.outputs[0]).size
+    assert editor.get_storage(outputs[0]).size == editor.get_storage(op.outputs[0]).size
     assert editor.tensors[outputs[0]] == copies.storage[editor.tensors[op.outputs[0]]]
 
 
@@ -268,8 +268,8 @@ def test_who_waited_for_merged_scopes_waits_for_what_they_became() -> None:
 @pytest.mark.parametrize(("phase", "value"), [(Phase.FORWARD, 1), (Phase.BACKWARD, 1.0)])
 def test_inserted_arguments_keep_their_type(phase: Phase, value: float) -> None:
     editor = ProgramEditor(make_mlp(batch=8))
-    editor.insertion.scope("new", phase)
+    editor.insertion.open_scope("new", phase)
     for other in (1, 1.0, value):
-        editor.insertion.op(Signature("x::y", (spec(4),), (), (("alpha", other),)), [0], [])
+        editor.insertion.add_op(Signature("x::y", (spec(4),), (), (("alpha", other),)), [0], [])
     values = [op.signature.scalars[0][1] for op in editor.build().ops if op.name == "x::y"]
     assert [repr(one) for one in values] == ["1", "1.0", repr(value)]

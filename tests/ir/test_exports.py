@@ -48,8 +48,8 @@ def test_nodes_form_the_tree_of_process_threads_scopes_and_ops(tmp_path: Path) -
 
 def test_tensors_scalars_and_lists_are_written_as_torch_writes_them(tmp_path: Path) -> None:
     b = ProgramBuilder(batch_size=1)
-    b.scope("aten::cat", Phase.FORWARD)
-    a, c = (b.tensor(b.storage(64)) for _ in range(2))
+    b.open_scope("aten::cat", Phase.FORWARD)
+    a, c = (b.add_tensor(b.add_storage(64)) for _ in range(2))
     scalars = (
         ("dim", 0), ("p", 0.5), ("low", float("-inf")), ("flag", True), ("mode", "mean"), ("none", None),
         ("size", (2, 3)),
@@ -57,8 +57,8 @@ def test_tensors_scalars_and_lists_are_written_as_torch_writes_them(tmp_path: Pa
     groups = (("tensors", 2), ("bias", 0), ("index", 1))
     inputs = (spec(2, 3), spec(2, 3), spec(4, dtype="int64", device="cpu:pinned"))
     signature = Signature("aten::cat", inputs, (spec(dtype="bfloat16"),), scalars, groups, "out")
-    b.op(signature, [a, c, a], [c])
-    node = exported(Workload(name="w", programs=(b.build(),)), tmp_path)["nodes"][-1]
+    b.add_op(signature, [a, c, a], [c])
+    node = exported(Workload(name="w", programs=(b.build_program(),)), tmp_path)["nodes"][-1]
     assert node["inputs"]["values"] == [
         [[4, 5, 0, 6, 4, "cuda:0"], [6, 7, 0, 6, 4, "cuda:0"]], "<None>", [4, 5, 0, 4, 8, "cpu"],
         0, 0.5, "-inf", True, "mean", "<None>", [2, 3],
@@ -106,7 +106,7 @@ def test_the_structure_is_that_of_torchs_own_observer(tmp_path: Path) -> None:
     observer.stop()
     observer.unregister_callback()
     real = json.loads((tmp_path / "torch.json").read_text())
-    # When ours is laid beside it
+    # When ours is laid alongside it
     ours = exported(make_workload(), tmp_path)
     # Then both have the same keys, the same attributes of the same types, and arguments of the same form
     assert list(ours) == list(real)
@@ -265,9 +265,9 @@ def test_chakra_communication_has_its_type_and_bytes(
     tmp_path: Path, op: str, kind: int, collective: int | None
 ) -> None:
     b = ProgramBuilder(batch_size=1)
-    b.scope(op, Phase.BACKWARD)
-    b.op(Signature(op, (spec(256),), ()), [b.tensor(b.storage(1024))], [])
-    node = chakra(Workload(name="w", programs=(b.build(),)), tmp_path)[-1]
+    b.open_scope(op, Phase.BACKWARD)
+    b.add_op(Signature(op, (spec(256),), ()), [b.add_tensor(b.add_storage(1024))], [])
+    node = chakra(Workload(name="w", programs=(b.build_program(),)), tmp_path)[-1]
     assert node["type"] == kind
     assert node["attr"].get("comm_type") == (None if collective is None else (9, collective))
     assert node["attr"].get("comm_size") == (None if kind == 4 else (9, 1024))
@@ -275,10 +275,10 @@ def test_chakra_communication_has_its_type_and_bytes(
 
 def test_a_communication_chakra_cannot_name_is_refused(tmp_path: Path) -> None:
     b = ProgramBuilder(batch_size=1)
-    b.scope("s", Phase.FORWARD)
-    b.op(Signature("c10d::monitored_thing", (), ()), [], [])
+    b.open_scope("s", Phase.FORWARD)
+    b.add_op(Signature("c10d::monitored_thing", (), ()), [], [])
     with pytest.raises(TraincastError, match=r"op 0 \(c10d::monitored_thing\)"):
-        export_chakra_et(Workload(name="w", programs=(b.build(),)), 0, tmp_path / "x.et")
+        export_chakra_et(Workload(name="w", programs=(b.build_program(),)), 0, tmp_path / "x.et")
 
 
 def test_protobuf_itself_reads_the_chakra_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from traincast.ir import (
 from traincast.ir.generalise import capture_sizes, generalise
 from traincast.utils.errors import TraincastError
 
-TEXT = st.text(max_size=8).filter(str.isprintable)  # other names are refused, see test_validate
+TEXT = st.text(max_size=8).filter(str.isprintable)  # other names are rejected, see test_validate
 SCALAR = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=3).map(tuple),
@@ -37,26 +37,28 @@ SCALAR = st.recursive(
 def programs(draw: st.DrawFn) -> Program:
     """Any program the builder can make, with strange names and arguments."""
     builder = ProgramBuilder(batch_size=draw(st.integers(1, 64)), seq_len=draw(st.integers(0, 64)))
-    tensors = [builder.tensor(builder.storage(draw(st.integers(0, 2**40)), StorageKind.BUFFER, before_step=True))]
+    tensors = [
+        builder.add_tensor(builder.add_storage(draw(st.integers(0, 2**40)), StorageKind.BUFFER, before_step=True))
+    ]
     device = draw(st.sampled_from(["cuda", "cpu", "cpu:pinned"]))
     for _ in range(draw(st.integers(0, 4))):
         thread = draw(st.integers(0, 2))
-        builder.scope(draw(TEXT), draw(st.sampled_from(Phase)), thread=thread, after=builder.num_scopes - 1)
+        builder.open_scope(draw(TEXT), draw(st.sampled_from(Phase)), thread=thread, after=builder.num_scopes - 1)
         for _ in range(draw(st.integers(0, 3))):
             inputs = draw(st.lists(st.sampled_from(tensors), max_size=3))
-            tensors.append(builder.tensor(builder.storage(draw(st.integers(0, 2**40)))))
+            tensors.append(builder.add_tensor(builder.add_storage(draw(st.integers(0, 2**40)))))
             scalars = draw(st.lists(st.tuples(TEXT, SCALAR), max_size=3))
             dtype = draw(st.sampled_from(["float32", "bfloat16", "int64", "bool"]))
             shape = draw(st.lists(st.integers(0, 2**16), max_size=3))  # at most 2**50 elements: what a file may hold
             specs = tuple(spec(*shape, dtype=dtype, device=device if t == tensors[0] else "cuda") for t in inputs)
             signature = Signature(draw(TEXT), specs, (spec(2),), tuple(scalars), overload=draw(TEXT))
             forward = draw(st.integers(-1, builder.num_ops - 1))
-            builder.op(
+            builder.add_op(
                 signature, inputs, tensors[-1:], module=draw(TEXT), stream=draw(st.integers(0, 9)), forward=forward
             )
             if draw(st.booleans()):
-                builder.free(tensors.pop(draw(st.integers(1, len(tensors) - 1))))  # one tensor per storage
-    return replace(builder.build(), rigid=draw(TEXT))
+                builder.free_storage(tensors.pop(draw(st.integers(1, len(tensors) - 1))))  # one tensor per storage
+    return replace(builder.build_program(), rigid=draw(TEXT))
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=80)
@@ -78,11 +80,11 @@ def test_scalars_keep_their_type(tmp_path: Path) -> None:
     # Given arguments that JSON alone would confuse
     values = (1, 1.0, True, "1", None, math.inf, -math.inf, math.nan, (1, (2.0, (False, "size"))), (), -0.0, 2**62)
     builder = ProgramBuilder(batch_size=1)
-    builder.scope("s", Phase.FORWARD)
+    builder.open_scope("s", Phase.FORWARD)
     for i, value in enumerate(values):
-        builder.op(Signature("x::y", (), (), ((f"v{i}", value),)), [], [])
+        builder.add_op(Signature("x::y", (), (), ((f"v{i}", value),)), [], [])
     # When saved and loaded
-    save_workload(Workload(name="w", programs=(builder.build(),)), tmp_path / "w.tc")
+    save_workload(Workload(name="w", programs=(builder.build_program(),)), tmp_path / "w.tc")
     loaded = load_workload(tmp_path / "w.tc").programs[0]
     # Then each is what it was
     assert [repr(op.signature.scalars[0][1]) for op in loaded.ops] == [repr(value) for value in values]
@@ -129,17 +131,17 @@ def test_columns_are_plain_npy_in_the_smallest_type(tmp_path: Path) -> None:
 def test_a_step_of_thousands_of_ops_is_small_and_loads_fast(tmp_path: Path) -> None:
     # Given 4,000 ops of 300 signatures, about a GPT-3 XL training step
     builder = ProgramBuilder(batch_size=4, seq_len=2048)
-    tensors = [builder.tensor(builder.storage(512 * i)) for i in range(300)]
+    tensors = [builder.add_tensor(builder.add_storage(512 * i)) for i in range(300)]
     for i in range(4000):
         if not i % 2:
-            builder.scope("aten::linear", Phase.FORWARD)
+            builder.open_scope("aten::linear", Phase.FORWARD)
         kind = i * 7 % 300
-        builder.op(
+        builder.add_op(
             Signature(f"aten::op{kind % 40}", (spec(4, 2048, kind), spec(kind, 8)), (spec(4, 2048, 8),), (("a", 1),)),
             [tensors[i % 300], tensors[i * 3 % 300]], [tensors[(i + 1) % 300]], module=f"transformer.h.{i // 170}",
         )  # fmt: skip
     path = tmp_path / "large.tc"
-    save_workload(Workload(name="large", programs=(builder.build(),)), path)
+    save_workload(Workload(name="large", programs=(builder.build_program(),)), path)
     # Then it is small, and loads in milliseconds of processor time (about 10; the limit allows for a slow machine)
     fastest = min(_seconds_to_load(path) for _ in range(7))
     assert path.stat().st_size < 100_000

@@ -8,16 +8,18 @@ from traincast.hardware import load_platform
 from traincast.ir import peak_memory
 from traincast.ir.tables import bytes_left_out
 from traincast.models.catalog import load_model
-from traincast.models.data_parallel import data_parallel
+from traincast.models.data_parallel import apply_data_parallel
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.embeddings import Pooling, Table
-from traincast.models.placement.memory import MemoryLimits, memory_need
+from traincast.models.placement.memory import MemoryLimits, compute_memory_need
 from traincast.models.placement.plan import Placement, Plan
-from traincast.models.sharded_dlrm.step import sharded_dlrm
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.simulator.prediction.prediction import predict_step
 
 TABLES = tuple(
-    Table(name=f"t{i}", rows=1_000_000 * (i + 1), dim=64, pooling=Pooling.constant(10.0), optimizer="rowwise_adagrad")
+    Table(
+        name=f"t{i}", rows=1_000_000 * (i + 1), dim=64, pooling=Pooling.from_constant(10.0), optimizer="rowwise_adagrad"
+    )
     for i in range(4)
 )
 
@@ -52,10 +54,10 @@ def test_the_kinds_add_up_to_the_peak():
 
 @pytest.mark.parametrize("rank", range(4))
 def test_a_rank_of_a_sharded_step_needs_what_its_plan_says(rank):
-    placements = (Placement("table_wise", (0,)), Placement("table_wise", (1,)), Placement.row_wise(4))
+    placements = (Placement("table_wise", (0,)), Placement("table_wise", (1,)), Placement.make_row_wise(4))
     plan = Plan(tuple(t.name for t in TABLES), (*placements, Placement("column_wise", (2, 3))), 4)
-    step = sharded_dlrm(None, TABLES, plan, batch_size=512, gpus_per_node=4)
-    need = memory_need(plan, TABLES, MemoryLimits(device=40e9), batch_size=512)
+    step = build_sharded_dlrm(None, TABLES, plan, batch_size=512, gpus_per_node=4)
+    need = compute_memory_need(plan, TABLES, MemoryLimits(device=40e9), batch_size=512)
 
     memory = peak_memory(step.programs[step.ranks[rank]])
 
@@ -68,7 +70,7 @@ def test_a_rank_of_a_sharded_step_needs_what_its_plan_says(rank):
 
 def test_buckets_of_gradients_are_communication():
     alone = load_model("resnet50")
-    memory, many = peak_memory(alone.programs[0]), peak_memory(data_parallel(alone, 8).programs[0])
+    memory, many = peak_memory(alone.programs[0]), peak_memory(apply_data_parallel(alone, 8).programs[0])
 
     gradients = 4 * 25_557_032
     assert memory.by_kind["gradient"] == pytest.approx(gradients, rel=1e-3)
@@ -85,7 +87,7 @@ def test_rows_that_are_not_held_are_told(embedding):
     assert held + bytes_left_out(step.programs[0]) == pytest.approx(4 * 128 * sum(CRITEO_ROWS), rel=1e-6)
     assert bytes_left_out(load_model("dlrm-default", embedding=embedding).programs[0]) == 0
 
-    # When it is predicted on one GPU, then the answer says what all rows would take
+    # When it is predicted on one GPU, then the result says what all rows would take
     (said,) = predict_step(step, load_platform("a100-80gb")).warnings
     assert "89.4 GB of its embedding tables are not counted" in said
     assert "the step needs at least 96.3 GB, 16.3 GB more than a100-80gb has" in said

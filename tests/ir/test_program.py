@@ -32,37 +32,37 @@ def test_a_signature_finds_its_arguments() -> None:
 def chain(lengths: list[int], *, free_after: dict[int, int]) -> ProgramBuilder:
     """Op i allocates `lengths[i]` bytes; storage i is freed after op `free_after[i]`."""
     builder = ProgramBuilder(batch_size=1)
-    builder.scope("aten::relu", Phase.FORWARD)
-    before = builder.tensor(builder.storage(1024, StorageKind.PARAMETER, before_step=True))
+    builder.open_scope("aten::relu", Phase.FORWARD)
+    before = builder.add_tensor(builder.add_storage(1024, StorageKind.PARAMETER, before_step=True))
     storages = []
     for i, nbytes in enumerate(lengths):
-        storages.append(builder.storage(nbytes))
-        builder.op(RELU, [before], [builder.tensor(storages[-1])])
+        storages.append(builder.add_storage(nbytes))
+        builder.add_op(RELU, [before], [builder.add_tensor(storages[-1])])
         for storage, last in free_after.items():
             if last == i:
-                builder.free(storages[storage])
+                builder.free_storage(storages[storage])
     return builder
 
 
 def test_peak_memory_of_storages_that_replace_each_other() -> None:
     # Given 512, 1024 and 512 bytes, each freed after the op that follows it
-    program = chain([512, 1024, 512], free_after={0: 1, 1: 2}).build()
+    program = chain([512, 1024, 512], free_after={0: 1, 1: 2}).build_program()
     # Then the peak is at op 1: 1024 of parameters, 512 and 1024; at op 2 it is 1024 + 1024 + 512 as well
     assert peak_memory(program).peak_bytes == 2560
     assert peak_memory(program).by_kind == {"parameter": 1024, "activation": 1536}
 
 
 def test_peak_memory_counts_what_is_never_freed() -> None:
-    assert peak_memory(chain([512, 512, 512], free_after={}).build()).peak_bytes == 1024 + 3 * 512
+    assert peak_memory(chain([512, 512, 512], free_after={}).build_program()).peak_bytes == 1024 + 3 * 512
 
 
 def test_a_storage_freed_after_its_own_op_leaves_before_the_next() -> None:
-    assert peak_memory(chain([4096, 512], free_after={0: 0}).build()).peak_bytes == 1024 + 4096
-    assert peak_memory(chain([4096, 4096], free_after={0: 0}).build()).peak_bytes == 1024 + 4096
+    assert peak_memory(chain([4096, 512], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
+    assert peak_memory(chain([4096, 4096], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
 
 
 def test_storages_take_whole_blocks_of_512_bytes() -> None:
-    assert peak_memory(chain([1, 513], free_after={}).build()).peak_bytes == 1024 + 512 + 1024
+    assert peak_memory(chain([1, 513], free_after={}).build_program()).peak_bytes == 1024 + 512 + 1024
 
 
 def test_host_memory_is_no_device_memory() -> None:
@@ -78,6 +78,6 @@ def test_host_memory_is_no_device_memory() -> None:
 
 def test_a_step_without_ops_holds_its_parameters() -> None:
     builder = ProgramBuilder(batch_size=1)
-    builder.storage(2048, StorageKind.PARAMETER, before_step=True)
-    assert peak_memory(builder.build()).peak_bytes == 2048
-    assert peak_memory(ProgramBuilder(batch_size=1).build()).peak_bytes == 0
+    builder.add_storage(2048, StorageKind.PARAMETER, before_step=True)
+    assert peak_memory(builder.build_program()).peak_bytes == 2048
+    assert peak_memory(ProgramBuilder(batch_size=1).build_program()).peak_bytes == 0

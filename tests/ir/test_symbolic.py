@@ -34,13 +34,13 @@ def test_a_size_reference_equals_no_plain_number() -> None:
 def test_an_integer_argument_is_not_mistaken_for_an_equal_float() -> None:
     # Given a step that multiplies by the float 0.0 .. 3.0 and by integers whose indices are those numbers
     builder = ProgramBuilder(batch_size=1)
-    builder.scope("aten::mul", Phase.FORWARD)
-    tensor = builder.tensor(builder.storage(24))
+    builder.open_scope("aten::mul", Phase.FORWARD)
+    tensor = builder.add_tensor(builder.add_storage(24))
     values = [0.0, 1.0, 2.0, 3.0, 7, 8, 9, 10]
     for value in values:
-        builder.op(with_scalar(value), [tensor], [tensor])
+        builder.add_op(with_scalar(value), [tensor], [tensor])
     # Then every op keeps its own argument
-    assert [op.signature.scalar("other") for op in builder.build().ops] == values
+    assert [op.signature.scalar("other") for op in builder.build_program().ops] == values
 
 
 def test_the_form_of_a_signature_is_free_of_sizes() -> None:

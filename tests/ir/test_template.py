@@ -13,12 +13,14 @@ from traincast.models.layers.builder import StepBuilder
 def written(width: int, rows: int, like: Program | None = None, *, twice: bool = False) -> Program:
     target = ProgramBuilder(batch_size=8, by_place=True) if like is None else SizesBuilder(like)
     builder = StepBuilder(8, target=target)
-    weight = builder.resident((width, rows), StorageKind.PARAMETER)
+    weight = builder.add_resident_tensor((width, rows), StorageKind.PARAMETER)
     for _ in range(2 if twice else 1):
-        builder.scope("aten::mm", Phase.FORWARD)
-        given = builder.new((8, width))
-        builder.op("aten::mm", [("self", given), ("mat2", weight)], [builder.new((8, rows))], [("sizes", (rows, 3))])
-    return builder.build()
+        builder.open_scope("aten::mm", Phase.FORWARD)
+        given = builder.add_tensor((8, width))
+        builder.add_op(
+            "aten::mm", [("self", given), ("mat2", weight)], [builder.add_tensor((8, rows))], [("sizes", (rows, 3))]
+        )
+    return builder.build_program()
 
 
 def test_sizes_alone_give_the_same_program_as_writing_it():

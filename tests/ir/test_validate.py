@@ -21,7 +21,7 @@ def with_column(name: str, place: int, value: int) -> Program:
 
 
 def with_signature(**changes) -> Program:
-    """The step whose first matrix product (op 1) has a changed signature."""
+    """The step whose first GEMM (op 1) has a changed signature."""
     number = int(STEP.columns.op_signature[1])
     changed = [replace(s, **changes) if i == number else s for i, s in enumerate(STEP.symbolic)]
     return replace(STEP, symbolic=tuple(changed))
@@ -29,7 +29,7 @@ def with_signature(**changes) -> Program:
 
 def test_what_the_builder_makes_is_valid() -> None:
     validate(STEP)
-    validate(ProgramBuilder(batch_size=1).build())
+    validate(ProgramBuilder(batch_size=1).build_program())
     validate_workload(make_workload(seq=16))
 
 
@@ -98,19 +98,21 @@ def test_an_unused_signature_is_checked_too() -> None:
 
 def test_a_negative_dimension_is_refused() -> None:
     builder = ProgramBuilder(batch_size=1)
-    builder.scope("aten::relu", Phase.FORWARD)
-    builder.op(
-        Signature("aten::relu", (), (TensorSpec((-4,), (1,), "float32"),)), [], [builder.tensor(builder.storage(8))]
+    builder.open_scope("aten::relu", Phase.FORWARD)
+    builder.add_op(
+        Signature("aten::relu", (), (TensorSpec((-4,), (1,), "float32"),)),
+        [],
+        [builder.add_tensor(builder.add_storage(8))],
     )
     with pytest.raises(TraincastError, match=r"op 0 \('aten::relu'\) has a tensor with a negative size"):
-        validate(builder.build())
+        validate(builder.build_program())
 
 
 def test_a_negative_storage_is_refused() -> None:
     builder = ProgramBuilder(batch_size=1)
-    builder.storage(-1)
+    builder.add_storage(-1)
     with pytest.raises(TraincastError, match="storage 0 has a negative number of bytes"):
-        validate(builder.build())
+        validate(builder.build_program())
 
 
 @pytest.mark.parametrize(
@@ -148,14 +150,14 @@ def test_a_wrong_workload_is_named(changes: dict, message: str) -> None:
 
 def test_thousands_of_ops_are_checked_together() -> None:
     builder = ProgramBuilder(batch_size=4)
-    tensors = [builder.tensor(builder.storage(64)) for _ in range(100)]
+    tensors = [builder.add_tensor(builder.add_storage(64)) for _ in range(100)]
     for i in range(4000):
-        builder.scope("aten::mm", Phase.FORWARD)
+        builder.open_scope("aten::mm", Phase.FORWARD)
         signature = Signature(
             "aten::mm", (spec(i % 300, 8), spec(8, 4)), (spec(i % 300, 4),), (("a", 1), ("b", (1, 2)))
         )
-        builder.op(signature, [tensors[i % 100], tensors[0]], [tensors[1]])
-    workload = Workload(name="w", programs=(builder.build(),))
+        builder.add_op(signature, [tensors[i % 100], tensors[0]], [tensors[1]])
+    workload = Workload(name="w", programs=(builder.build_program(),))
     validate_workload(workload)
     assert calls(lambda: validate_workload(workload)) < 10 * 4000, "some milliseconds"
     assert isinstance(workload.programs[0].size_values, np.ndarray)

@@ -28,7 +28,7 @@ def test_batch_and_length_can_change_alone_or_together() -> None:
 
 @pytest.mark.parametrize("batch", [0, -3, 10**12])
 def test_a_batch_size_out_of_range_is_refused(batch: int) -> None:
-    with pytest.raises(TraincastError, match=f"batch size {batch} is out of range; give a whole number from 1"):
+    with pytest.raises(TraincastError, match=f"batch size {batch} is out of range; give an integer from 1"):
         general(8).resized(batch_size=batch)
 
 

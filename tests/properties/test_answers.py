@@ -1,4 +1,4 @@
-"""What every answer must be, whatever was asked: a seeded slice of built-in models, platforms and sizes."""
+"""What every result must be, whatever was asked: a seeded slice of built-in models, platforms and sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from traincast.hardware.catalog import device_keys, load_device
+from traincast.hardware.catalog import list_device_keys, load_device
 from traincast.models.catalog import list_models
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
@@ -25,7 +25,7 @@ FAMILIES = (
     ("mi210", "mi300x"),
 )
 _ROUNDING = 1e-9  # relative: sums in another order
-_CASTS = 1.05  # what autocast's copies may add to the kernels of a step in which products are few
+_CASTS = 1.05  # what autocast's copies may add to the kernels of a step in which GEMMs are few
 
 
 def asked(model: str, device: str, *, gpus: int | None = None, **variant: Any) -> Prediction:
@@ -35,7 +35,7 @@ def asked(model: str, device: str, *, gpus: int | None = None, **variant: Any) -
 def drawn(count: int, *, seed: int) -> list[tuple[str, str, int]]:
     """Cases of model, device and batch size: every model in turn, the others at random."""
     rng = random.Random(seed)
-    return [(MODELS[i % len(MODELS)], rng.choice(device_keys()), rng.choice(BATCHES)) for i in range(count)]
+    return [(MODELS[i % len(MODELS)], rng.choice(list_device_keys()), rng.choice(BATCHES)) for i in range(count)]
 
 
 def numbers(value: Any) -> list[float]:
@@ -48,14 +48,14 @@ def numbers(value: Any) -> list[float]:
 
 @pytest.mark.parametrize(("model", "device", "batch"), drawn(2 * len(MODELS), seed=1))
 def test_an_answer_agrees_with_itself(model, device, batch):
-    answer = asked(model, device, batch_size=batch)
+    result = asked(model, device, batch_size=batch)
 
-    low, high = answer.interval
-    assert 0 < low <= answer.iteration <= high
-    assert answer.device_active + answer.device_idle == pytest.approx(answer.iteration, rel=1e-6)
-    assert answer.device_active > 0 and answer.host > 0 and answer.memory.peak_bytes > 0
-    assert all(seconds > 0 for seconds in answer.by_family.values())
-    assert all(math.isfinite(number) and number >= 0 for number in numbers(answer.to_dict()))
+    low, high = result.interval
+    assert 0 < low <= result.iteration <= high
+    assert result.device_active + result.device_idle == pytest.approx(result.iteration, rel=1e-6)
+    assert result.device_active > 0 and result.host > 0 and result.memory.peak_bytes > 0
+    assert all(seconds > 0 for seconds in result.by_family.values())
+    assert all(math.isfinite(number) and number >= 0 for number in numbers(result.to_dict()))
 
 
 @pytest.mark.parametrize(("model", "device", "batch"), drawn(len(MODELS), seed=2))
@@ -90,7 +90,7 @@ def test_the_kernels_of_a_better_card_are_not_slower(model, family):
     assert active == sorted(active, reverse=True)
 
 
-@pytest.mark.parametrize("device", device_keys())
+@pytest.mark.parametrize("device", list_device_keys())
 def test_tf32_is_not_slower_than_fp32_on_any_device(device):
     for model in ("vgg13", "transformer"):
         exact, fast = (asked(model, device, batch_size=16, dtype=dtype) for dtype in ("fp32", "tf32"))
@@ -100,7 +100,7 @@ def test_tf32_is_not_slower_than_fp32_on_any_device(device):
         assert ("tf32" in load_device(device).peak_flops) == (not missing)
 
 
-@pytest.mark.parametrize("device", [key for key in device_keys() if "bf16" in load_device(key).peak_flops])
+@pytest.mark.parametrize("device", [key for key in list_device_keys() if "bf16" in load_device(key).peak_flops])
 def test_16_bits_are_not_slower_than_32_where_there_are_units(device):
     for dtype in ("fp16", "bf16"):
         exact, fast = (asked("transformer", device, batch_size=64, dtype=name) for name in ("fp32", dtype))

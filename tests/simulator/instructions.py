@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.simulator.one_rank import Clocks, RankTimes, walk
-from traincast.simulator.ranks import Crew
+from traincast.simulator.many_ranks import RankGroup
+from traincast.simulator.one_rank import Clocks, RankTimes, simulate_rank
 from traincast.simulator.schedule import Code, Schedule
 
 
@@ -83,11 +83,11 @@ def run(program: list[Instruction], gap: float = 0.0) -> tuple[RankTimes, Clocks
     clocks = Clocks.at_zero(schedule, gap)
     host_seconds = np.array([i.host for i in program])
     kernel_seconds = np.array([i.kernel for i in program])
-    return walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap), clocks
+    return simulate_rank(schedule, host_seconds, kernel_seconds, clocks, gap=gap), clocks
 
 
-def crew_of(*ranks: list[Instruction]) -> Crew:
+def crew_of(*ranks: list[Instruction]) -> RankGroup:
     """Ranks that execute the same instructions with durations of their own."""
     host_seconds = np.array([[i.host for i in program] for program in ranks])
     kernel_seconds = np.array([[i.kernel for i in program] for program in ranks])
-    return Crew(schedule_of(ranks[0]), host_seconds, kernel_seconds)
+    return RankGroup(schedule_of(ranks[0]), host_seconds, kernel_seconds)

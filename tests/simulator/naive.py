@@ -1,4 +1,4 @@
-"""The walk by its definition: every moment is looked up from the moments it depends on, one at a time."""
+"""The simulation by its definition: every moment is looked up from the moments it depends on, one at a time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class NaiveWalk:
     """Ranks as lists of instructions; `meetings` are (places, seconds)."""
 
     def __init__(
-        self, ranks: list[list[Instruction]], meetings: list[tuple[list[Place], float]], gap: float = 0.0
+        self, ranks: list[list[Instruction]], collectives: list[tuple[list[Place], float]], gap: float = 0.0
     ) -> None:
         self.ranks, self.gap = ranks, gap
-        self.meeting = {place: meeting for meeting in meetings for place in meeting[0]}
+        self.meeting = {place: collective for collective in collectives for place in collective[0]}
         self.host_issue = cache(self._host_issue)
         self.host_after = cache(self._host_after)
         self.kernel_start = cache(self._kernel_start)

@@ -12,7 +12,7 @@ MB = 1 << 20
 
 
 class RankProgram:
-    """One rank's step: products on stream 0, collectives on streams of their own."""
+    """One rank's step: GEMMs on stream 0, collectives on streams of their own."""
 
     def __init__(self) -> None:
         self.builder = ProgramBuilder(batch_size=1)
@@ -20,10 +20,10 @@ class RankProgram:
 
     def _op(self, name, shapes, outputs, scalars=(), *, stream=0, module=""):
         specs = [TensorSpec(shape, (*shape[1:], 1), "float32") for shape in (*shapes, *outputs)]
-        tensors = [self.builder.tensor(self.builder.storage(spec.nbytes)) for spec in specs]
+        tensors = [self.builder.add_tensor(self.builder.add_storage(spec.nbytes)) for spec in specs]
         n = len(shapes)
         signature = Signature(name, tuple(specs[:n]), tuple(specs[n:]), tuple(scalars))
-        self.builder.op(signature, tensors[:n], tensors[n:], stream=stream, module=module)
+        self.builder.add_op(signature, tensors[:n], tensors[n:], stream=stream, module=module)
 
     def _control(self, name, event, stream):
         self._op(f"cuda::{name}", [], [], [("event", event), ("stream", stream)], stream=stream)
@@ -31,7 +31,7 @@ class RankProgram:
     def compute(self, size, times=1):
         """Products of square matrices."""
         for _ in range(times):
-            self.builder.scope("aten::mm", Phase.FORWARD)
+            self.builder.open_scope("aten::mm", Phase.FORWARD)
             self._op("aten::mm", [(size, size), (size, size)], [(size, size)])
         return self
 
@@ -41,7 +41,7 @@ class RankProgram:
         """A collective after what stream 0 has so far; with `wait`, stream 0 goes on after it."""
         before, after = self.events, self.events + 1
         self.events += 2
-        self.builder.scope("exchange", Phase.FORWARD)
+        self.builder.open_scope("exchange", Phase.FORWARD)
         self._control("event_record", before, 0)
         self._control("stream_wait_event", before, stream)
         scalars = [("collective", kind), ("group", group), ("communicator", communicator), ("bytes", nbytes)]
@@ -53,7 +53,7 @@ class RankProgram:
         return self
 
     def build(self):
-        return self.builder.build()
+        return self.builder.build_program()
 
 
 def workload(*programs, ranks=None, synchronised=True):

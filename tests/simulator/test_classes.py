@@ -11,8 +11,8 @@ from tests.simulator.test_ranks_properties import RANKS, any_instruction, moment
 from tests.simulator.test_walk_properties import seconds, stream, thread
 from traincast.simulator.classes import find_classes
 from traincast.simulator.collective_calls import CollectiveCalls
-from traincast.simulator.matched_calls import Meeting, Participant
-from traincast.simulator.ranks import Meetings, walk_ranks
+from traincast.simulator.many_ranks import Collectives, simulate_ranks
+from traincast.simulator.matched_calls import MatchedCollective, Participant
 
 # few durations and few groups, so that ranks are often alike
 few = st.sampled_from([1.0, 2.0])
@@ -24,28 +24,28 @@ step = st.one_of(
 
 
 def written(steps):
-    """Programs and meetings: local work of some ranks, or groups that meet side by side."""
-    ranks, meetings = [[] for _ in range(RANKS)], []
+    """Programs and collectives: local work of some ranks, or groups that meet side by side."""
+    ranks, collectives = [[] for _ in range(RANKS)], []
     for who, what in steps:
         if isinstance(who[0], int):
             for rank in who:
                 ranks[rank].append(what)
             continue
         for group in who:
-            meetings.append(([(rank, len(ranks[rank])) for rank in group], what.kernel))
+            collectives.append(([(rank, len(ranks[rank])) for rank in group], what.kernel))
             for rank in group:
                 ranks[rank].append(what)
-    return [program or [launch(0.0)] for program in ranks], meetings
+    return [program or [launch(0.0)] for program in ranks], collectives
 
 
-def classes_of(ranks, meetings):
-    calls = [sorted(i for places, _ in meetings for rank, i in places if rank == own) for own in range(RANKS)]
+def classes_of(ranks, collectives):
+    calls = [sorted(i for places, _ in collectives for rank, i in places if rank == own) for own in range(RANKS)]
     made = [
-        Meeting("all_reduce", "fp32", tuple(rank for rank, _ in places),
+        MatchedCollective("all_reduce", "fp32", tuple(rank for rank, _ in places),
                 tuple(Participant(rank, calls[rank].index(i)) for rank, i in places), ())
-        for places, _ in meetings
+        for places, _ in collectives
     ]  # fmt: skip
-    lasts = np.array([length for _, length in meetings])
+    lasts = np.array([length for _, length in collectives])
     found = [CollectiveCalls(np.array(own, dtype=np.int64), ()) for own in calls]
     return find_classes([tuple(program) for program in ranks], found, made, lasts)
 
@@ -53,16 +53,16 @@ def classes_of(ranks, meetings):
 @given(st.lists(step, min_size=1, max_size=15))
 @settings(max_examples=300, deadline=None)
 def test_a_class_walks_like_each_of_its_ranks(steps):
-    ranks, meetings = written(steps)
+    ranks, collectives = written(steps)
 
-    classes = classes_of(ranks, meetings)
+    classes = classes_of(ranks, collectives)
 
-    entries = [(n, c, 0, i) for n, meeting in enumerate(classes.meetings) for c, i in meeting.members]
+    entries = [(n, c, 0, i) for n, collective in enumerate(classes.meetings) for c, i in collective.members]
     table = np.array(entries, dtype=np.int64).reshape(-1, 4)
-    lasts = np.array([meeting.seconds for meeting in classes.meetings])
-    crews = [crew_of(ranks[program]) for program in classes.program]
-    once = walk_ranks(crews, Meetings(*table.T, lasts))
-    every = walk_apart(ranks, meetings)
+    lasts = np.array([collective.seconds for collective in classes.meetings])
+    groups = [crew_of(ranks[program]) for program in classes.program]
+    once = simulate_ranks(groups, Collectives(*table.T, lasts))
+    every = walk_apart(ranks, collectives)
     for rank in range(RANKS):
         assert moments(once[classes.of[rank]].times(0)) == moments(every[rank].times(0))
 
@@ -73,7 +73,7 @@ def test_equal_ranks_that_meet_are_one_class():
     classes = classes_of(ranks, [([(0, 1), (1, 1), (2, 1)], 3.0)])
 
     assert classes.of == (0, 0, 0)
-    assert [meeting.members for meeting in classes.meetings] == [((0, 1),)]
+    assert [collective.members for collective in classes.meetings] == [((0, 1),)]
 
 
 def test_meeting_somebody_else_makes_a_difference():
@@ -91,4 +91,4 @@ def test_a_ring_of_messages_is_one_class_that_meets_itself():
     classes = classes_of(ranks, ring)
 
     assert classes.of == (0, 0, 0)
-    assert [meeting.members for meeting in classes.meetings] == [((0, 0), (0, 1))]
+    assert [collective.members for collective in classes.meetings] == [((0, 0), (0, 1))]

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, host, join, launch, record, sync_device, wait
 from tests.simulator.test_walk_properties import programs
 from traincast.simulator.critical import critical_path
-from traincast.simulator.ranks import Meetings, walk_ranks
+from traincast.simulator.many_ranks import Collectives, simulate_ranks
 
 
-def walked(program, gap=0.0):
-    return walk_ranks([crew_of(program)], Meetings.none(), gap=gap)
+def simulated(program, gap=0.0):
+    return simulate_ranks([crew_of(program)], Collectives.none(), gap=gap)
 
 
 def path(program):
-    return [(s.where, s.instruction, s.start, s.end) for s in critical_path(walked(program))]
+    return [(s.where, s.instruction, s.start, s.end) for s in critical_path(simulated(program))]
 
 
 def test_host_bound_step_is_all_host():
@@ -58,7 +58,7 @@ def test_join_crosses_threads():
 @given(programs, st.sampled_from([0.0, 2.0]))
 @settings(max_examples=300, deadline=None)
 def test_the_path_has_no_hole_and_spans_the_step(program, gap):
-    walks = walked(program, gap)
+    walks = simulated(program, gap)
 
     segments = critical_path(walks)
 

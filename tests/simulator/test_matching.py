@@ -1,4 +1,4 @@
-"""Ranks that do not agree on their collectives: refused, naming ranks and ops."""
+"""Ranks that do not agree on their collectives: rejected, naming ranks and ops."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def test_a_message_meets_its_receiver():
     receive = RankProgram().collective("send_recv", MB, (0, 1), **ends)
     send = RankProgram().compute(2048).collective("send_recv", MB, (0, 1), **ends)
 
-    answer = predict(receive, send)
+    result = predict(receive, send)
 
-    assert answer.ranks[0].waiting > 0
-    assert answer.ranks[1].waiting == pytest.approx(0, abs=1e-12)
+    assert result.ranks[0].waiting > 0
+    assert result.ranks[1].waiting == pytest.approx(0, abs=1e-12)
 
 
 def test_a_message_of_another_size():

@@ -1,4 +1,4 @@
-"""The walk over ranks against cases worked out by hand."""
+"""The simulation over ranks against cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from tests.simulator.instructions import crew_of, host, launch, record, sync_stream, wait
 from tests.simulator.test_ranks_properties import as_meetings, walk_apart
 from traincast.simulator.critical import critical_path
-from traincast.simulator.ranks import Stuck, walk_ranks
+from traincast.simulator.many_ranks import Deadlock, simulate_ranks
 
 
 def kernels(walks):
     """Start and end of every kernel, by rank."""
-    traces = [walk.times(row) for walk in walks for row in range(walk.crew.size)]
+    traces = [walk.times(row) for walk in walks for row in range(walk.group.size)]
     return [list(zip(t.kernel_start.tolist(), t.kernel_end.tolist(), strict=True)) for t in traces]
 
 
@@ -62,35 +62,35 @@ def test_messages_in_opposite_directions_pass_each_other():
 def test_a_pipeline_of_ranks_with_the_same_instructions():
     # Given ranks that receive, compute and send: each can only start when the one before has sent
     ranks = [[launch(0), launch(3), launch(0)] for _ in range(3)]
-    meetings = [([(0, 0)], 0.0), ([(0, 2), (1, 0)], 1.0), ([(1, 2), (2, 0)], 1.0), ([(2, 2)], 0.0)]
+    collectives = [([(0, 0)], 0.0), ([(0, 2), (1, 0)], 1.0), ([(1, 2), (2, 0)], 1.0), ([(2, 2)], 0.0)]
 
-    (walk,) = walk_ranks([crew_of(*ranks)], as_meetings(meetings, lambda rank: (0, rank)))
+    (walk,) = simulate_ranks([crew_of(*ranks)], as_meetings(collectives, lambda rank: (0, rank)))
 
     assert walk.latest().tolist() == [4, 8, 11]
-    assert [(s.row, s.instruction) for s in critical_path([walk], as_meetings(meetings, lambda r: (0, r)))] == [
+    assert [(s.row, s.instruction) for s in critical_path([walk], as_meetings(collectives, lambda r: (0, r)))] == [
         (0, 1), (0, 2), (1, 1), (1, 2), (2, 1),
     ]  # fmt: skip
 
 
 def test_the_path_goes_to_the_rank_that_came_last():
     ranks = [[launch(2), launch(0)], [launch(9), launch(0), launch(1)]]
-    meetings = [([(0, 1), (1, 1)], 3.0)]
+    collectives = [([(0, 1), (1, 1)], 3.0)]
 
-    path = critical_path(walk_apart(ranks, meetings), as_meetings(meetings))
+    path = critical_path(walk_apart(ranks, collectives), as_meetings(collectives))
 
-    assert [(s.crew, s.instruction, s.seconds) for s in path] == [(1, 0, 9), (1, 1, 3), (1, 2, 1)]
+    assert [(s.group, s.instruction, s.seconds) for s in path] == [(1, 0, 9), (1, 1, 3), (1, 2, 1)]
 
 
 def test_ranks_that_disagree_on_the_order_are_stuck():
     # Given one stream each, on which the ranks have two collectives in opposite order
     ranks = [[launch(0), launch(0)], [launch(0), launch(0)]]
-    meetings = [([(0, 0), (1, 1)], 1.0), ([(0, 1), (1, 0)], 1.0)]
+    collectives = [([(0, 0), (1, 1)], 1.0), ([(0, 1), (1, 0)], 1.0)]
 
-    with pytest.raises(Stuck) as caught:
-        walk_apart(ranks, meetings)
+    with pytest.raises(Deadlock) as caught:
+        walk_apart(ranks, collectives)
 
-    entries = as_meetings(meetings)
-    found = [(entries.crew[w.entry], entries.instruction[w.entry], w.missing) for w in caught.value.waiting]
+    entries = as_meetings(collectives)
+    found = [(entries.group[w.entry], entries.instruction[w.entry], w.missing) for w in caught.value.waiting]
     assert found == [(0, 0, (1,)), (1, 0, (2,))]
 
 
@@ -101,17 +101,17 @@ def test_ranks_that_wait_through_events_are_stuck():
         [launch(0, stream=0), record(0, 0), wait(0, 1), launch(0, stream=1)],
     ]
 
-    with pytest.raises(Stuck):
+    with pytest.raises(Deadlock):
         walk_apart(ranks, [([(0, 0), (1, 3)], 1.0), ([(0, 3), (1, 0)], 1.0)])
 
 
 def test_walking_on_continues_on_every_rank():
     program = [host(1), launch(0, stream=1), launch(4)]
-    meetings = as_meetings([([(0, 1), (1, 1)], 2.0)], lambda rank: (0, rank))
-    crew = crew_of(program, [host(3), *program[1:]])
+    collectives = as_meetings([([(0, 1), (1, 1)], 2.0)], lambda rank: (0, rank))
+    group = crew_of(program, [host(3), *program[1:]])
 
-    (first,) = walk_ranks([crew], meetings)
-    (second,) = walk_ranks([crew], meetings, clocks=[first.clocks()])
+    (first,) = simulate_ranks([group], collectives)
+    (second,) = simulate_ranks([group], collectives, clocks=[first.clocks()])
 
     assert first.latest().tolist() == [5, 7]
     assert second.times(0).kernel_start.tolist() == [5, 5]

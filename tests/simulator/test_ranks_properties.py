@@ -1,4 +1,4 @@
-"""The walk over ranks against its definition, and what must hold for every run."""
+"""The simulation over ranks against its definition, and what must hold for every run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulator.instructions import crew_of, join, launch
 from tests.simulator.naive import NaiveWalk
 from tests.simulator.test_walk_properties import instruction, seconds, stream, thread
 from traincast.simulator.critical import critical_path
-from traincast.simulator.ranks import Meetings, walk_ranks
+from traincast.simulator.many_ranks import Collectives, simulate_ranks
 from traincast.simulator.schedule import Code
 
 RANKS = 3
@@ -26,27 +26,27 @@ gaps = st.sampled_from([0.0, 2.0])
 
 
 def programs_of(run):
-    """One program a rank, and the meetings: the first rank of a group says how long the exchange takes."""
-    ranks, meetings = [[] for _ in range(RANKS)], []
+    """One program a rank, and the collectives: the first rank of a group says how long the collective takes."""
+    ranks, collectives = [[] for _ in range(RANKS)], []
     for who, what in run:
         if isinstance(who, int):
             ranks[who].append(what)
         else:
-            meetings.append(([(rank, len(ranks[rank])) for rank in who], what.kernel))
+            collectives.append(([(rank, len(ranks[rank])) for rank in who], what.kernel))
             for rank in who:
                 ranks[rank].append(what)
-    return [program or [launch(0.0)] for program in ranks], meetings
+    return [program or [launch(0.0)] for program in ranks], collectives
 
 
-def as_meetings(meetings, place=lambda rank: (rank, 0)):
-    entries = [(m, *place(rank), i) for m, (places, _) in enumerate(meetings) for rank, i in places]
+def as_meetings(collectives, place=lambda rank: (rank, 0)):
+    entries = [(m, *place(rank), i) for m, (places, _) in enumerate(collectives) for rank, i in places]
     table = np.array(entries, dtype=np.int64).reshape(-1, 4)
-    return Meetings(*table.T, np.array([length for _, length in meetings]))
+    return Collectives(*table.T, np.array([length for _, length in collectives]))
 
 
-def walk_apart(ranks, meetings, gap=0.0):
-    """Every rank a crew of its own."""
-    return walk_ranks([crew_of(program) for program in ranks], as_meetings(meetings), gap=gap)
+def walk_apart(ranks, collectives, gap=0.0):
+    """Every rank a rank group of its own."""
+    return simulate_ranks([crew_of(program) for program in ranks], as_meetings(collectives), gap=gap)
 
 
 def moments(trace):
@@ -68,13 +68,13 @@ def naive_moments(naive, rank):
 @given(runs, gaps)
 @settings(max_examples=300, deadline=None)
 def test_the_walk_is_its_definition(run, gap):
-    ranks, meetings = programs_of(run)
+    ranks, collectives = programs_of(run)
 
-    walks = walk_apart(ranks, meetings, gap)
+    walks = walk_apart(ranks, collectives, gap)
 
-    naive = NaiveWalk(ranks, meetings, gap)
+    naive = NaiveWalk(ranks, collectives, gap)
     for rank in range(RANKS):
-        assert moments(walks[rank].times(0)) == naive_moments(naive, rank)
+        assert moments(walks[rank].make_times(0)) == naive_moments(naive, rank)
 
 
 @given(
@@ -86,52 +86,52 @@ def test_the_walk_is_its_definition(run, gap):
 def test_ranks_side_by_side_are_ranks_apart(shared, gap, data):
     # Given ranks with the same instructions and durations of their own, some of which meet, the others alone
     ranks = [[replace(i, host=data.draw(seconds), kernel=data.draw(seconds)) for i, _ in shared] for _ in range(RANKS)]
-    meetings = []
+    collectives = []
     for i, (own, members) in enumerate(shared):
         if members and own.code is Code.LAUNCH:
-            meetings.append(([(rank, i) for rank in members], own.kernel))
-            meetings += [([(rank, i)], own.kernel) for rank in range(RANKS) if rank not in members]
+            collectives.append(([(rank, i) for rank in members], own.kernel))
+            collectives += [([(rank, i)], own.kernel) for rank in range(RANKS) if rank not in members]
 
-    together = walk_ranks([crew_of(*ranks)], as_meetings(meetings, lambda rank: (0, rank)), gap=gap)
-    apart = walk_apart(ranks, meetings, gap)
+    together = simulate_ranks([crew_of(*ranks)], as_meetings(collectives, lambda rank: (0, rank)), gap=gap)
+    apart = walk_apart(ranks, collectives, gap)
 
     for rank in range(RANKS):
-        assert moments(together[0].times(rank)) == moments(apart[rank].times(0))
+        assert moments(together[0].times(rank)) == moments(apart[rank].make_times(0))
 
 
 @given(runs, st.permutations(range(RANKS)))
 @settings(max_examples=100, deadline=None)
 def test_renaming_ranks_renames_the_answers(run, names):
-    ranks, meetings = programs_of(run)
+    ranks, collectives = programs_of(run)
     renamed = [ranks[names.index(rank)] for rank in range(RANKS)]
-    moved = [([(names[rank], i) for rank, i in places], length) for places, length in meetings]
+    moved = [([(names[rank], i) for rank, i in places], length) for places, length in collectives]
 
-    before, after = walk_apart(ranks, meetings), walk_apart(renamed, moved)
+    before, after = walk_apart(ranks, collectives), walk_apart(renamed, moved)
 
     for rank in range(RANKS):
-        assert moments(before[rank].times(0)) == moments(after[names[rank]].times(0))
+        assert moments(before[rank].make_times(0)) == moments(after[names[rank]].make_times(0))
 
 
 @given(runs, st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_slower_host_never_makes_any_rank_faster(run, data):
-    ranks, meetings = programs_of(run)
+    ranks, collectives = programs_of(run)
     slower = [[replace(i, host=i.host + data.draw(st.integers(0, 3))) for i in program] for program in ranks]
 
-    before, after = walk_apart(ranks, meetings), walk_apart(slower, meetings)
+    before, after = walk_apart(ranks, collectives), walk_apart(slower, collectives)
 
     for rank in range(RANKS):
-        assert after[rank].latest()[0] >= before[rank].latest()[0]
+        assert after[rank].compute_latest()[0] >= before[rank].compute_latest()[0]
 
 
 @given(runs, gaps)
 @settings(max_examples=200, deadline=None)
 def test_the_path_over_ranks_has_no_hole_and_spans_the_run(run, gap):
-    ranks, meetings = programs_of(run)
-    walks = walk_apart(ranks, meetings, gap)
+    ranks, collectives = programs_of(run)
+    walks = walk_apart(ranks, collectives, gap)
 
-    segments = critical_path(walks, as_meetings(meetings))
+    segments = critical_path(walks, as_meetings(collectives))
 
-    assert sum(s.seconds for s in segments) == max(walk.latest()[0] for walk in walks)
+    assert sum(s.seconds for s in segments) == max(walk.compute_latest()[0] for walk in walks)
     for before, after in zip(segments, segments[1:], strict=False):
         assert before.end == after.start

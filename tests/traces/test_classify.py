@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast.traces.classify import kernel_family
+from traincast.traces.classify import find_kernel_family
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ from traincast.traces.classify import kernel_family
     ],
 )
 def test_names_that_contain_those_of_other_families(name, family):
-    assert kernel_family(name) == family
+    assert find_kernel_family(name) == family
 
 
 def _table():
@@ -87,5 +87,7 @@ def _table():
 def test_names_of_the_libraries_people_use():
     table = dict(_table())
     assert len(table) > 350
-    wrong = {name: (kernel_family(name), family) for name, family in table.items() if kernel_family(name) != family}
+    wrong = {
+        name: (find_kernel_family(name), family) for name, family in table.items() if find_kernel_family(name) != family
+    }
     assert not wrong

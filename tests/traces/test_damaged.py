@@ -1,4 +1,4 @@
-"""Whatever a file holds, it is read, or refused in one line: no traceback, no hang, no flood of memory."""
+"""Whatever a file holds, it is read, or rejected in one line: no traceback, no hang, no flood of memory."""
 
 from __future__ import annotations
 

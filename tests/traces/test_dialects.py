@@ -10,7 +10,7 @@ import pytest
 from tests.traces.timelines import event, kernel, launch, op, write_trace
 from traincast.app.cli.main import main
 from traincast.traces.kineto import read_kineto
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 from traincast.utils.errors import TraincastError
 
 SUMS = ("step", "compute", "communication", "exposed_comm", "idle", "kernels", "by_family")
@@ -19,7 +19,7 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def run(steps=4):
-    """Steps of 1 ms on two streams: a copy, products and a norm on one, an all-reduce half beside them on the other."""
+    """Steps of 1 ms on two streams: a copy, GEMMs and a norm on one, an all-reduce half alongside them on the other."""
     events, number = [], 0
     for step in range(steps):
         at = 5000 + 1000 * step
@@ -187,14 +187,14 @@ def test_steps_of_kernels_alone_are_told_by_their_sequence(tmp_path):
 
     assert report.linked.period == 5
     assert [step.seconds for step in report.linked.steps] == pytest.approx([1e-3] * 4)
-    assert report.linked.name(int(report.linked.device[report.linked.step[report.linked.device] == 0][0])).startswith(
-        "Memcpy"
-    )  # after the longest pause of the device
+    assert report.linked.get_name(
+        int(report.linked.device[report.linked.step[report.linked.device] == 0][0])
+    ).startswith("Memcpy")  # after the longest pause of the device
 
 
 def test_kernels_alone_cannot_be_predicted_and_have_no_what_ifs(tmp_path):
     path = write_trace(tmp_path / "t.json", kernels_only())
-    for question in (TraceQuestion(twice=("gemm",)),):
+    for question in (TraceOptions(twice=("gemm",)),):
         with pytest.raises(TraincastError, match="no launches of its kernels"):
             analyse_traces([path], question)
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.traces import damaged
-from traincast.traces.events import EVENT, Kind, TimelineTrace, blank_events
+from traincast.traces.events import EVENT, Kind, TimelineTrace, make_blank_events
 from traincast.traces.formats import FORMATS, SUFFIXES, read_trace_file
 from traincast.traces.nodes import ExecutionTrace
 from traincast.utils.errors import TraincastError
@@ -49,7 +49,7 @@ def test_folders_are_searched_for_the_files_of_every_format():
 
 
 def test_blank_events_know_nothing():
-    (row,) = blank_events(1)
+    (row,) = make_blank_events(1)
 
     assert row.dtype == EVENT
     assert (row["correlation"], row["stream"], row["bytes"], row["sequence"]) == (-1, -1, -1, -1)

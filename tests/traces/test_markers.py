@@ -7,16 +7,16 @@ import json
 import pytest
 
 from tests.traces.timelines import event, kernel, launch
-from traincast.traces.breakdown import breakdown
+from traincast.traces.breakdown import compute_breakdown
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
+from traincast.traces.link import link_trace
 from traincast.utils.errors import TraincastError
 
 
 def run(tmp_path, *events, marker=""):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 5), *events]}))
-    return link(read_kineto(path), marker)
+    return link_trace(read_kineto(path), marker)
 
 
 def loop(name, *starts):
@@ -100,7 +100,7 @@ def test_idle_time_is_the_synchronisation_only_while_it_lasts(tmp_path):
         launch(2, 705), kernel(2, 712, 288),
     )  # fmt: skip
 
-    (step,) = breakdown(tied)
+    (step,) = compute_breakdown(tied)
 
     assert step.synchronised == pytest.approx(5e-6)  # from the kernel's end to the call's
     assert step.host_bound == pytest.approx(15e-6 + 610e-6 - 5e-6)
@@ -115,7 +115,7 @@ def test_graph_nodes_are_the_reason_where_they_are(tmp_path):
         kernel(1, 2, 98), kernel(1, 600, 400, name="late_node"),
     )  # fmt: skip
 
-    (step,) = breakdown(tied)
+    (step,) = compute_breakdown(tied)
 
     assert step.graph_nodes == pytest.approx(500e-6)
     assert step.evidence["graph_nodes"] == "late_node"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, write_trace
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
-from traincast.traces.periods import periodic_rows
+from traincast.traces.link import link_trace
+from traincast.traces.periods import find_periodic_rows
 from traincast.traces.replay.analysis import analyse_traces
 
 LAYERS, STEP_US = 20, 1000.0
@@ -39,7 +39,7 @@ def test_a_step_is_what_comes_again_whole_and_not_a_layer(tmp_path):
 
     assert (tied.marked, tied.period) == (True, length)
     assert [step.seconds for step in tied.steps] == pytest.approx([1e-6 * (500 + 10 * length)] * 3)
-    assert tied.name(int(tied.scopes[tied.step[tied.scopes] == 0][0])) == "aten::embed"  # after the pause
+    assert tied.get_name(int(tied.scopes[tied.step[tied.scopes] == 0][0])) == "aten::embed"  # after the pause
 
 
 def test_kernels_that_come_once_at_the_begin_do_not_hide_it(tmp_path):
@@ -73,8 +73,8 @@ def test_the_page_says_how_steps_were_told(tmp_path):
 @pytest.mark.parametrize("file", ["hta_recsys_a100_rank3of8/kineto_rank3", "hta_cuda_graph_a100/kineto_rank0of16"])
 def test_steps_of_public_traces_are_as_long_as_between_their_markers(shared_data, file):
 
-    tied = link(read_kineto(shared_data / f"traces/{file}.json.gz"))
-    rows, _ = periodic_rows(tied.trace, tied.thread, tied.scope, tied.launch)
+    tied = link_trace(read_kineto(shared_data / f"traces/{file}.json.gz"))
+    rows, _ = find_periodic_rows(tied.trace, tied.thread, tied.scope, tied.launch)
 
     starts = tied.events["start"][rows]
     lengths = sorted(1e-9 * (starts[1:] - starts[:-1]))

@@ -165,4 +165,4 @@ def test_chakra_nodes_have_their_dependencies(tmp_path):
 def test_amd_traces_are_linked_by_correlation(shared_data):
     trace = read_kineto(shared_data / "traces/tracelens_mi300x_resnet/kineto_rank0of8.json.gz")
     assert trace.device_name == "AMD Instinct MI300X"
-    assert (trace.events["bytes"][trace.of_kind(Kind.MEMCPY)] > 0).sum() == 366
+    assert (trace.events["bytes"][trace.find_rows(Kind.MEMCPY)] > 0).sum() == 366

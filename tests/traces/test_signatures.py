@@ -8,7 +8,7 @@ import pytest
 
 from tests.traces.timelines import event, linked, step
 from traincast.traces.arguments import parse_arguments
-from traincast.traces.outputs import derive_outputs, split_out, window_of
+from traincast.traces.outputs import derive_outputs, infer_window, split_out
 from traincast.traces.signatures import SignatureReader
 
 
@@ -25,7 +25,11 @@ def signatures(tmp_path, *events):
     """Signature of every op by name."""
     tied = linked(tmp_path, step(*events))
     reader = SignatureReader(tied)
-    return {tied.name(row): reader.signature(row) for row in tied.host.tolist() if tied.trace.events["kind"][row] == 0}
+    return {
+        tied.get_name(row): reader.get_signature(row)
+        for row in tied.host.tolist()
+        if tied.trace.events["kind"][row] == 0
+    }
 
 
 def test_numbers_are_no_tensors_and_names_of_types_differ():
@@ -82,7 +86,7 @@ def test_results_follow_from_inputs(name, shapes, backward, result):
     [(224, 112, 7, (2, 3)), (56, 28, 1, (2, 0)), (56, 56, 3, (1, 1)), (28, 14, 3, (2, 1)), (10, 99, 3, None)],
 )
 def test_stride_and_padding_of_a_window_follow_from_three_sizes(image, result, kernel, found):
-    assert window_of(image, result, kernel) == found
+    assert infer_window(image, result, kernel) == found
 
 
 def test_a_convolution_learns_its_result_from_its_gradient(tmp_path):

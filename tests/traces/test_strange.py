@@ -1,4 +1,4 @@
-"""Traces of strangers: what is missing, doubled or hostile is refused or noted, and sizes cost in proportion."""
+"""Traces of untrusted input: what is missing, doubled or hostile is rejected or noted, and sizes cost in proportion."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_huge_sizes_make_no_workload_or_one_line(tmp_path, capsys):
 
 
 def many(count, *, threads=False, streams=False):
-    """So many ops of one launch each, all on one thread and stream, or each on its own."""
+    """This many ops of one launch each, all on one thread and stream, or each on its own."""
     events = [event("user_annotation", "ProfilerStep#1", 0, 250 * count, 0)]
     for number in range(count):
         at, tid, stream = 250 * number + 10, number if threads else 0, number if streams else 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
+from traincast.traces.link import link_trace
 
 
 def event(cat, name, ts, dur, tid=1, **args):
@@ -25,7 +25,7 @@ def event(cat, name, ts, dur, tid=1, **args):
 def linked(tmp_path, events):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    return link(read_kineto(path))
+    return link_trace(read_kineto(path))
 
 
 def step(*events, start=0, length=1000):

@@ -14,17 +14,17 @@ from traincast.ir.edit import with_dtype, without_phase
 from traincast.ir.program import Columns
 from traincast.ir.validate import validate
 from traincast.models.catalog import load_model
-from traincast.models.data_parallel import data_parallel
-from traincast.models.sharded_dlrm.recommender import sharded_recommender
-from traincast.transforms.accumulation import accumulated
-from traincast.transforms.batching import batched_bags
-from traincast.transforms.checkpointing import checkpointed
-from traincast.transforms.cuda_graph import graphed_step
-from traincast.transforms.fusion import compiled_step, fused
-from traincast.transforms.optimizing import with_optimizer
+from traincast.models.data_parallel import apply_data_parallel
+from traincast.models.sharded_dlrm.recommender import build_sharded_recommender
+from traincast.transforms.accumulation import accumulate_gradients
+from traincast.transforms.batching import batch_bags
+from traincast.transforms.checkpointing import checkpoint_layers
+from traincast.transforms.cuda_graph import apply_cuda_graphs
+from traincast.transforms.fusion import compile_step, fuse_ops
+from traincast.transforms.optimizing import change_optimizer
 from traincast.transforms.retyping.edit import with_autocast, with_weights
-from traincast.transforms.streams import moved
-from traincast.transforms.table_edits import added, dropped
+from traincast.transforms.streams import move_to_stream
+from traincast.transforms.table_edits import add_table, drop_tables
 from traincast.utils.errors import TraincastError
 
 Transform = Callable[[Workload], Workload]
@@ -38,22 +38,22 @@ TRANSFORMS: dict[str, Transform] = {
     "no optimizer": lambda step: without_phase(step, Phase.OPTIMIZER),
     "no backward": lambda step: without_phase(step, Phase.BACKWARD),
     "another type": lambda step: with_dtype(step, {"float32": "int32"}),
-    "compiled": lambda step: compiled_step(step, lowering_context(step)),
-    "fused": lambda step: fused(step)[0],
-    "graphs": lambda step: graphed_step(step)[0],
-    "accumulated": lambda step: accumulated(step, 3)[0],
-    "batched bags": lambda step: batched_bags(step)[0],
-    "checkpointed": lambda step: checkpointed(step, "layers")[0],
-    "another optimizer": lambda step: with_optimizer(step, "adam")[0],
-    "another stream": lambda step: moved(step, "aten::addmm", 1)[0],
-    "without a table": lambda step: dropped(step, ["0"])[0],
-    "with a table": lambda step: added(step, 1000, 100)[0],
+    "compiled": lambda step: compile_step(step, lowering_context(step)),
+    "fused": lambda step: fuse_ops(step)[0],
+    "graphs": lambda step: apply_cuda_graphs(step)[0],
+    "accumulated": lambda step: accumulate_gradients(step, 3)[0],
+    "batched bags": lambda step: batch_bags(step)[0],
+    "checkpointed": lambda step: checkpoint_layers(step, "layers")[0],
+    "another optimizer": lambda step: change_optimizer(step, "adam")[0],
+    "another stream": lambda step: move_to_stream(step, "aten::addmm", 1)[0],
+    "without a table": lambda step: drop_tables(step, ["0"])[0],
+    "with a table": lambda step: add_table(step, 1000, 100)[0],
     "autocast": lambda step: with_autocast(step, "bfloat16")[0],
     "16 bits": lambda step: with_weights(step, "bfloat16")[0],
-    "data parallel": lambda step: data_parallel(step, 4),
-    "sharded": lambda step: sharded_recommender(step, 2, memory_bytes=80e9, gpus_per_node=8)[0],
-    "parallel, accumulated, compiled": lambda step: compiled_step(
-        accumulated(data_parallel(step, 4), 2)[0], lowering_context(step)
+    "data parallel": lambda step: apply_data_parallel(step, 4),
+    "sharded": lambda step: build_sharded_recommender(step, 2, memory_bytes=80e9, gpus_per_node=8)[0],
+    "parallel, accumulated, compiled": lambda step: compile_step(
+        accumulate_gradients(apply_data_parallel(step, 4), 2)[0], lowering_context(step)
     ),
 }
 REFUSED = {

@@ -10,7 +10,7 @@ from traincast.simulator.scenario.predict import load_step, predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
-from traincast.transforms.cuda_graph import graphed_step
+from traincast.transforms.cuda_graph import apply_cuda_graphs
 
 
 def names(program, phase):
@@ -24,16 +24,16 @@ def names(program, phase):
 def test_a_step_without_waits_is_one_graph_and_one_launch():
     question = Scenario(workload="bert-large", on="a100-80gb", batch_size=1, seq_len=128)
     eager = predict(question)
-    answer = predict(question.replace(cuda_graph=True))
+    result = predict(question.replace(cuda_graph=True))
 
-    assert any("replayed as 1 CUDA graph," in warning for warning in answer.warnings)
-    assert answer.host < 0.05 * eager.host
-    assert answer.device_active == pytest.approx(eager.device_active, rel=0.05)
-    assert answer.device_active <= answer.iteration < eager.iteration
+    assert any("replayed as 1 CUDA graph," in warning for warning in result.warnings)
+    assert result.host < 0.05 * eager.host
+    assert result.device_active == pytest.approx(eager.device_active, rel=0.05)
+    assert result.device_active <= result.iteration < eager.iteration
 
 
 def test_inputs_are_copied_before_the_graph():
-    workload, _ = graphed_step(load(Scenario(workload="dlrm-mlperf", batch_size=64)))
+    workload, _ = apply_cuda_graphs(load(Scenario(workload="dlrm-mlperf", batch_size=64)))
     (program,) = workload.programs
     assert not any(name.startswith((LAUNCH, NODE)) for name in names(program, Phase.INPUT))
     assert any(name.startswith(NODE) for name in names(program, Phase.BACKWARD))
@@ -41,7 +41,7 @@ def test_inputs_are_copied_before_the_graph():
 
 def test_what_breaks_a_graph_is_named_and_runs_between_two():
     # Given a DLRM of the papers, whose interaction indexes with tensors of the host
-    workload, said = graphed_step(load(Scenario(workload="dlrm-default", batch_size=512)))
+    workload, said = apply_cuda_graphs(load(Scenario(workload="dlrm-default", batch_size=512)))
 
     assert "replayed as 6 CUDA graphs" in said
     assert "the host waits in aten::_index_put_impl_, aten::_to_copy, aten::index" in said
@@ -52,5 +52,5 @@ def test_what_breaks_a_graph_is_named_and_runs_between_two():
 
 def test_ranks_keep_sharing_what_they_share():
     step, _ = load_step(resolve(Scenario(workload="dlrm-ddp", on="dgx-a100", batch_size=64, gpus=4)))
-    graphed, _ = graphed_step(step)
+    graphed, _ = apply_cuda_graphs(step)
     assert len({id(p.columns) for p in graphed.programs}) == len({id(p.columns) for p in step.programs})

@@ -12,7 +12,7 @@ from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, peak_memory
 from traincast.ir.ops import Scalar, TensorSpec
 from traincast.ir.validate import validate_workload
-from traincast.transforms.fusion import FUSED, compiled_step
+from traincast.transforms.fusion import FUSED, compile_step
 
 CONTEXT = LoweringContext()
 X = spec(64, 256)
@@ -31,18 +31,18 @@ class StepBuilder:
     def make(self, name: str, nbytes: int, *, before_step: bool = False) -> None:
         """A tensor that the next op allocates, or that is there before the step."""
         kind = StorageKind.INPUT if before_step else StorageKind.ACTIVATION
-        self.storages[name] = self.builder.storage(nbytes, kind, before_step=before_step)
-        self.tensors[name] = self.builder.tensor(self.storages[name])
+        self.storages[name] = self.builder.add_storage(nbytes, kind, before_step=before_step)
+        self.tensors[name] = self.builder.add_tensor(self.storages[name])
 
     def run(self, op: str, reads: str, writes: str, out: TensorSpec = X, **scalars: Scalar) -> StepBuilder:
         """Adds `aten::op`; a result that is also read is written in place."""
-        self.builder.scope(f"aten::{op}", Phase.FORWARD)
+        self.builder.open_scope(f"aten::{op}", Phase.FORWARD)
         for name in writes.split():
             if name not in self.tensors:
                 self.make(name, X.nbytes)
         inputs = tuple(X for _ in reads.split())
         signature = Signature(f"aten::{op}", inputs, (out,), tuple(scalars.items()))
-        self.builder.op(
+        self.builder.add_op(
             signature, [self.tensors[name] for name in reads.split()], [self.tensors[name] for name in writes.split()]
         )
         return self
@@ -51,9 +51,9 @@ class StepBuilder:
         """The compiled program; all but `results` is freed at its end."""
         for name, storage in self.storages.items():
             if name not in results:
-                self.builder.free(storage)
-        workload = Workload(name="w", programs=(self.builder.build(),), mode="inference")
-        step = compiled_step(workload, CONTEXT)
+                self.builder.free_storage(storage)
+        workload = Workload(name="w", programs=(self.builder.build_program(),), mode="inference")
+        step = compile_step(workload, CONTEXT)
         validate_workload(step)
         return step.programs[0]
 
@@ -111,9 +111,9 @@ def test_reductions_to_unlike_rows_stay_apart() -> None:
 def test_an_op_on_row_sums_runs_with_the_sums() -> None:
     sums = spec(64)
     builder = StepBuilder("x").run("tanh", "x", "a").run("sum", "a", "s", out=sums, dim=(1,))
-    builder.builder.scope("aten::sqrt", Phase.FORWARD)
+    builder.builder.open_scope("aten::sqrt", Phase.FORWARD)
     builder.make("r", sums.nbytes)
-    builder.builder.op(Signature("aten::sqrt", (sums,), (sums,)), [builder.tensors["s"]], [builder.tensors["r"]])
+    builder.builder.add_op(Signature("aten::sqrt", (sums,), (sums,)), [builder.tensors["s"]], [builder.tensors["r"]])
     assert kernels(builder.compiled("r")) == ["tanh sum sqrt"]
 
 
@@ -148,16 +148,16 @@ def test_built_in_models_get_faster_and_keep_their_calls(model: str) -> None:
 
 
 def test_a_compiled_step_can_change_its_batch() -> None:
-    small = compiled_step(load("gpt2-large", batch_size=2, seq_len=128, mode="inference"), CONTEXT)
-    other = compiled_step(load("gpt2-large", batch_size=4, seq_len=256, mode="inference"), CONTEXT)
+    small = compile_step(load("gpt2-large", batch_size=2, seq_len=128, mode="inference"), CONTEXT)
+    other = compile_step(load("gpt2-large", batch_size=4, seq_len=256, mode="inference"), CONTEXT)
     resized = small.resized(batch_size=4, seq_len=256)
     assert [op.signature for op in resized.programs[0].ops] == [op.signature for op in other.programs[0].ops]
     assert any(op.name == FUSED for op in resized.programs[0].ops)
 
 
 def test_compiling_twice_changes_nothing() -> None:
-    once = compiled_step(load("bert-large", mode="inference"), CONTEXT)
-    assert compiled_step(once, CONTEXT) is once
+    once = compile_step(load("bert-large", mode="inference"), CONTEXT)
+    assert compile_step(once, CONTEXT) is once
 
 
 def test_a_training_step_is_compiled_where_its_model_runs() -> None:

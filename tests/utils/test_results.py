@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.results import Result, ResultList, flat
+from traincast.utils.results import Result, ResultList, drop_nested_values
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,4 +108,4 @@ def test_what_a_subclass_must_say_is_refused_without_it(call):
 
 
 def test_flat_rows_have_plain_values_only():
-    assert flat({"a": 1, "b": [2], "c": {"d": 3}, "e": None}) == {"a": 1, "e": None}
+    assert drop_nested_values({"a": 1, "b": [2], "c": {"d": 3}, "e": None}) == {"a": 1, "e": None}

@@ -15,7 +15,7 @@ Progress = Callable[[float], None]
 
 
 def _silent(_: float) -> None:
-    """Hears progress and says nothing."""
+    """Ignores progress."""
 
 
 def fit(
@@ -43,7 +43,7 @@ def evaluate(
     progress: Progress = _silent,
     **machine: Unpack[MachineOptions],
 ) -> Evaluation:
-    """Predicted against published measurements, case by case, beside what others score (errors in percent). The
+    """Predicted against published measurements, case by case, alongside what others score (errors in percent). The
     measurements are in the folder `data` (default $TRAINCAST_DATA). The suites "here" and "sharding" run steps on this
     `machine` instead (see `MachineOptions`); `data` is then where they keep what they find (default: by its store)."""
     from traincast_evaluation.measurements import measurements_folder

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.hardware import Device, device_by_name
+from traincast.hardware import Device, find_device_by_name
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.errors import TraincastError, printable, shown, unknown
+from traincast.utils.errors import TraincastError, escape_text, make_unknown_error, shorten_value
 from traincast.utils.files.parquet import MAX_ROWS, check_parquet_size
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 0.2
 """Of the rows: what no fit may see."""
 HASH_SEED = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, the increment of SplitMix64; the multipliers of `held_out` are that generator's too."""
-_LARGEST = 1e15  # beyond every size and time that was measured; products of a few stay finite
+_LARGEST = 1e15  # beyond every size and time that was measured; GEMMs of a few stay finite
 _LISTED = 4  # odd rows that a message names after the first; the others are counted
 
 
@@ -160,7 +160,9 @@ def _numbers(table: MeasuredTable, column: pl.Series) -> FloatArray:
         raise TraincastError(f"'{table.file}', column '{column.name}': {column.dtype} is not a number") from None
     lost = (values.is_null() & column.is_not_null()) | (values.fill_nan(None).abs() > _LARGEST).fill_null(value=False)
     reason = f"is not a number of at most {_LARGEST:g}"
-    refuse(table, column.name, [(row, f"{shown(column[row])} {reason}") for row in np.flatnonzero(lost).tolist()])
+    refuse(
+        table, column.name, [(row, f"{shorten_value(column[row])} {reason}") for row in np.flatnonzero(lost).tolist()]
+    )
     return values.to_numpy()
 
 
@@ -175,16 +177,16 @@ def refuse(table: MeasuredTable, column: str, odd: Sequence[Odd]) -> None:
 
 
 def check_positive(table: MeasuredTable, column: str) -> None:
-    """Refuses a table with anything but finite numbers above zero in this column."""
+    """Rejects a table with anything but finite numbers above zero in this column."""
     values = table.number(column)
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
     refuse(table, column, [(row, f"{values[row]} is not a positive number") for row in bad.tolist()])
 
 
 def check_among(table: MeasuredTable, column: str, known: Collection[str]) -> None:
-    """Refuses a table with a word in this column that nobody knows what to do with."""
+    """Rejects a table with a word in this column that nobody knows what to do with."""
     odd = [
-        (row, str(unknown(column, str(value), known, f"Known are {', '.join(known)}.")))
+        (row, str(make_unknown_error(column, str(value), known, f"Known are {', '.join(known)}.")))
         for row, value in enumerate(table.text(column))
         if value not in known
     ]
@@ -197,7 +199,7 @@ def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
     devices, odd = [], []
     for name, row in zip(names, first, strict=True):
         try:
-            devices.append(device_by_name(str(name)))
+            devices.append(find_device_by_name(str(name)))
         except TraincastError as error:
             odd.append((int(row), str(error)))
     refuse(table, column, odd)
@@ -221,13 +223,13 @@ def only_present(
 def check_possible(
     table: MeasuredTable, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us"
 ) -> None:
-    """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
+    """Rejects a table with a row three times faster than the data sheet allows (`least_seconds`)."""
     bad = np.flatnonzero(seconds * 3 < least_seconds)
     odd = [
         (
             row,
             f"{1e6 * seconds[row]:.4g} us is more than 3 times faster than the sheet of "
-            f"'{printable(str(table.text('device')[row]))}' allows ({1e6 * least_seconds[row]:.4g} us)",
+            f"'{escape_text(str(table.text('device')[row]))}' allows ({1e6 * least_seconds[row]:.4g} us)",
         )
         for row in bad.tolist()
     ]

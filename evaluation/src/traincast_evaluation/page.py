@@ -12,7 +12,7 @@ from traincast.app.pages.page import Page, Section
 from traincast.app.pages.parts import records_table, warnings_html
 from traincast.app.pages.provenance import software_section
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import read_document, shown_path
+from traincast.utils.files.reading import format_path, read_document
 
 _NUMBERS = ("n", "gmae", "mape", "median", "worst", "bias")
 _WORST = 10
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 def evaluation_file_page(path: Path) -> Page:
     """The page of what `evaluate` printed as JSON into a file."""
     document = read_document(path)
-    where = shown_path(path)
+    where = format_path(path)
     summary = document.get("summary") if isinstance(document, dict) else None
     cases = document.get("cases", []) if isinstance(document, dict) else []
     if not summary or not _are_rows(summary) or not _are_rows(cases):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.utils.display.text import table
+from traincast.utils.display.text import format_table
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.suites.cases import Outcome
 from traincast_evaluation.suites.registry import Evaluation
@@ -30,11 +30,11 @@ def summary_text(rows: Sequence[ErrorRow]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    return table(header, cells, right=(2, 3, 4, 5, 6, 7, 8))
+    return format_table(header, cells, right=(2, 3, 4, 5, 6, 7, 8))
 
 
 def cases_text(outcomes: Sequence[Outcome]) -> str:
-    """One line per case, with the errors of others beside ours, and the spread of repeated measurements where it is
+    """One line per case, with the errors of others alongside ours, and the spread of repeated measurements where it is
     known (percent)."""
     others = list(dict.fromkeys(name for outcome in outcomes for name in outcome.case.others))
     repeated = ("spread",) if any(outcome.case.spread_percent is not None for outcome in outcomes) else ()
@@ -55,4 +55,4 @@ def cases_text(outcomes: Sequence[Outcome]) -> str:
     ]
     covered = sum(outcome.covered for outcome in outcomes)
     inside = f"inside the 90 % interval: {covered} of {len(outcomes)}"
-    return table(header, cells, right=tuple(range(2, len(header)))) + f"\n{inside}"
+    return format_table(header, cells, right=tuple(range(2, len(header)))) + f"\n{inside}"

@@ -1,4 +1,4 @@
-"""The Python API: one call per verb of the command line, with the same answers.
+"""The Python API: one call per command of the command line, with the same results.
 
 Everything is imported when it is needed, so that `import traincast` costs little and a prediction needs no torch.
 """
@@ -26,7 +26,7 @@ from traincast.app.machine import self_check as self_check
 
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
-    from traincast.app.pages.written import WrittenPage
+    from traincast.app.pages.writing import WrittenPage
     from traincast.capturing.script import Recording
     from traincast.hardware.platform import Platform
     from traincast.ir.given import OpCost
@@ -48,7 +48,7 @@ Progress = Callable[[float], None]
 
 
 def _silent(_: float) -> None:
-    """Hears progress and says nothing."""
+    """Ignores progress."""
 
 
 def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Prediction:
@@ -107,11 +107,11 @@ def capture(
     where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank.
     """
     from traincast.capturing.from_file import capture_function
-    from traincast.capturing.progress import heard_by
+    from traincast.capturing.progress import notify_listener
     from traincast.ir.file import save_workload
     from traincast.simulator.scenario.costs import read_costs
 
-    with heard_by(progress):
+    with notify_listener(progress):
         workload = capture_function(
             function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
             assume=assume, arguments=arguments,
@@ -187,7 +187,7 @@ def trace(
     kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
     (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
     """
-    from traincast.traces.ask import trace as answer
+    from traincast.traces.entry import analyse_trace_files as answer
 
     return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
 
@@ -195,7 +195,7 @@ def trace(
 def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
     """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
     ops, matched by name and shape, explain it. `step_marker` is as in `trace`."""
-    from traincast.traces.ask import compare_traces as answer
+    from traincast.traces.entry import compare_traces as answer
 
     return answer(before, after, step_marker=step_marker)
 
@@ -215,7 +215,7 @@ def write_report(
     """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
     timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour; `against` is the traced run that
     another one is to be compared with."""
-    from traincast.app.pages.written import page_of, with_what_ifs, write_page
+    from traincast.app.pages.writing import page_of, with_what_ifs, write_page
 
     return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
 

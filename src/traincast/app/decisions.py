@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.planner.parallelism.plan import Plan
-    from traincast.planner.sharding.result import ShardingAnswer
+    from traincast.planner.sharding.result import ShardingResult
     from traincast.planner.what_if.advice import Advice
     from traincast.planner.what_if.result import WhatIf
     from traincast.planner.what_if.sensitivity import Sensitivity
@@ -36,7 +36,7 @@ def whatif(
     `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run, `power_watts` the power
     limit of a GPU (default: that of its sheet). Other keywords are those of `predict`.
     """
-    from traincast.planner.what_if.ask import ask
+    from traincast.planner.what_if.compare import ask
     from traincast.planner.what_if.money import Prices
 
     prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
@@ -134,7 +134,7 @@ def plan(
     searched. A long search runs in `processes` (default one per core); the
     plan is the same.
     """
-    from traincast.planner.parallelism.ask import plan as answer
+    from traincast.planner.parallelism.entry import plan as answer
     from traincast.simulator.scenario.fields import scenario_from
     from traincast.utils.parallel.where import search_workers
 
@@ -158,16 +158,16 @@ def shard(
     torchrec: bool = True,
     processes: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
-) -> ShardingAnswer:
+) -> ShardingResult:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
 
     `tables` is a YAML, CSV or Parquet file, a TorchRec module description (.json) or a built-in set ("mlperf-dlrm",
     ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
     the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
     `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `processes`
-    (default one per core); the answer is the same.
+    (default one per core); the result is the same.
     """
-    from traincast.planner.sharding.ask import shard as answer
+    from traincast.planner.sharding.entry import shard as answer
     from traincast.utils.parallel.where import search_workers
 
     return answer(

@@ -21,7 +21,7 @@ Progress = Callable[[float], None]
 
 
 def _silent(_: float) -> None:
-    """Hears progress and says nothing."""
+    """Ignores progress."""
 
 
 def _variant(fields: VariantFields) -> Scenario:
@@ -113,7 +113,7 @@ def self_check(device: str = "cpu") -> SelfCheck:
 
 def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = "wall") -> Calibrated:
     """Fits the profile of a machine from the store that `bench` filled, and writes it to the file `out` (default: where
-    `on="here"` looks). The answer has the errors on a held-out fifth (percent). Needs polars."""
+    `on="here"` looks). The result has the errors on a held-out fifth (percent). Needs polars."""
     from traincast.calibration.here import fit_store as run
 
     return run(Path(store), None if out is None else Path(out), clock)

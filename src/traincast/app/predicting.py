@@ -44,5 +44,5 @@ def _predict_here(scenario: Scenario) -> Prediction:
     check_used(scenario, "here")
     assert isinstance(scenario.on, str)
     variant = scenario.replace(dtype=scenario.dtype or "fp32")
-    answer = predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
-    return replace(answer, scenario=settings_of_kind(variant, "here", answer))
+    result = predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
+    return replace(result, scenario=settings_of_kind(variant, "here", result))

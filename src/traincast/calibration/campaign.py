@@ -16,7 +16,7 @@ from traincast.calibration.measure import Source
 from traincast.costs.cpu.machine import profile_file
 from traincast.costs.cpu.profile import load_profile
 from traincast.simulator.scenario.scenario import Scenario as Variant
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.results import Records, Result
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _SHARES = {"host": 0.25, "together": 0.09, "copies": 0.02, "exchanges": 0.14}  #
 _AGAIN_SHARE = 0.3  # of what single ops get, for a second visit, on operands of their own
 _SELDOM, _STEADY = 5, ("gemm", "conv")  # families that compute differ little from visit to visit: every fifth of them
 _SHOWN = 5  # kinds of ops that would narrow the interval most
-_SECONDS_PER_SAMPLE = 0.07  # allocation, repetitions and the reference beside them, twice, on one core
+_SECONDS_PER_SAMPLE = 0.07  # allocation, repetitions and the reference alongside them, twice, on one core
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -113,7 +113,7 @@ def bench(
     minute how much of the workload's time is."""
     seconds = parse_budget(budget)
     if not 0 <= seed < 1 << 32:
-        raise TraincastError(f"`seed` is {shown(seed)}; give a whole number from 0")
+        raise TraincastError(f"`seed` is {shorten_value(seed)}; give an integer from 0")
     folder = store or store_folder(device)
     needed = None if workload is None else _needed(workload, variant or Variant(dtype="fp32"), device)
     tasks = _plan(device, seed) if needed is None else iter(needed.tasks)
@@ -152,7 +152,7 @@ def _beside_ops(
     device: Device, store: Store, seed: int, started: float, seconds: float, progress: Callable[[float], None]
 ) -> list[str]:
     """What is no single op: the host's overheads, copies, collectives, each for its share of the time."""
-    from traincast.calibration.bench.parts import measure_copies, measure_exchanges, measure_host, measure_together
+    from traincast.calibration.bench.parts import measure_collectives, measure_copies, measure_host, measure_together
 
     def go_on() -> None:
         progress(min(1.0, (time.monotonic() - started) / seconds))
@@ -161,7 +161,7 @@ def _beside_ops(
     notes = measure_host(device, store, seed, share["host"], go_on)
     notes += measure_together(device, store, seed, share["together"], go_on)
     notes += measure_copies(device, store, seed, share["copies"], go_on)
-    return notes + measure_exchanges(device, store, seed, share["exchanges"], go_on)
+    return notes + measure_collectives(device, store, seed, share["exchanges"], go_on)
 
 
 def _single_ops(
@@ -185,7 +185,7 @@ def _single_ops(
 
 
 def _seconds_of(seconds: float) -> dict[str, float]:
-    """What each part beside single ops gets of so many seconds."""
+    """What each part alongside single ops gets of this many seconds."""
     return {part: share * seconds for part, share in _SHARES.items()}
 
 

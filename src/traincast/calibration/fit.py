@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from traincast.calibration.waits import with_late
-from traincast.costs.cpu.crowding import fit_crowding
+from traincast.costs.cpu.collectives import fit_collectives, is_collective
+from traincast.costs.cpu.contention import fit_crowding
 from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
-from traincast.costs.cpu.exchanges import fit_exchanges, is_exchange
 from traincast.costs.cpu.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
 from traincast.costs.cpu.host_events import HOST_EVENTS
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.cpu.samples import Sample, calm_samples, is_copy, mean_visit, visits
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row, within
+from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
 
 _USUAL = Caches(1e6, 8e6)
 _L2 = (256e3, 384e3, 512e3, 768e3, 1e6, 1.5e6, 2e6, 3e6)
@@ -52,7 +52,7 @@ def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: s
 
 
 def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
-    single = [sample for sample in every if not is_exchange(sample.signature)]
+    single = [sample for sample in every if not is_collective(sample.signature)]
     calm = calm_samples(single)
     together = [sample for sample in calm if sample.plan]
     steady = [sample for sample in calm if sample.spread < _DISTURBED and not sample.plan]
@@ -71,7 +71,7 @@ def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -
     errors = [row for where, some in parts.items() for row in _errors(tried, some, caches, reference, clock, where)]
     errors += again
     models = _few_models(ops, caches, reference, clock) | _models(ops, caches, reference, clock, tried)
-    exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
+    exchanges, exchange_errors = fit_collectives([s for s in every if is_collective(s.signature)], reference)
     jitter = _jitter(steps)
     exchanges = with_late(exchanges, together, reference, jitter)
     errors = [*errors, *exchange_errors]
@@ -211,8 +211,8 @@ def _errors(
     errors = []
     for family, points in sorted(rows.items()):
         guessed, measured, sigmas = (np.array(column) for column in list(zip(*points, strict=True))[:3])
-        names, inside = [point[3] for point in points], within(guessed, measured, sigmas)
-        errors.append(error_row("held out", where + family, guessed, measured, names, inside=inside))
+        names, inside = [point[3] for point in points], is_within_interval(guessed, measured, sigmas)
+        errors.append(compute_error_row("held out", where + family, guessed, measured, names, inside=inside))
     return errors
 
 
@@ -223,7 +223,7 @@ def _jitter(steps: Sequence[Sample]) -> float:
 
 
 def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
-    """How far a second measurement of the same lies from the first: noise of single ones, which no model foresees."""
+    """How far a second measurement of the same is from the first: noise of single ones, which no model foresees."""
     families: dict[str, list[tuple[float, float, str]]] = {}
     for first, *others in visits(samples):
         assert first.signature is not None
@@ -232,7 +232,7 @@ def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
     rows = []
     for family, pairs in sorted((family, pairs) for family, pairs in families.items() if pairs):
         once, again, names = zip(*pairs, strict=True)
-        rows.append(error_row("held out", f"measured again: {family}", once, again, names))
+        rows.append(compute_error_row("held out", f"measured again: {family}", once, again, names))
     return rows
 
 

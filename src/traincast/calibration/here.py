@@ -19,7 +19,7 @@ from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result
 
@@ -113,13 +113,13 @@ def fit_store(folder: Path, out: Path | None, clock: str) -> Calibrated:
     from traincast.calibration.fit import fit_profile
 
     if not folder.is_dir():
-        raise TraincastError(f"no store '{shown_path(folder)}'; measure one with 'traincast bench'")
+        raise TraincastError(f"no store '{format_path(folder)}'; measure one with 'traincast bench'")
     store = Store(folder)
     if store.identity is None:
-        raise TraincastError(f"store '{shown_path(folder)}' is empty; measure with 'traincast bench'")
+        raise TraincastError(f"store '{format_path(folder)}' is empty; measure with 'traincast bench'")
     if store.identity.device != "cpu":
         raise TraincastError(
-            f"store '{shown_path(folder)}' is of a GPU ({store.identity.name}), whose steps are predicted with a "
+            f"store '{format_path(folder)}' is of a GPU ({store.identity.name}), whose steps are predicted with a "
             "platform; give `refine` the built-in one that it is, or the file of one that describes it"
         )
     profile, errors = fit_profile(store.samples(), store.identity.to_dict(), clock)

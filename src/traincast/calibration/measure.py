@@ -14,7 +14,7 @@ from traincast.models.catalog import list_models
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.simulator.scenario.scenario import Scenario as Variant
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.plugins import DEFINITIONS, require_plugin
 
 if TYPE_CHECKING:
@@ -62,23 +62,25 @@ def named_model(source: Source) -> str | DlrmConfig:
 
 
 def definitions(model: str | DlrmConfig) -> Any:
-    """What writes steps of built-in models and of DLRMs in PyTorch; a model that nobody knows is refused."""
+    """What writes steps of built-in models and of DLRMs in PyTorch; a model that nobody knows is rejected."""
     name = model if isinstance(model, str) else model.name
     if isinstance(model, str) and name not in {info.name for info in list_models()}:
         known = [info.name for info in list_models()]
-        raise unknown("model", name, known, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+        raise make_unknown_error(
+            "model", name, known, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION."
+        )
     return require_plugin(DEFINITIONS, "steps", f"{name} as a PyTorch model (FILE.py:FUNCTION is your own)")
 
 
 def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runnable:
     from traincast.capturing.from_file import load_function
-    from traincast.capturing.step import with_sizes
+    from traincast.capturing.step import adapt_to_sizes
 
     if callable(source):
         function, name = source, getattr(source, "__name__", "step")
     else:
         function, name = load_function(str(source)), Path(str(source).rpartition(":")[0]).stem
-    return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, with_sizes(function, variant.seq_len))
+    return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, adapt_to_sizes(function, variant.seq_len))
 
 
 def slug(source: Source) -> str:
@@ -92,10 +94,10 @@ def slug(source: Source) -> str:
 
 
 def check_sizes(variant: Variant, seconds: float) -> None:
-    """Refuses sizes and times that cannot be meant."""
+    """Rejects sizes and times that cannot be meant."""
     for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
         if value is not None and not 1 <= value <= MAX_BATCH:
-            raise TraincastError(f"`{what}` is {value}; give a whole number from 1 to {MAX_BATCH}")
+            raise TraincastError(f"`{what}` is {value}; give an integer from 1 to {MAX_BATCH}")
     if not 0 < seconds < inf:
         raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
 
@@ -119,7 +121,7 @@ def measure(
 
     check_sizes(variant, seconds)
     if clock not in CLOCKS:
-        raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
+        raise make_unknown_error("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
     opened = open_device(device)
     step = runnable(source, variant, device)
     free = opened.free_bytes()

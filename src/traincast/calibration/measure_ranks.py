@@ -40,7 +40,7 @@ class RanksStep:
 def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
     """The step of a model on this many ranks; without `drawn` it is only captured. Needs torch."""
     if not 2 <= ranks <= MOST_RANKS:
-        raise TraincastError(f"`gpus` is {ranks}; give a whole number of ranks from 2 to {MOST_RANKS}")
+        raise TraincastError(f"`gpus` is {ranks}; give an integer number of ranks from 2 to {MOST_RANKS}")
     if not variant.trains_eagerly or variant.optimizer == "none":
         raise TraincastError("ranks train together; leave out `mode`, `compiled` and `optimizer='none'`")
     name = str(source)
@@ -116,9 +116,9 @@ def measure_ranks(
         raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
     step = ranks_step(source, variant, ranks, device)
     job = {"step": str(source), "variant": variant.given(), "seconds": seconds, "most": repeats}
-    heard: list[dict[str, Any]] = []
-    run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
-    series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
+    on_result: list[dict[str, Any]] = []
+    run_ranks([job], ranks, each=on_result.append, module=__name__, device=device)
+    series = Series(*(np.array(on_result[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
     return Measured(
         workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=opened.identity(),
         clock="wall", summary=summarise(series, "wall", nominal), series=series, ranks=ranks,

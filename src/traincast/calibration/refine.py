@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.calibration.bench.host_overheads import is_overhead, overhead_of
 from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
-from traincast.costs.cpu.exchanges import exchanges_of, is_exchange
+from traincast.costs.cpu.collectives import is_collective, list_collectives
 from traincast.costs.cpu.samples import Sample, copy_of, is_copy
 from traincast.costs.host.names import current_name
 from traincast.costs.host.profile import HostProfile, load_host_profile
@@ -23,12 +23,12 @@ from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.device import HOST
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import CORRECTIONS, Platform, load_platform
 from traincast.hardware.topology import COLLECTIVE as COLLECTIVES
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
 from traincast.utils.results import Records, Result
 
@@ -40,8 +40,8 @@ _KERNEL_SPREAD, _COLLECTIVE_SPREAD = 0.25, 1.0  # of repetitions, beyond which a
 
 @dataclass(frozen=True, slots=True)
 class FamilyCorrection:
-    """`measured` over predicted time (geometric mean) of so many samples, and what is made of it: the `factor`. Errors
-    are mean absolute percentages before and after."""
+    """`measured` over predicted time (geometric mean) of this many samples, and what is made of it: the `factor`.
+    Errors are mean absolute percentages before and after."""
 
     family: str
     samples: int
@@ -86,7 +86,7 @@ class Refined(Result):
 def corrections(samples: Iterable[Sample], platform: Platform) -> tuple[FamilyCorrection, ...]:
     """Corrections from samples of ops that are one kernel of a family with a model, of collectives between GPUs of one
     node, and of what the host takes. Samples that were disturbed say nothing."""
-    joined = with_links(platform)
+    joined = add_default_links(platform)
     host = load_host_profile(platform.device.host, platform.device.host_slowness)
     every = [sample for sample in samples if sample.wall > 0.0]
     reference = float(np.median([sample.reference_wall for sample in every])) if every else 0.0
@@ -108,9 +108,9 @@ def _predicted(sample: Sample, platform: Platform) -> tuple[str, float]:
     disturbed."""
     device, topology = platform.device, platform.topology
     assert topology is not None
-    if is_exchange(sample.signature):
+    if is_collective(sample.signature):
         assert sample.signature is not None
-        met = exchanges_of(sample.signature, sample.ranks)
+        met = list_collectives(sample.signature, sample.ranks)
         if sample.spread > _COLLECTIVE_SPREAD or not 2 <= len(met) <= topology.gpus_per_node:
             return "", 0.0
         size = even_bytes([exchange.sent for exchange in met]) if met[0].sent else float(met[0].message_bytes)
@@ -165,15 +165,15 @@ def refine(folder: Path, key: str, out: Path | None) -> Refined:
     from traincast.calibration.bench.store import Store
 
     if not folder.is_dir():
-        raise TraincastError(f"no store '{shown_path(folder)}'; measure one with 'traincast bench'")
+        raise TraincastError(f"no store '{format_path(folder)}'; measure one with 'traincast bench'")
     store = Store(folder)
     if store.identity is None or store.identity.device != "cuda":
-        raise TraincastError(f"store '{shown_path(folder)}' holds no samples of a GPU; fit it without `refine`")
+        raise TraincastError(f"store '{format_path(folder)}' holds no samples of a GPU; fit it without `refine`")
     platform = load_platform(key)
     locked = store.identity.locked_clock_mhz
-    rows = corrections(store.samples(), platform.at_clock(locked) if locked else platform)
+    rows = corrections(store.samples(), platform.with_clock(locked) if locked else platform)
     if not rows:
-        raise TraincastError(f"store '{shown_path(folder)}' has no op that {key} has a model for; measure for longer")
+        raise TraincastError(f"store '{format_path(folder)}' has no op that {key} has a model for; measure for longer")
     wild = [row for row in rows if not CORRECTIONS[0] <= row.factor <= CORRECTIONS[1]]
     if wild:
         raise TraincastError(
@@ -189,10 +189,10 @@ def refine(folder: Path, key: str, out: Path | None) -> Refined:
 
 def _notes(name: str, locked: float, platform: Platform) -> tuple[str, ...]:
     """What a reader of the corrections has to know."""
-    said = []
+    notes = []
     if name != platform.device.name:
-        said.append(f"the store is of a '{name}' and {platform.key} describes a '{platform.device.name}'")
+        notes.append(f"the store is of a '{name}' and {platform.key} describes a '{platform.device.name}'")
     if locked:
-        said.append(f"measured at {locked:.0f} MHz: compared with {platform.key} at that clock")
-    assumed = with_links(platform).assumed
-    return (*said, *([assumed] if assumed else []))
+        notes.append(f"measured at {locked:.0f} MHz: compared with {platform.key} at that clock")
+    assumed = add_default_links(platform).assumed
+    return (*notes, *([assumed] if assumed else []))

@@ -1,6 +1,6 @@
 """What a collective takes longer inside a step than alone: threads sleep and are woken, ranks arrive apart.
 
-Small steps are run on several ranks at once. What each takes on the wall's clock beyond the walk of its own plan
+Small steps are run on several ranks at once. What each takes on the wall's clock beyond the simulation of its own plan
 (`rank_plan`), with collectives as they take alone, is divided by their number.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traincast.costs.cpu.exchanges import Exchange, ExchangeModels
+from traincast.costs.cpu.collectives import CollectiveModels, CpuCollective
 from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from traincast.costs.cpu.samples import Sample
 
 _MOST_STRETCHES = 10_000
-_CALM_SHARE = 0.5  # of the steps, those beside which the reference took least: neighbours make ranks wait, too
+_CALM_SHARE = 0.5  # of the steps, those alongside which the reference took least: neighbours make ranks wait, too
 _DISTURBED = 1.0  # relative spread of a step beyond which it says too little: ranks that wait for each other spread
 
 
@@ -39,7 +39,9 @@ def parse_plan(text: str, seconds: float) -> RankPlan:
         stretches, exchanges = json.loads(text)
         plan = RankPlan(
             tuple(Stretch(seconds * float(share), int(calls), int(awaits)) for share, calls, awaits in stretches),
-            tuple(Exchange(str(kind), int(size), tuple(int(part) for part in sent)) for kind, size, sent in exchanges),
+            tuple(
+                CpuCollective(str(kind), int(size), tuple(int(part) for part in sent)) for kind, size, sent in exchanges
+            ),
         )
         if not 0 < len(plan.stretches) <= _MOST_STRETCHES:
             raise ValueError(f"{len(plan.stretches)} stretches")
@@ -51,7 +53,7 @@ def parse_plan(text: str, seconds: float) -> RankPlan:
     return plan
 
 
-def with_late(models: ExchangeModels, steps: Iterable[Sample], reference: float, jitter: float) -> ExchangeModels:
+def with_late(models: CollectiveModels, steps: Iterable[Sample], reference: float, jitter: float) -> CollectiveModels:
     """The models with what collectives take longer inside a step: the median over the calmer half of the steps of ranks
     whose collectives were all measured, at least none."""
     late = []
@@ -59,7 +61,7 @@ def with_late(models: ExchangeModels, steps: Iterable[Sample], reference: float,
         if step.spread < _DISTURBED:
             plan = parse_plan(step.plan, reference * step.busy / step.reference_busy)
             if plan.exchanges and all(models.knows([one] * step.ranks) for one in plan.exchanges):
-                walked = step_seconds([plan] * step.ranks, models.cost, jitter)
-                late.append((reference * step.ratio("wall") - walked) / len(plan.exchanges))
+                simulated = step_seconds([plan] * step.ranks, models.cost, jitter)
+                late.append((reference * step.ratio("wall") - simulated) / len(plan.exchanges))
     calm = late[: math.ceil(_CALM_SHARE * len(late))]
     return replace(models, late=max(0.0, float(f"{np.median(calm):.4g}"))) if calm else models

@@ -1,4 +1,4 @@
-"""PyTorch to `Workload`, with no GPU: one iteration run on tensors without data, as CUDA would run it."""
+"""PyTorch to `Workload`, with no GPU: one iteration run on meta tensors, as CUDA would run it."""
 
 from traincast.capturing.torch_version import check_torch
 

@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.traits import traits
+from traincast.capturing.traits import get_traits
 from traincast.ir.ops import Scalar
 
 Arguments = list[tuple[str, Any]]
 
 
-def bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def bind_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """(name, value) of every argument of an op in schema order, defaults filled in."""
     given = len(args)
     return [
         (name, args[position] if position < given and not by_name else kwargs.get(name, default))
-        for position, (name, by_name, default) in enumerate(traits(func).parameters)
+        for position, (name, by_name, default) in enumerate(get_traits(func).parameters)
     ]
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def list_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in what an op takes or gives, in order: tensors, and lists, tuples and dictionaries of them."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -34,23 +34,23 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         if isinstance(item, torch.Tensor):
             found.append(item)
         elif isinstance(item, (list, tuple, dict)):
-            found.extend(tensors_in(item))
+            found.extend(list_tensors(item))
     return found
 
 
-def tensor_groups(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], list[torch.Tensor]]:
+def group_tensors(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], list[torch.Tensor]]:
     """(argument name, number of strided tensors) of every tensor argument, and the tensors themselves."""
     groups: list[tuple[str, int]] = []
     tensors: list[torch.Tensor] = []
     for name, value in arguments:
-        held = tensors_in(value)
+        held = list_tensors(value)
         if held:
             groups.append((name, sum(2 if t.layout is torch.sparse_coo else 1 for t in held)))
             tensors.extend(held)
     return tuple(groups), tensors
 
 
-def scalar_arguments(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
+def list_scalars(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
     """The arguments that are no tensors, by name.
 
     Devices are left out: tensors carry them; so is an op's `rank`, or no two ranks would run the same program.
@@ -64,21 +64,21 @@ def scalar_arguments(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
             if any(v is None for v in value):
                 scalars.append((f"{name}_given", tuple(v is not None for v in value)))
         elif name not in ("device", "generator", "layout", "pin_memory", "rank"):
-            scalars.append((name, _plain(value)))
+            scalars.append((name, _convert_scalar(value)))
     return tuple(scalars)
 
 
-def _plain(value: Any) -> Scalar:
+def _convert_scalar(value: Any) -> Scalar:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_plain(item) for item in value)
+        return tuple(_convert_scalar(item) for item in value)
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value).removeprefix("torch.")
     if isinstance(value, torch.ScriptObject):
         return _process_group(value)
     if isinstance(value, torch.UntypedStorage):
-        return int(value.nbytes())  # its text would be what happens to lie in memory
+        return int(value.nbytes())  # its text would be what happens to be in memory
     return str(value)
 
 

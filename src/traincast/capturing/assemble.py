@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp, stood_for
+from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp, get_original_name
 from traincast.capturing.storages import StorageBook
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
@@ -37,7 +37,7 @@ class HostScope:
     into: set[int] = field(default_factory=set)
 
 
-def host_scopes(tree: Iterable[Any]) -> list[HostScope]:
+def list_host_scopes(tree: Iterable[Any]) -> list[HostScope]:
     """The top-level events of a profiler's tree, in order, with the ops marked inside them.
 
     A mark that no dispatcher call surrounds belongs to a detach that autograd makes only because a mode is
@@ -48,15 +48,15 @@ def host_scopes(tree: Iterable[Any]) -> list[HostScope]:
         if event.name == UNRECORDED:
             continue
         backward = event.name.startswith(_ENGINE)
-        scope = HostScope(stood_for(event.name.removeprefix(_ENGINE)), backward)
-        _collect(event, scope)
+        scope = HostScope(get_original_name(event.name.removeprefix(_ENGINE)), backward)
+        _collect_ops(event, scope)
         scope.ops.sort()
         if scope.ops or not event.name.startswith((_DISPATCHED, OP_MARK, CONTROL_MARK)):
             scopes.append(scope)
     return scopes
 
 
-def _collect(event: Any, scope: HostScope) -> None:
+def _collect_ops(event: Any, scope: HostScope) -> None:
     """Adds the ops marked inside an event to the scope, and notes which additions are in place without a mode."""
     for child in event.children:
         if child.name.startswith(CONTROL_MARK):
@@ -64,14 +64,16 @@ def _collect(event: Any, scope: HostScope) -> None:
         elif child.name.startswith(OP_MARK) and event.name == _DISPATCHED:
             scope.ops.append(int(child.name.removeprefix(OP_MARK)))
         before = len(scope.ops)
-        _collect(child, scope)
+        _collect_ops(child, scope)
         if child.name == "aten::add" and event.name.startswith(_ENGINE):
             scope.sums.update(scope.ops[before:])
         elif child.name == "aten::add" and event.name in _ADD_INTO:
             scope.into.update(scope.ops[before:])
 
 
-def assemble(ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, batch_size: int, seq_len: int) -> Program:
+def assemble_program(
+    ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, batch_size: int, seq_len: int
+) -> Program:
     """The program of a recorded step."""
     kept = [index for scope in scopes for index in scope.ops]
     _check_complete(ops, kept)
@@ -81,21 +83,21 @@ def assemble(ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, ba
     _add_storages(builder, book, np.cumsum(np.bincount(kept, minlength=len(ops) + 1)) - 1)
     number: dict[int, int] = {}
     thread = 0
-    for scope, phase in zip(scopes, _phases(ops, scopes), strict=True):
-        on_engine = scope.backward or (thread == 1 and _in_backward(ops, scope))
+    for scope, phase in zip(scopes, _find_phases(ops, scopes), strict=True):
+        on_engine = scope.backward or (thread == 1 and _is_in_backward(ops, scope))
         changed = int(on_engine) != thread
         thread = int(on_engine)
-        builder.scope(scope.name, phase, thread=thread, after=builder.num_scopes - 1 if changed else -1)
+        builder.open_scope(scope.name, phase, thread=thread, after=builder.num_scopes - 1 if changed else -1)
         for index in scope.ops:
             op = ops[index]
-            number[index] = builder.op(
+            number[index] = builder.add_op(
                 op.signature, op.inputs, op.outputs,
                 module=op.module, forward=number.get(op.forward, -1), stream=op.stream,
             )  # fmt: skip
-    return builder.build()
+    return builder.build_program()
 
 
-def _in_backward(ops: list[RawOp], scope: HostScope) -> bool:
+def _is_in_backward(ops: list[RawOp], scope: HostScope) -> bool:
     """Whether a scope after an autograd node's is the engine's as well: callbacks at the end of backward run on its
     thread."""
     return bool(scope.ops) and all(ops[i].phase == Phase.BACKWARD for i in scope.ops)
@@ -120,7 +122,7 @@ def _sum_in_place(ops: list[RawOp], book: StorageBook, sums: set[int]) -> list[R
         if index in sums:
             made, target = op.outputs[0], op.inputs[0]
             same[made] = target
-            book.merge(made, target)
+            book.merge_storages(made, target)
             signature = replace(op.signature, name="aten::add_", outputs=op.signature.inputs[:1])
             op = replace(op, signature=signature, outputs=(target,))
         changed.append(op)
@@ -130,10 +132,10 @@ def _sum_in_place(ops: list[RawOp], book: StorageBook, sums: set[int]) -> list[R
 def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> None:
     """Storages and tensors; `place` gives for each op seen the last op kept up to it."""
     number: dict[int, int] = {}
-    used = {book.final(storage) for storage in book.tensor_storage}
-    aside = 0  # bytes that only lie there: samples kept one by one, as many as a batch has
+    used = {book.find_merged(storage) for storage in book.tensor_storage}
+    aside = 0  # bytes that only are there: samples kept one by one, as many as a batch has
     for info in book.recorded:
-        # What lies on the host and no op touches is no part of the step: modules make such tensors when first imported.
+        # What is on the host and no op touches is no part of the step: modules make such tensors when first imported.
         if info.merged_into is not None or (info.device != "cuda" and info.index not in used):
             continue
         # Host memory is not the device's: it takes no device bytes. Nor does what the step leaves on `meta`.
@@ -143,17 +145,17 @@ def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> Non
         if info.index not in used and info.kind == StorageKind.INPUT and info.alloc < 0 and info.free is None:
             aside += info.nbytes
             continue
-        number[info.index] = builder.storage(info.nbytes if held else 0, info.kind)
+        number[info.index] = builder.add_storage(info.nbytes if held else 0, info.kind)
         alloc = -1 if info.alloc < 0 else int(place[info.alloc])
         free = None if info.free is None else max(int(place[info.free]) if info.free >= 0 else -1, alloc, 0)
         builder.set_lifetime(number[info.index], alloc, free)
     if aside:
-        builder.storage(aside, StorageKind.INPUT)
+        builder.add_storage(aside, StorageKind.INPUT)
     for storage in book.tensor_storage:
-        builder.tensor(number[book.final(storage)])
+        builder.add_tensor(number[book.find_merged(storage)])
 
 
-def _phases(ops: list[RawOp], scopes: list[HostScope]) -> list[Phase]:
+def _find_phases(ops: list[RawOp], scopes: list[HostScope]) -> list[Phase]:
     phases: list[Phase] = []
     current = Phase.FORWARD
     for scope in scopes:

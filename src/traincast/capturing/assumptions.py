@@ -3,7 +3,7 @@
 An assumption has a kind, perhaps a place (`FILE:LINE`, or the line alone), and a value:
 
     mask=0.15             a mask keeps 15 % of its elements            padding=0.3   it keeps all but 30 %
-    branch=false          a decision on a tensor                       item=128      a whole number read from a tensor
+    branch=false          a decision on a tensor                       item=128      an integer read from a tensor
     lengths=64,128,256    numbers read as a list, taken in turn        distinct=0.4  share of values that differ
     experts=8             a mask or count of 8 experts with equal work; 8:1.5 gives the busiest 1.5 times the mean
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.refusals import user_line
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.capturing.errors import find_user_line
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
@@ -56,100 +56,100 @@ class Assumptions:
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
     _shares: dict[tuple[str, str, int], Fraction] = field(default_factory=dict)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step begins anew: places are passed for the first time."""
         self._passed.clear()
 
-    def _find(self, *kinds: str) -> tuple[Assumption, str] | None:
+    def _find_statement(self, *kinds: str) -> tuple[Assumption, str] | None:
         """The statement for where the user's code is now, one with a place before one without."""
-        line = user_line()
+        line = find_user_line()
         fitting = [a for a in self.stated if a.kind in kinds and a.holds_at(line)]
         return (max(fitting, key=lambda a: len(a.place)), line) if fitting else None
 
-    def _pass(self, kind: str, line: str) -> int:
+    def _count_pass(self, kind: str, line: str) -> int:
         key = (kind, line)
         self._passed[key] = self._passed.get(key, -1) + 1
         return self._passed[key]
 
-    def take(self, text: str, line: str | None = None) -> None:
+    def note_assumption(self, text: str, line: str | None = None) -> None:
         """Notes what a capture takes to be so at a `FILE:LINE`, or where the user's code is now."""
-        self.taken[f"{(line or user_line()).rsplit('/', 1)[-1]}: {text}"] = None
+        self.taken[f"{(line or find_user_line()).rsplit('/', 1)[-1]}: {text}"] = None
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All that holds for what was captured, to be printed with its answers."""
         return (*self.used, *self.taken)
 
-    def _note(self, line: str, text: str) -> None:
+    def _add_note(self, line: str, text: str) -> None:
         self.used[f"{line.rsplit('/', 1)[-1]}: {text}"] = None
 
-    def count(self, size: int, *, kind: str = "mask") -> int | None:
+    def find_count(self, size: int, *, kind: str = "mask") -> int | None:
         """How many of `size` elements a mask keeps ("mask") or differ ("distinct"); None where nothing is stated."""
-        found = self._find(*(("mask", "padding", "experts") if kind == "mask" else (kind,)))
+        found = self._find_statement(*(("mask", "padding", "experts") if kind == "mask" else (kind,)))
         if found is None:
             return None
         assumption, line = found
-        turn = self._pass(kind, line)
+        turn = self._count_pass(kind, line)
         share = assumption.value
         if assumption.kind == "experts":
             share = share[turn % len(share)]
-            self._note(line, f"work of {len(assumption.value)} experts: {_balance(assumption.value)}")
+            self._add_note(line, f"work of {len(assumption.value)} experts: {_describe_balance(assumption.value)}")
         else:
             words = {"mask": "a mask keeps", "distinct": "values that differ are"}[kind]
-            self._note(line, f"{words} {float(share):.3g} of its elements")
+            self._add_note(line, f"{words} {float(share):.3g} of its elements")
         taken = self._shares.setdefault((kind, line, turn), Fraction(max(1, round(share * size)), size or 1))
         return min(size, max(min(1, size), round(taken * size)))
 
-    def experts(self, total: int) -> int | None:
+    def find_expert_count(self, total: int) -> int | None:
         """How many experts share `total` pieces of work; None where nothing is stated."""
-        found = self._find("experts")
+        found = self._find_statement("experts")
         if found is None:
             return None
         self._total = total
         return len(found[0].value)
 
-    def decision(self) -> bool | None:
+    def find_decision(self) -> bool | None:
         """Which way a decision on a tensor goes; None where nothing is stated."""
-        found = self._find("branch")
+        found = self._find_statement("branch")
         if found is None:
             return None
-        self._note(found[1], f"the decision on a tensor is {found[0].value}")
+        self._add_note(found[1], f"the decision on a tensor is {found[0].value}")
         return bool(found[0].value)
 
-    def number(self) -> int | None:
-        """A whole number read from a tensor; None where nothing is stated."""
-        found = self._find("item", "lengths")
+    def find_number(self) -> int | None:
+        """An integer read from a tensor; None where nothing is stated."""
+        found = self._find_statement("item", "lengths")
         if found is None:
             return None
         values = found[0].value
-        number = int(values[self._pass("item", found[1]) % len(values)])
-        self._note(found[1], f"numbers read from a tensor are {_listed(values)}")
+        number = int(values[self._count_pass("item", found[1]) % len(values)])
+        self._add_note(found[1], f"numbers read from a tensor are {_format_list(values)}")
         return number
 
-    def numbers(self, size: int) -> list[int] | None:
-        """`size` whole numbers read as a list; of experts such that they add up to the work that was counted last."""
-        found = self._find("lengths", "experts", "item")
+    def find_numbers(self, size: int) -> list[int] | None:
+        """`size` integers read as a list; of experts such that they add up to the work that was counted last."""
+        found = self._find_statement("lengths", "experts", "item")
         if found is None:
             return None
         assumption, line = found
         if assumption.kind != "experts":
-            self._note(line, f"numbers read from a tensor are {_listed(assumption.value)}")
+            self._add_note(line, f"numbers read from a tensor are {_format_list(assumption.value)}")
             return [int(assumption.value[i % len(assumption.value)]) for i in range(size)]
         shares, total = assumption.value, self._total
         if total is None or size % len(shares):
             return None
-        self._note(line, f"work of {len(shares)} experts: {_balance(shares)}")
+        self._add_note(line, f"work of {len(shares)} experts: {_describe_balance(shares)}")
         parts = [round(shares[i % len(shares)] * total * len(shares) / size) for i in range(size)]
         parts[-1] = max(0, parts[-1] + total - sum(parts))
         return parts
 
 
-def _balance(shares: Sequence[Fraction]) -> str:
+def _describe_balance(shares: Sequence[Fraction]) -> str:
     busiest = float(max(shares)) * len(shares)
     return "equal" if busiest < 1.001 else f"the busiest has {busiest:.3g} times the mean"
 
 
-def _listed(values: Sequence[int]) -> str:
+def _format_list(values: Sequence[int]) -> str:
     texts = [str(value) for value in values[:6]]
     return ", ".join(texts) + (", ..." if len(values) > 6 else "") + (" in turn" if len(values) > 1 else "")
 
@@ -157,7 +157,7 @@ def _listed(values: Sequence[int]) -> str:
 _current: ContextVar[Assumptions] = ContextVar("assumptions")
 
 
-def assumptions() -> Assumptions:
+def get_assumptions() -> Assumptions:
     """Those that hold for the capture that is running."""
     return _current.get(_NONE)
 
@@ -166,7 +166,7 @@ _NONE = Assumptions()
 
 
 @contextmanager
-def assuming(assume: Assume | None) -> Iterator[Assumptions]:
+def use_assumptions(assume: Assume | None) -> Iterator[Assumptions]:
     """Lets these hold inside the block."""
     token = _current.set(Assumptions(read_assumptions(assume)))
     try:
@@ -179,46 +179,46 @@ def read_assumptions(assume: Assume | None) -> tuple[Assumption, ...]:
     """Statements from a mapping or from texts `KIND[@PLACE]=VALUE`."""
     if assume is None:
         return ()
-    items = assume.items() if isinstance(assume, Mapping) else [_parted(text) for text in assume]
-    return tuple(_read(str(key), value) for key, value in items)
+    items = assume.items() if isinstance(assume, Mapping) else [_split_place(text) for text in assume]
+    return tuple(_read_assumption(str(key), value) for key, value in items)
 
 
-def _parted(text: str) -> tuple[str, str]:
+def _split_place(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise TraincastError(f"assumption {shown(text)} must be KIND[@FILE:LINE]=VALUE, for instance mask=0.15")
+        raise TraincastError(f"assumption {shorten_value(text)} must be KIND[@FILE:LINE]=VALUE, for instance mask=0.15")
     return key, value
 
 
-def _read(key: str, value: object) -> Assumption:
+def _read_assumption(key: str, value: object) -> Assumption:
     kind, _, place = key.partition("@")
     if kind not in KINDS:
-        raise unknown("assumption", kind, KINDS, f"Choose from {', '.join(KINDS)}.")
+        raise make_unknown_error("assumption", kind, KINDS, f"Choose from {', '.join(KINDS)}.")
     if place and not place.rpartition(":")[2].isdigit():
         raise TraincastError(
-            f"assumption {shown(key)}: its place must be FILE:LINE or a line, as in {kind}@train.py:42"
+            f"assumption {shorten_value(key)}: its place must be FILE:LINE or a line, as in {kind}@train.py:42"
         )
     try:
         read = _READERS[kind](value)
     except (TypeError, ValueError, ZeroDivisionError):
-        raise TraincastError(f"assumption {kind}={shown(value)} means nothing; give {_FORMS[kind]}") from None
+        raise TraincastError(f"assumption {kind}={shorten_value(value)} means nothing; give {_FORMS[kind]}") from None
     return Assumption("mask" if kind == "padding" else kind, place, read)
 
 
-def _share(value: object) -> Fraction:
+def _read_share(value: object) -> Fraction:
     share = Fraction(str(value)).limit_denominator(1_000_000)
     if not 0 <= share <= 1:
         raise ValueError
     return share
 
 
-def _truth(value: object) -> bool:
+def _read_truth(value: object) -> bool:
     if str(value).lower() not in ("true", "false"):
         raise ValueError
     return str(value).lower() == "true"
 
 
-def _whole(value: object) -> tuple[int, ...]:
+def _read_integers(value: object) -> tuple[int, ...]:
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     numbers = tuple(int(str(part)) for part in parts)
     if not numbers or min(numbers) < 0:
@@ -226,7 +226,7 @@ def _whole(value: object) -> tuple[int, ...]:
     return numbers
 
 
-def _experts(value: object) -> tuple[Fraction, ...]:
+def _read_experts(value: object) -> tuple[Fraction, ...]:
     """Shares of the work: equal, or falling in a line from the busiest."""
     count, _, skew = str(value).partition(":")
     number = int(count)
@@ -240,11 +240,16 @@ def _experts(value: object) -> tuple[Fraction, ...]:
 
 
 _READERS: dict[str, Callable[[object], Any]] = {
-    "mask": _share, "distinct": _share, "padding": lambda value: 1 - _share(value), "branch": _truth, "item": _whole,
-    "lengths": _whole, "experts": _experts,
-}  # fmt: skip
+    "mask": _read_share,
+    "distinct": _read_share,
+    "padding": lambda value: 1 - _read_share(value),
+    "branch": _read_truth,
+    "item": _read_integers,
+    "lengths": _read_integers,
+    "experts": _read_experts,
+}
 _FORMS = {
     **dict.fromkeys(("mask", "distinct", "padding"), "a share from 0 to 1"), "branch": "true or false",
-    **dict.fromkeys(("item", "lengths"), "whole numbers, separated by commas"),
+    **dict.fromkeys(("item", "lengths"), "integers, separated by commas"),
     "experts": "how many there are, and perhaps how much busier than the mean the busiest is: 8, or 8:1.5 (1 to 2)",
 }  # fmt: skip

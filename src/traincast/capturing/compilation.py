@@ -30,30 +30,30 @@ class CompiledRegions:
         """Whether a compiled function is running."""
         return bool(self._frames)
 
-    def close(self) -> None:
+    def close_region(self) -> None:
         """A backward pass or an optimizer's step begins: neither is part of the function's own graph."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
 
-    def install(self, patches: Patches) -> None:
+    def install_hooks(self, patches: Patches) -> None:
         """Watches compiled functions until the patches are undone; the compiler is imported only if a script does."""
         compile_function: Any = torch.compile
 
         def compiling(*args: Any, **kwargs: Any) -> Any:
-            self._watch(patches)
+            self._watch_compiler(patches)
             return compile_function(*args, **kwargs)
 
-        patches.set(torch, "compile", compiling)
+        patches.set_attribute(torch, "compile", compiling)
         patches.enter_context(warnings.catch_warnings())
         warnings.filterwarnings(
             "ignore", message=r"Using `torch.compile\(module\)` when there are global hooks"
         )  # ours
         self._watching = False
         if "torch._dynamo.eval_frame" in sys.modules:
-            self._watch(patches)
+            self._watch_compiler(patches)
 
-    def _watch(self, patches: Patches) -> None:
+    def _watch_compiler(self, patches: Patches) -> None:
         if self._watching:
             return
         self._watching = True
@@ -65,26 +65,26 @@ class CompiledRegions:
 
         def enter(callback: Any) -> None:
             if callback not in (None, False) and _is_call(frame := sys._getframe(1)):
-                self._enter(frame)
+                self._enter_region(frame)
 
         def left(callback: Any) -> Any:
             if self._frames and sys._getframe(1) is self._frames[-1]:
-                self._leave()
+                self._leave_region()
             return leave(callback)
 
-        patches.set(eval_frame, "_callback_from_stance", enter)  # nothing is compiled: it answers None
-        patches.set(eval_frame, "set_eval_frame", left)
+        patches.set_attribute(eval_frame, "_callback_from_stance", enter)  # nothing is compiled: it answers None
+        patches.set_attribute(eval_frame, "set_eval_frame", left)
 
-    def _enter(self, frame: FrameType) -> None:
+    def _enter_region(self, frame: FrameType) -> None:
         self._frames.append(frame)
         if self._open is None and torch._C._current_autograd_node() is None:
             self._open = _RecordFunctionFast(REGION)
             self._open.__enter__()
 
-    def _leave(self) -> None:
+    def _leave_region(self) -> None:
         self._frames.pop()
         if not self._frames:
-            self.close()
+            self.close_region()
 
 
 def _is_call(frame: FrameType) -> bool:

@@ -1,6 +1,6 @@
 """Composite ops as CUDA takes them apart: reshape, softmax, dropout, batch norm, attention.
 
-On tensors without data PyTorch takes the portable road. These replacements take the one a CUDA build takes; they are
+On meta tensors PyTorch takes the portable road. These replacements take the one a CUDA build takes; they are
 put below the ops' own names, so that nesting, autograd and profiler labels stay what they are on a GPU.
 """
 
@@ -30,26 +30,28 @@ def install_choices(patches: Patches) -> None:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     patches.callback(library._destroy)
     replacements: dict[str, Callable[..., Any]] = {
-        **recurrent.replacements(),
-        "reshape": _reshape,
-        "flatten.using_ints": _flatten,
-        "softmax.int": _softmax(aten._softmax),
-        "log_softmax.int": _softmax(aten._log_softmax),
-        "dropout": _dropout,
+        **recurrent.list_replacements(),
+        "reshape": _decompose_reshape,
+        "flatten.using_ints": _decompose_flatten,
+        "softmax.int": _make_softmax(aten._softmax),
+        "log_softmax.int": _make_softmax(aten._log_softmax),
+        "dropout": _decompose_dropout,
         "_batch_norm_impl_index": _batch_norm,
-        "rms_norm": _rms_norm,
-        "scaled_dot_product_attention": _attention,
+        "rms_norm": _decompose_rms_norm,
+        "scaled_dot_product_attention": _choose_attention,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns that a kernel is overridden: it is meant to be
         for name, function in replacements.items():
             library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
-        library.m.impl("_fused_rms_norm", "Meta", _fused_rms_norm, False)  # with a kernel of its own it stays whole
-    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # weights stay as they are
-    patches.set(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+        library.m.impl(
+            "_fused_rms_norm", "Meta", _infer_fused_rms_norm, False
+        )  # with a kernel of its own it stays whole
+    patches.set_attribute(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # weights stay as they are
+    patches.set_attribute(torch.backends.mha, "get_fastpath_enabled", lambda: False)
 
 
-def _reshape(self: Tensor, shape: list[int]) -> Tensor:
+def _decompose_reshape(self: Tensor, shape: list[int]) -> Tensor:
     """As in C++, whose choice of the view op depends on whether a mode is watching."""
     if self.is_contiguous() or self.layout is not torch.strided:
         return self.view(shape)
@@ -66,18 +68,18 @@ def _reshape(self: Tensor, shape: list[int]) -> Tensor:
     return result
 
 
-def _flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+def _decompose_flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """As in C++, which reshapes without asking the dispatcher."""
     if self.dim() == 0:
-        return _reshape(self, [1])
+        return _decompose_reshape(self, [1])
     first, last = start_dim % self.dim(), end_dim % self.dim()
     if first == last:
         return self
     shape = list(self.shape)
-    return _reshape(self, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
+    return _decompose_reshape(self, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
 
 
-def _softmax(op: Any) -> Callable[..., Tensor]:
+def _make_softmax(op: Any) -> Callable[..., Tensor]:
     """CUDA widens half to float inside the kernel."""
 
     def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -88,7 +90,7 @@ def _softmax(op: Any) -> Callable[..., Tensor]:
     return softmax
 
 
-def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+def _decompose_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     if p == 0 or not train or input.numel() == 0:
         return input
     if p == 1:
@@ -102,8 +104,8 @@ def _batch_norm(
     training: bool, momentum: float, eps: float, cudnn_enabled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
     parameters = (weight, bias, running_mean, running_var)
-    if cudnn_enabled and _cudnn_takes(input, parameters, training, eps):
-        layout = torch.channels_last if _channels_last(input) else torch.contiguous_format
+    if cudnn_enabled and _is_taken_by_cudnn(input, parameters, training, eps):
+        layout = torch.channels_last if _is_channels_last(input) else torch.contiguous_format
         made = aten.cudnn_batch_norm(
             input.contiguous(memory_format=layout), *(p if p is None else p.contiguous() for p in parameters),
             training, momentum, eps,
@@ -113,24 +115,24 @@ def _batch_norm(
     return (*aten.native_batch_norm(input, *parameters, training, momentum, eps), reserve, 0)
 
 
-def _channels_last(tensor: Tensor) -> bool:
+def _is_channels_last(tensor: Tensor) -> bool:
     if tensor.dim() != 4 or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _rms_norm(
+def _decompose_rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
     """One kernel, unless weights are of another type or channels last: then step by step."""
     fits = weight is None or weight.dtype == input.dtype
-    if not fits or _channels_last(input) or input.is_complex():
+    if not fits or _is_channels_last(input) or input.is_complex():
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         return aten._fused_rms_norm.default._op_dk(key, input, normalized_shape, weight, eps)[0]
     return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
 
 
-def _fused_rms_norm(
+def _infer_fused_rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     """The normalised rows, and one over their root mean square each, in float."""
@@ -139,7 +141,7 @@ def _fused_rms_norm(
     return input.new_empty(input.shape), input.new_empty(rows, dtype=wide)
 
 
-def _cudnn_takes(input: Tensor, parameters: tuple[Tensor | None, ...], training: bool, eps: float) -> bool:
+def _is_taken_by_cudnn(input: Tensor, parameters: tuple[Tensor | None, ...], training: bool, eps: float) -> bool:
     weight, bias, running_mean, running_var = parameters
     if not input.is_meta or weight is None or bias is None or input.dim() < 3 or eps < _CUDNN_MIN_EPS:
         return False
@@ -151,22 +153,22 @@ def _cudnn_takes(input: Tensor, parameters: tuple[Tensor | None, ...], training:
     return (statistics == 2 or (statistics == 0 and training)) and input.shape[0] <= _MOST_SAMPLES[training]
 
 
-def _attention(
+def _choose_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """One op that says what is wanted where some device has a fused kernel: which one runs is the device's choice, and
     so lowering's. Back-ends that the script has switched off are obeyed here."""
-    flash = _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa)
+    flash = _is_taken_by_flash(query, key, value, attn_mask, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = _additive(attn_mask, query.dtype)
-    efficient = _efficient_takes(query, key, value)
+        attn_mask = _make_additive_mask(attn_mask, query.dtype)
+    efficient = _is_taken_by_efficient(query, key, value)
     if not (flash or efficient):
         made = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )
     else:
-        mask = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
+        mask = None if attn_mask is None else _align_mask(attn_mask).expand(*query.shape[:3], key.shape[2])
         if flash and hasattr(query, "_local_tensor"):  # a DTensor has rules for PyTorch's own kernels only
             flash_op = aten._scaled_dot_product_flash_attention
             out_of_shards: Tensor = flash_op(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
@@ -181,10 +183,10 @@ def _attention(
     return out
 
 
-def _flash_takes(
+def _is_taken_by_flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
 ) -> bool:
-    if not _switches.flash_sdp_enabled() or mask is not None or not _fused_shapes(query, key, value):
+    if not _switches.flash_sdp_enabled() or mask is not None or not _has_fused_shapes(query, key, value):
         return False
     if query.dtype not in _HALF or max(query.shape[-1], value.shape[-1]) > 256 or query.shape[-1] != value.shape[-1]:
         return False
@@ -192,18 +194,18 @@ def _flash_takes(
     return heads_fit and not (is_causal and query.shape[2] != key.shape[2])
 
 
-def _efficient_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _is_taken_by_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
     aligned = 8 if query.dtype in _HALF else 4
     return (
         _switches.mem_efficient_sdp_enabled()
-        and _fused_shapes(query, key, value)
+        and _has_fused_shapes(query, key, value)
         and query.dtype in (*_HALF, torch.float32)
         and query.shape[1] == key.shape[1]
         and query.shape[-1] % aligned == value.shape[-1] % aligned == 0
     )
 
 
-def _fused_shapes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _has_fused_shapes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """What every fused kernel wants: four dimensions, one batch size, one type, nothing empty, rows without gaps."""
     tensors = (query, key, value)
     return (
@@ -214,12 +216,12 @@ def _fused_shapes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _make_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as one to add: zero where attention is paid, minus infinity elsewhere."""
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
 
 
-def _aligned(mask: Tensor) -> Tensor:
+def _align_mask(mask: Tensor) -> Tensor:
     """The mask in rows that start at multiples of eight elements, as the memory-efficient kernel loads them."""
     size = mask.shape[-1]
     if all(stride % _ALIGNED == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) in (0, 1):

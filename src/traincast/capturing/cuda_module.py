@@ -1,4 +1,4 @@
-"""Stand-ins for what scripts call in `torch.cuda`: answers, streams, events and synchronisation, without a GPU."""
+"""Stubs for what scripts call in `torch.cuda`: answers, streams, events and synchronisation, without a GPU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from traincast.capturing.errors import find_user_line
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.refusals import user_line
 from traincast.utils.errors import TraincastError
 
 _CAPABILITY = (8, 0)
@@ -25,19 +25,23 @@ class Event:
     recorder: ClassVar[Recorder]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.number = self.recorder.regions.new_event()
+        self.number = self.recorder.regions.make_event_number()
 
     def record(self, stream: Stream | None = None) -> None:
         """Records the event on a stream (default: the current one)."""
-        self.recorder.control("cuda::event_record", event=self.number, stream=_number(self.recorder, stream))
+        self.recorder.record_synchronisation(
+            "cuda::event_record", event=self.number, stream=_get_stream_number(self.recorder, stream)
+        )
 
     def wait(self, stream: Stream | None = None) -> None:
         """Makes a stream (default: the current one) wait for the event."""
-        self.recorder.control("cuda::stream_wait_event", event=self.number, stream=_number(self.recorder, stream))
+        self.recorder.record_synchronisation(
+            "cuda::stream_wait_event", event=self.number, stream=_get_stream_number(self.recorder, stream)
+        )
 
     def synchronize(self) -> None:
         """Makes the host wait for the event."""
-        self.recorder.control("cuda::event_synchronize", event=self.number)
+        self.recorder.record_synchronisation("cuda::event_synchronize", event=self.number)
 
     def query(self) -> bool:
         """Whether the event has happened: always."""
@@ -55,7 +59,7 @@ class Stream:
     event_type: ClassVar[type[Event]]
 
     def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
-        self.number = self.recorder.regions.new_stream() if number is None else number
+        self.number = self.recorder.regions.make_stream_number() if number is None else number
         self.stream_id = self.cuda_stream = self.number
         self.device = self.recorder.regions.device
         self._outer: list[tuple[int, int | None]] = []
@@ -76,7 +80,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Makes the host wait for the stream."""
-        self.recorder.control("cuda::stream_synchronize", stream=self.number)
+        self.recorder.record_synchronisation("cuda::stream_synchronize", stream=self.number)
 
     def query(self) -> bool:
         """Whether the stream is idle: always."""
@@ -105,7 +109,7 @@ class Stream:
         return hash(self.number)
 
 
-def _number(recorder: Recorder, stream: Stream | None) -> int:
+def _get_stream_number(recorder: Recorder, stream: Stream | None) -> int:
     return recorder.regions.stream if stream is None else stream.number
 
 
@@ -144,12 +148,12 @@ class Generator(torch._C.Generator):
 
 
 def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
-    """Puts the stand-ins in place until the patches are undone."""
+    """Puts the stubs in place until the patches are undone."""
     event = type("Event", (Event,), {"recorder": recorder})
     stream: Any = type("Stream", (Stream,), {"recorder": recorder, "event_type": event})
 
     def synchronize(device: Any = None) -> None:
-        recorder.control("cuda::device_synchronize")
+        recorder.record_synchronisation("cuda::device_synchronize")
 
     def current_stream(device: Any = None) -> Any:
         return stream(number=recorder.regions.stream)
@@ -161,32 +165,32 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
         return _StreamContext(to)
 
     stand_ins: dict[str, Any] = {
-        **_answers(),
+        **_make_device_functions(),
         "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream,
         "StreamContext": _StreamContext,
         "current_stream": current_stream, "default_stream": lambda device=None: stream(number=0),
         "set_stream": set_stream, "synchronize": synchronize, "device_count": lambda: recorder.regions.devices,
         "current_device": lambda: recorder.regions.device.index,
-        "CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _no_graphs,
+        "CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _reject_graphs,
     }  # fmt: skip
     for name, value in stand_ins.items():
         patches.set_everywhere(torch.cuda, name, value)
     patches.set_everywhere(torch, "Stream", stream)
     patches.set_everywhere(torch, "Event", event)
     for name in ("range_push", "range_pop", "mark"):
-        patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
-    patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: nullcontext())
+        patches.set_attribute(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    patches.set_attribute(torch.cuda.nvtx, "range", lambda *args, **kwargs: nullcontext())
     for name, value in {
         "is_available": lambda: True, "device_count": lambda: recorder.regions.devices, "synchronize": synchronize,
         "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": current_stream,
         "current_device_index": lambda: recorder.regions.device.index,
     }.items():  # fmt: skip
-        patches.set(torch.accelerator, name, value)
-    patches.set(torch, "Generator", Generator)
-    patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        patches.set_attribute(torch.accelerator, name, value)
+    patches.set_attribute(torch, "Generator", Generator)
+    patches.set_attribute(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
-def _answers() -> dict[str, Callable[..., Any]]:
+def _make_device_functions() -> dict[str, Callable[..., Any]]:
     """Questions about the device, and settings that change nothing here."""
 
     def properties(device: Any = None) -> SimpleNamespace:
@@ -218,12 +222,12 @@ def _answers() -> dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-def _no_graphs(*args: Any, **kwargs: Any) -> Any:
-    raise TraincastError(f"{user_line()}: CUDA graphs cannot be captured; give the step without them")
+def _reject_graphs(*args: Any, **kwargs: Any) -> Any:
+    raise TraincastError(f"{find_user_line()}: CUDA graphs cannot be captured; give the step without them")
 
 
 class _NoGraph:
     """Stands for classes of CUDA graphs, which scripts may name but not use."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _no_graphs()
+        _reject_graphs()

@@ -15,14 +15,14 @@ from traincast.capturing.storages import StorageBook
 
 
 def install_data_loading(patches: Patches, book: StorageBook) -> None:
-    """Lets loaders read batches in this process and unrecorded, in the order samples lie; pinned where they pin."""
+    """Lets loaders read batches in this process and unrecorded, in the order samples are; pinned where they pin."""
     single = dataloader._SingleProcessDataLoaderIter
     pinned: Any = _utils.pin_memory.pin_memory
 
     def iterator(self: Any) -> Any:
         workers, self.__dict__["num_workers"] = self.num_workers, 0
         try:
-            with _RecordFunctionFast(UNRECORDED), book.paused():  # an epoch may begin inside the step
+            with _RecordFunctionFast(UNRECORDED), book.pause_recording():  # an epoch may begin inside the step
                 made: Any = single(self)
         finally:
             self.__dict__["num_workers"] = workers
@@ -32,7 +32,7 @@ def install_data_loading(patches: Patches, book: StorageBook) -> None:
     following = single.__next__
 
     def batch(self: Any) -> Any:
-        with _RecordFunctionFast(UNRECORDED), book.paused():
+        with _RecordFunctionFast(UNRECORDED), book.pause_recording():
             found = following(self)
             return pinned(found) if getattr(self, "_traincast_pins", False) else found
 
@@ -40,6 +40,6 @@ def install_data_loading(patches: Patches, book: StorageBook) -> None:
         size = len(self.data_source)
         return (number % size for number in range(self.num_samples))
 
-    patches.set(data.DataLoader, "_get_iterator", iterator)
-    patches.set(single, "__next__", batch)
-    patches.set(data.RandomSampler, "__iter__", in_order)
+    patches.set_attribute(data.DataLoader, "_get_iterator", iterator)
+    patches.set_attribute(single, "__next__", batch)
+    patches.set_attribute(data.RandomSampler, "__iter__", in_order)

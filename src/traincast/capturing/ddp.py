@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` on tensors without data: PyTorch's own class with a reducer that needs no values.
+"""`DistributedDataParallel` on meta tensors: PyTorch's own class with a reducer that needs no values.
 
 The C++ reducer reads parameters; this one does the same ops in the same order, with PyTorch's own bucket assignment.
 """
@@ -17,8 +17,8 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 
+from traincast.capturing.errors import find_user_line
 from traincast.capturing.patches import Patches
-from traincast.capturing.refusals import user_line
 from traincast.utils.errors import TraincastError
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -40,11 +40,11 @@ class Bucket:
         sizes = [p.numel() for p in self.parameters]
         self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-        self.slots = self.views()
+        self.slots = self.make_views()
         self.pending = len(indices)
         self.work: Any = None
 
-    def views(self, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
+    def make_views(self, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
         """One view of the flat tensor, or of another one, per parameter, laid out like it."""
         whole = self.flat if flat is None else flat
         return [
@@ -81,7 +81,7 @@ class Reducer:
         buckets_made: Callable[[list[torch.Tensor]], None],
     ) -> None:
         if any(expect_sparse_gradients):
-            raise _refusal("sparse gradients")
+            raise _make_rejection("sparse gradients")
         self.parameters = parameters
         self.group = process_group
         self.as_views = gradient_as_bucket_view
@@ -100,12 +100,12 @@ class Reducer:
         self._expecting = self._rebuilt = False
         self._updates = False  # whether a hook has run the optimizer on each bucket, so that nothing is copied back
         self._begun = False  # the backward pass: several forward passes may come before one
-        self._build(bucket_indices)
+        self._build_buckets(bucket_indices)
         for index, parameter in enumerate(parameters):
             hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
+            hooked.register_post_accumulate_grad_hook(partial(self._mark_gradient_ready, index))
 
-    def _build(self, bucket_indices: list[list[int]]) -> None:
+    def _build_buckets(self, bucket_indices: list[list[int]]) -> None:
         self.buckets = [Bucket(indices, self.parameters) for indices in bucket_indices]
         self._bucket_of = {i: (b, b.slots[k]) for b in self.buckets for k, i in enumerate(b.indices)}
         self._next = 0
@@ -141,27 +141,28 @@ class Reducer:
             for index in range(len(self.parameters)):
                 self._copy_in(self.parameters[index], self._bucket_of[index][1])
             for bucket in self.buckets:
-                self._launch(bucket)
+                self._launch_all_reduce(bucket)
         self._next = len(self.buckets)
-        self._finish()
+        self._finish_backward()
 
     def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
         """Expects a gradient of every parameter in the backward pass to come, or of those that the outputs need."""
         if self.finds_unused and not self.static:
-            reached = _reached(outputs)
+            reached = _find_reached_parameters(outputs)
             self._unused = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in reached]
         self._pending_unused = list(self._unused)
         if self._expecting and self._begun and self._next < len(self.buckets):
             waiting = [i for b in self.buckets[self._next :] if b.pending for i in b.indices]
             raise TraincastError(
-                f"{user_line()}: DistributedDataParallel waits for gradients of parameters that took no part in the "
+                f"{find_user_line()}: DistributedDataParallel waits for gradients of parameters that took no part in "
+                "the "
                 f"backward pass (one of number {waiting[0]} to {max(waiting)}); use every parameter in the loss"
             )
         self._expecting, self._begun, self._next = True, False, 0
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
 
-    def _gradient_ready(self, index: int, parameter: torch.Tensor) -> None:
+    def _mark_gradient_ready(self, index: int, parameter: torch.Tensor) -> None:
         if not self._expecting:
             return
         if not self._rebuilt:
@@ -170,11 +171,11 @@ class Reducer:
             self._seen.add(index)
             return
         for unused in self._pending_unused:
-            self._ready(unused)
+            self._mark_ready(unused)
         self._pending_unused = []
-        self._ready(index)
+        self._mark_ready(index)
 
-    def _ready(self, index: int) -> None:
+    def _mark_ready(self, index: int) -> None:
         self._begun = True
         bucket, slot = self._bucket_of[index]
         with torch.no_grad():
@@ -182,13 +183,13 @@ class Reducer:
                 self._copy_in(self.parameters[index], slot)
             bucket.pending -= 1
             while self._next < len(self.buckets) and not self.buckets[self._next].pending:
-                self._reduce(self.buckets[self._next])
+                self._reduce_bucket(self.buckets[self._next])
                 self._next += 1
         if self._next == len(self.buckets):
             if self.finds_unused and not self.static:
                 self._reduce_used_map()
             engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._around(self._finish))
+            engine.queue_callback(self._around(self._finish_backward))
 
     def _copy_in(self, parameter: torch.Tensor, slot: torch.Tensor) -> None:
         """Divided while copied: one kernel per parameter. A gradient that is a view of the bucket stays there."""
@@ -207,16 +208,16 @@ class Reducer:
         if self.as_views:
             parameter.grad = slot
 
-    def _reduce(self, bucket: Bucket) -> None:
+    def _reduce_bucket(self, bucket: Bucket) -> None:
         if self.batched_copy:
             torch._foreach_copy_(bucket.slots, [p.grad for p in bucket.parameters if p.grad is not None])
             bucket.flat.div_(self.group.size())
             if self.as_views:
                 for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                     parameter.grad = slot
-        self._launch(bucket)
+        self._launch_all_reduce(bucket)
 
-    def _launch(self, bucket: Bucket) -> None:
+    def _launch_all_reduce(self, bucket: Bucket) -> None:
         if self.hook is None:
             bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
             return
@@ -233,13 +234,13 @@ class Reducer:
         device.copy_(host, non_blocking=True)
         self._used_map = (host, device, dist.all_reduce(device, group=self.group, async_op=True))
 
-    def _finish(self) -> None:
+    def _finish_backward(self) -> None:
         """At the end of backward: the stream waits for every bucket, and gradients are copied back."""
         self._expecting = False
         with torch.no_grad():
             for bucket in self.buckets:
                 made = bucket.work.wait()
-                views = bucket.views(_tensor(made) if self.hook is not None else None)
+                views = bucket.make_views(_get_hook_tensor(made) if self.hook is not None else None)
                 bucket.work = None
                 for parameter, view in zip(bucket.parameters, views, strict=True):
                     if parameter.grad is None:
@@ -252,7 +253,7 @@ class Reducer:
             self._rebuilt = True
             in_order = [self.parameters[i] for i in self._order]
             indices, _ = _bucket_assignment(in_order, self._limits, [False] * len(self.parameters), self._order)
-            self._build(indices)
+            self._build_buckets(indices)
 
     def _ask_for_use(self) -> None:
         """Whether other ranks used a parameter that this one did not: once per step, read from the device."""
@@ -283,7 +284,7 @@ class GradBucket:
 
     def gradients(self) -> list[torch.Tensor]:
         """One view of the flat tensor per parameter."""
-        return self._bucket.views()
+        return self._bucket.make_views()
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the bucket."""
@@ -294,13 +295,13 @@ class GradBucket:
         return self._number == self._count - 1
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _get_hook_tensor(value: Any) -> torch.Tensor:
     """The flat tensor that a hook's future gives, alone or in a list."""
     flat: torch.Tensor = value[0] if isinstance(value, (list, tuple)) else value
     return flat
 
 
-def _reached(outputs: list[torch.Tensor]) -> set[int]:
+def _find_reached_parameters(outputs: list[torch.Tensor]) -> set[int]:
     """Parameters that gradients of these outputs flow to, by id."""
     todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     met, found = set(todo), set()
@@ -362,29 +363,29 @@ def _broadcast_coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor], 
 
 def install_ddp(patches: Patches, around: Around, buckets_made: Callable[[list[torch.Tensor]], None]) -> None:
     """Puts the reducer in place until the patches are undone. `around` wraps callbacks of the autograd engine."""
-    patches.set(dist, "Reducer", partial(Reducer, around=around, buckets_made=buckets_made))
-    patches.set(dist, "Logger", _Logger)
-    patches.set(dist, "_broadcast_coalesced", broadcast_coalesced)
+    patches.set_attribute(dist, "Reducer", partial(Reducer, around=around, buckets_made=buckets_made))
+    patches.set_attribute(dist, "Logger", _Logger)
+    patches.set_attribute(dist, "_broadcast_coalesced", broadcast_coalesced)
     for name in ("_verify_param_shape_across_processes", "_sync_module_states"):  # nothing to compare, nothing to send
-        patches.set(ddp_module, name, lambda *args, **kwargs: None)
+        patches.set_attribute(ddp_module, name, lambda *args, **kwargs: None)
     original = DistributedDataParallel.__init__
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **options: Any) -> None:
         for name in _REFUSED:
             if options.get(name):
-                raise _refusal(name)
+                raise _make_rejection(name)
         original(self, module, [torch.cuda.current_device()] if device_ids else None, None, **options)
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _refusal("join")
+        raise _make_rejection("join")
 
-    patches.set(DistributedDataParallel, "__init__", init)
-    patches.set(DistributedDataParallel, "join", refuse)
-    patches.set(dist, "_register_comm_hook", _register)
-    patches.set(dist, "_register_builtin_comm_hook", _register_builtin)
+    patches.set_attribute(DistributedDataParallel, "__init__", init)
+    patches.set_attribute(DistributedDataParallel, "join", refuse)
+    patches.set_attribute(dist, "_register_comm_hook", _register_hook)
+    patches.set_attribute(dist, "_register_builtin_comm_hook", _register_builtin)
 
 
-def _register(reducer: Reducer, state: Any, hook: Callable[..., Any]) -> None:
+def _register_hook(reducer: Reducer, state: Any, hook: Callable[..., Any]) -> None:
     reducer.hook = (state, hook)
 
 
@@ -395,5 +396,5 @@ def _register_builtin(reducer: Reducer, kind: Any) -> None:
     reducer.hook = (None, default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook)
 
 
-def _refusal(what: str) -> TraincastError:
-    return TraincastError(f"{user_line()}: DistributedDataParallel with {what} cannot be captured; leave it out")
+def _make_rejection(what: str) -> TraincastError:
+    return TraincastError(f"{find_user_line()}: DistributedDataParallel with {what} cannot be captured; leave it out")

@@ -1,4 +1,4 @@
-"""The function mode that puts what the user puts on `cuda` on tensors without data, and says `cuda` when asked."""
+"""The function mode that puts what the user puts on `cuda` on meta tensors, and says `cuda` when asked."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils import _device
 from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
-from traincast.capturing.assigning import assign, one_hot
-from traincast.capturing.assumptions import Assumptions, assumptions
-from traincast.capturing.flex import flex_attention, is_flex
-from traincast.capturing.kernels import composite
+from traincast.capturing.assignment import assign_value, make_one_hot
+from traincast.capturing.assumptions import Assumptions, get_assumptions
+from traincast.capturing.errors import BRANCH, ITEM, reject_values
+from traincast.capturing.flex import is_flex, run_flex_attention
+from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.refusals import BRANCH, ITEM, refuse_values
-from traincast.capturing.unknown import UnknownInt, refuse_unknown
+from traincast.capturing.unknown import UnknownInt, reject_unknown
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -45,7 +45,7 @@ _OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
 _WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
 
 
-def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _make_new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """The old way to make a tensor like another one; sparse ones without data have no such type."""
     if tensor.layout is torch.sparse_coo and len(args) == 3:
         return torch.sparse_coo_tensor(*args, dtype=tensor.dtype, device=tensor.device, check_invariants=False)
@@ -65,20 +65,20 @@ def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
 
 
-def _nested(numbers: list[int], shape: list[int]) -> Any:
+def _nest_numbers(numbers: list[int], shape: list[int]) -> Any:
     """Numbers as `tolist` gives them: lists in lists, or one number."""
     if not shape:
         return numbers[0]
     if len(shape) == 1:
         return numbers
     step = len(numbers) // max(1, shape[0])
-    return [_nested(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
+    return [_nest_numbers(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
 
-def _array(stated: Assumptions, tensor: torch.Tensor) -> Any:
+def _make_stated_array(stated: Assumptions, tensor: torch.Tensor) -> Any:
     """An array of the stated numbers, taken in turn, or of the one that is stated; None where nothing is."""
-    numbers = stated.numbers(tensor.numel())
-    one = stated.number() if numbers is None else None
+    numbers = stated.find_numbers(tensor.numel())
+    one = stated.find_number() if numbers is None else None
     if numbers is None and one is None:
         return None
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -86,14 +86,14 @@ def _array(stated: Assumptions, tensor: torch.Tensor) -> Any:
         return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
 
 
-def _zeros(tensor: torch.Tensor) -> Any:
+def _make_zero_array(tensor: torch.Tensor) -> Any:
     """An array of the tensor's form; PyTorch has none of bfloat16."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
 
 
 class DeviceMode(TorchFunctionMode):
-    """Moves `cuda` to tensors without data. With `default_cuda`, tensors without a device go there too."""
+    """Moves `cuda` to meta tensors. With `default_cuda`, tensors without a device go there too."""
 
     def __init__(self, recorder: Recorder, *, default_cuda: bool) -> None:
         super().__init__()
@@ -103,27 +103,27 @@ class DeviceMode(TorchFunctionMode):
         self.meta_is_hollow = True  # not where `cuda` is the default device, which PyTorch itself puts in
         tensor: Any = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
-            tensor.device.__get__: lambda t: self.place(t),
-            tensor.is_cuda.__get__: lambda t: self.place(t).type == "cuda",
-            tensor.is_cpu.__get__: lambda t: self.place(t).type == "cpu",
+            tensor.device.__get__: lambda t: self.get_device(t),
+            tensor.is_cuda.__get__: lambda t: self.get_device(t).type == "cuda",
+            tensor.is_cpu.__get__: lambda t: self.get_device(t).type == "cpu",
             tensor.is_meta.__get__: lambda t: False,
-            tensor.get_device: lambda t: self.place(t).index if self.place(t).type == "cuda" else -1,
-            tensor.to: self._to,
-            tensor.cuda: self._cuda,
-            tensor.cpu: lambda t, memory_format=None: self.move(t, _CPU, memory_format=memory_format),
-            tensor.pin_memory: lambda t, device=None: self._pin(t),
-            tensor.is_pinned: lambda t, device=None: self.recorder.book.device_of(t) == "cpu:pinned",
-            tensor.new: _new,
-            tensor.type: self._type,
+            tensor.get_device: lambda t: self.get_device(t).index if self.get_device(t).type == "cuda" else -1,
+            tensor.to: self._move_or_cast,
+            tensor.cuda: self._move_to_cuda,
+            tensor.cpu: lambda t, memory_format=None: self.move_tensor(t, _CPU, memory_format=memory_format),
+            tensor.pin_memory: lambda t, device=None: self._pin_memory(t),
+            tensor.is_pinned: lambda t, device=None: self.recorder.book.get_device(t) == "cpu:pinned",
+            tensor.new: _make_new,
+            tensor.type: self._get_or_change_type,
             tensor.data.__set__: self._set_data,
-            tensor.__setitem__: assign,
-            torch.nn.functional.one_hot: self._one_hot,
-            tensor.__format__: self._format,
-            tensor.__repr__: self._repr,
-            torch.tensor: self._from_data(torch.tensor),
-            torch.as_tensor: self._from_data(torch.as_tensor),
-            torch.asarray: self._from_data(torch.asarray),
-            **{ask: self._finite(ask, answer) for ask, answer in _BROKEN.items()},
+            tensor.__setitem__: assign_value,
+            torch.nn.functional.one_hot: self._make_one_hot,
+            tensor.__format__: self._format_tensor,
+            tensor.__repr__: self._represent_tensor,
+            torch.tensor: self._wrap_constructor(torch.tensor),
+            torch.as_tensor: self._wrap_constructor(torch.as_tensor),
+            torch.asarray: self._wrap_constructor(torch.asarray),
+            **{ask: self._make_finite_check(ask, result) for ask, result in _BROKEN.items()},
         }
 
     def __torch_function__(
@@ -135,43 +135,43 @@ class DeviceMode(TorchFunctionMode):
         if special is not None:
             return special(*args, **kwargs)
         if func in _WITH_VALUES:
-            return self._asked(func, *args, **kwargs)
+            return self._read_values(func, *args, **kwargs)
         if func in _NUMBERS:
-            return self._number(func, args[0])
-        if isinstance(func, _OPERATORS) and (made := self._operator(func, args, kwargs)) is not NotImplemented:
+            return self._read_number(func, args[0])
+        if isinstance(func, _OPERATORS) and (made := self._run_operator(func, args, kwargs)) is not NotImplemented:
             return made
         if self.recorder.execution.unknown_numbers:
-            refuse_unknown(args, kwargs)
+            reject_unknown(args, kwargs)
         hollow = self.meta_is_hollow and _is_meta(kwargs.get("device")) and func in _device_constructors()
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": self.real(kwargs["device"])}
+            kwargs = {**kwargs, "device": self.resolve_device(kwargs["device"])}
         elif self.default_cuda and func in _device_constructors():
             kwargs = {**kwargs, "device": _META}
         if kwargs.get("generator") is not None and kwargs.get("device") == _META:
             kwargs = {**kwargs, "generator": None}
         if kwargs.get("pin_memory"):
-            return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
-        return self._hollow(func(*args, **kwargs)) if hollow else func(*args, **kwargs)
+            return self._pin_memory(func(*args, **{**kwargs, "pin_memory": False}))
+        return self._note_meta_tensor(func(*args, **kwargs)) if hollow else func(*args, **kwargs)
 
-    def _operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Operators that have a stand-in here; `NotImplemented` for all others."""
-        optimizer = table_batched.optimizer_of(func)
+    def _run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Operators that have a stub here; `NotImplemented` for all others."""
+        optimizer = table_batched.find_optimizer(func)
         if optimizer is not None:
             with self:
-                return table_batched.lookup(func, optimizer, args, kwargs, self._known)
-        parts = composite(func)
+                return table_batched.run_lookup(func, optimizer, args, kwargs, self._find_known_values)
+        parts = find_composite(func)
         if parts is not None:
             return parts(*args, **kwargs)
         if is_flex(func):
-            return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
+            return run_flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         return NotImplemented
 
-    def _hollow(self, made: torch.Tensor) -> torch.Tensor:
+    def _note_meta_tensor(self, made: torch.Tensor) -> torch.Tensor:
         """Notes that the user has put a tensor on `meta`: it takes no memory unless the step uses it."""
-        self.recorder.book.any_hollow = self.recorder.book.info(made).hollow = True
+        self.recorder.book.any_hollow = self.recorder.book.get_info(made).hollow = True
         return made
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, run with this mode on."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -180,14 +180,14 @@ class DeviceMode(TorchFunctionMode):
 
         return run
 
-    def place(self, tensor: torch.Tensor) -> torch.device:
+    def get_device(self, tensor: torch.Tensor) -> torch.device:
         """The device that a tensor would be on in a run with a GPU."""
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return self.recorder.regions.device
         held = getattr(tensor, "_local_tensor", tensor)  # a DTensor is a shard in a wrapper
-        return self.recorder.regions.device if self.recorder.book.device_of(held) == "cuda" else _CPU
+        return self.recorder.regions.device if self.recorder.book.get_device(held) == "cuda" else _CPU
 
-    def real(self, device: Any) -> torch.device:
+    def resolve_device(self, device: Any) -> torch.device:
         """The device a tensor really goes to when the user says `device`."""
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if wanted.type == "cuda":
@@ -195,10 +195,10 @@ class DeviceMode(TorchFunctionMode):
             return _META
         return wanted
 
-    def _cuda(self, tensor: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
-        return self.move(tensor, _META, **options)
+    def _move_to_cuda(self, tensor: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
+        return self.move_tensor(tensor, _META, **options)
 
-    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _move_or_cast(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`tensor.to(...)` in all its forms."""
         named = dict(kwargs)
         rest = list(args)
@@ -213,16 +213,16 @@ class DeviceMode(TorchFunctionMode):
         named.update(zip(("non_blocking", "copy"), rest, strict=False))
         other = named.pop("other", None)
         if other is not None:
-            named.update(device=self.place(other), dtype=other.dtype)
+            named.update(device=self.get_device(other), dtype=other.dtype)
         device = named.pop("device", None)
         named = {key: value for key, value in named.items() if value is not None}
         if device is None:
             return tensor.to(**named) if named else tensor
-        moved = self.move(tensor, self.real(device), **named)
+        moved = self.move_tensor(tensor, self.resolve_device(device), **named)
         made = _is_meta(device) and moved.untyped_storage()._cdata != tensor.untyped_storage()._cdata
-        return self._hollow(moved) if made else moved
+        return self._note_meta_tensor(moved) if made else moved
 
-    def move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+    def move_tensor(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
         """To `meta` (the GPU) or `cpu` (the host); a change of side is a copy, made without data."""
         options = {key: value for key, value in options.items() if value is not None}
         target = "cuda" if device == _META else "cpu"
@@ -230,7 +230,7 @@ class DeviceMode(TorchFunctionMode):
             self.uses_cuda = True
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return tensor
-        if self.recorder.book.device_of(tensor).startswith(target):
+        if self.recorder.book.get_device(tensor).startswith(target):
             return tensor.to(device=tensor.device, **options)
         options.pop("copy", None)
         self.recorder.execution.copy_target = target
@@ -239,65 +239,65 @@ class DeviceMode(TorchFunctionMode):
                 copy: torch.Tensor = torch.ops.aten._to_copy(tensor, device=_META, **options)
         finally:
             self.recorder.execution.copy_target = None
-        if copy.requires_grad:  # both sides are tensors without data, so autograd itself sees nothing to copy back
+        if copy.requires_grad:  # both sides are meta tensors, so autograd itself sees nothing to copy back
             back = _CPU if target == "cuda" else _META
-            copy.register_hook(lambda gradient: self.move(gradient, back))  # type: ignore[no-untyped-call]
+            copy.register_hook(lambda gradient: self.move_tensor(gradient, back))  # type: ignore[no-untyped-call]
         return copy
 
-    def _type(self, tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    def _get_or_change_type(self, tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
         """The old way to ask for a type and to change it, with the device in its name."""
         if dtype is None:
             name = _TYPE_NAMES[tensor.dtype]
-            return f"torch.cuda.{name}" if self.place(tensor).type == "cuda" else f"torch.{name}"
+            return f"torch.cuda.{name}" if self.get_device(tensor).type == "cuda" else f"torch.{name}"
         if isinstance(dtype, torch.dtype):
             return tensor.to(dtype, non_blocking=non_blocking)
         words = dtype.split(".") if isinstance(dtype, str) else [*dtype.__module__.split("."), dtype.__name__]
         wanted = OLD_TYPES[words[-1]] if words[-1] != "Tensor" else torch.get_default_dtype()
-        return self.move(tensor, _META if "cuda" in words else _CPU, dtype=wanted, non_blocking=non_blocking)
+        return self.move_tensor(tensor, _META if "cuda" in words else _CPU, dtype=wanted, non_blocking=non_blocking)
 
-    def _one_hot(self, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        return one_hot(tensor, num_classes, _META if self.place(tensor).type == "cuda" else _CPU)
+    def _make_one_hot(self, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        return make_one_hot(tensor, num_classes, _META if self.get_device(tensor).type == "cuda" else _CPU)
 
     def _set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """`tensor.data = data`: a tensor without data takes over another one's form and place, not its values."""
+        """`tensor.data = data`: a meta tensor takes over another one's form and place, not its values."""
         if tensor.is_meta and not data.is_meta:
-            place = self.recorder.book.device_of(data)
+            place = self.recorder.book.get_device(data)
             data = data.to("meta")
-            self.recorder.book.info(data, device=place).device = place
+            self.recorder.book.get_info(data, device=place).device = place
         tensor.data = data
 
-    def _asked(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Values that the user asks for to decide or compute with: known, stated or refused."""
-        if self.recorder.book.without_values(tensor):
-            return self._stated(ask, tensor)
-        self.recorder.execution.values.read(tensor)
+    def _read_values(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Values that the user asks for to decide or compute with: known, stated or rejected."""
+        if self.recorder.book.is_without_values(tensor):
+            return self._read_stated_values(ask, tensor)
+        self.recorder.execution.values.note_read(tensor)
         if not tensor.is_meta:
             return ask(tensor, *args, **kwargs)
         if ask in _WHOLE:
-            tensor = self.move(tensor, _CPU)
+            tensor = self.move_tensor(tensor, _CPU)
         else:
             torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
         with torch._C._DisableTorchDispatch():
-            return ask(self.recorder.execution.values.of(tensor), *args, **kwargs)
+            return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
 
-    def _known(self, tensor: torch.Tensor) -> list[int] | None:
+    def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
         """Numbers of a tensor as far as they are known, without asking the device."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            values = self.recorder.execution.values.of(tensor)
+            values = self.recorder.execution.values.get_values(tensor)
             return None if values is None else values.tolist()
 
-    def _finite(self, ask: Callable[..., torch.Tensor], answer: bool) -> Callable[..., torch.Tensor]:
+    def _make_finite_check(self, ask: Callable[..., torch.Tensor], result: bool) -> Callable[..., torch.Tensor]:
         """Checks for NaN, infinity and what is valid (of distributions): values that are not known pass."""
 
         def check(input: torch.Tensor) -> torch.Tensor:
             found = ask(input)
-            if self.recorder.book.without_values(found):
-                self.recorder.execution.values.set(found, answer)
+            if self.recorder.book.is_without_values(found):
+                self.recorder.execution.values.set_value(found, result)
             return found
 
         return check
 
-    def _number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    def _read_number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
         """A number the user asks for by name, and so can live with one that is unknown."""
         execution = self.recorder.execution
         execution.number_asked = True
@@ -305,55 +305,57 @@ class DeviceMode(TorchFunctionMode):
             number = ask(tensor)
         finally:
             execution.number_asked = False
-        if type(number) is not int or not self.recorder.book.without_values(tensor):
+        if type(number) is not int or not self.recorder.book.is_without_values(tensor):
             return number
-        stated = assumptions().number()
+        stated = get_assumptions().find_number()
         if stated is not None:
             return stated
         execution.unknown_numbers = True
         return UnknownInt()
 
-    def _stated(self, ask: Any, tensor: torch.Tensor) -> Any:
+    def _read_stated_values(self, ask: Any, tensor: torch.Tensor) -> Any:
         """What the user has stated of values that decide something; reading them waits for the device."""
-        stated = assumptions()
+        stated = get_assumptions()
         if ask is torch.Tensor.tolist:
-            numbers = stated.numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
-            value = None if numbers is None else _nested(numbers, list(tensor.shape))
+            numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
+            value = None if numbers is None else _nest_numbers(numbers, list(tensor.shape))
         elif ask is torch.Tensor.numpy:
-            value = _array(stated, tensor)
+            value = _make_stated_array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
-            value = stated.decision()
+            value = stated.find_decision()
         else:
-            value = stated.number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
+            value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
         if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
-            stated.take("numbers read from tensors as lists and arrays are taken to be 0")
-            value = _zeros(tensor) if ask is torch.Tensor.numpy else _zeros(tensor).tolist()
+            stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
+            value = _make_zero_array(tensor) if ask is torch.Tensor.numpy else _make_zero_array(tensor).tolist()
         if value is None:
-            raise refuse_values(*_WITH_VALUES[ask])
-        if self.recorder.book.device_of(tensor) == "cuda":
-            self.move(tensor.detach(), _CPU)
+            raise reject_values(*_WITH_VALUES[ask])
+        if self.recorder.book.get_device(tensor) == "cuda":
+            self.move_tensor(tensor.detach(), _CPU)
         return value
 
-    def _format(self, tensor: torch.Tensor, form: str) -> str:
+    def _format_tensor(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0:
-            return format(self._number(torch.Tensor.item, tensor.detach()), form)
+            return format(self._read_number(torch.Tensor.item, tensor.detach()), form)
         return format(_text(tensor), form)
 
-    def _repr(self, tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    def _represent_tensor(self, tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
         if tensor.dim() == 0 and tensor.is_meta:
-            return f"tensor({self._number(torch.Tensor.item, tensor.detach())}, device='{self.place(tensor)}')"
+            return (
+                f"tensor({self._read_number(torch.Tensor.item, tensor.detach())}, device='{self.get_device(tensor)}')"
+            )
         return str(_text(tensor))
 
-    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         """A page-locked copy of a host tensor, with its values where they are known."""
         pinned = torch.empty_like(tensor, device=_META)
-        self.recorder.book.info(pinned, device="cpu").device = "cpu:pinned"
+        self.recorder.book.get_info(pinned, device="cpu").device = "cpu:pinned"
         values = self.recorder.execution.values
         with torch._C._DisableTorchDispatch():
-            values.replace(pinned, values.of(tensor))
+            values.replace_values(pinned, values.get_values(tensor))
         return pinned
 
-    def _from_data(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _wrap_constructor(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Tensors from Python data are made on the host, then copied."""
 
         def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -363,9 +365,9 @@ class DeviceMode(TorchFunctionMode):
             made = original(data, *args, **kwargs)
             device = default if device is None else device
             if device is not None:
-                made = self.move(made, self.real(device))
+                made = self.move_tensor(made, self.resolve_device(device))
             elif self.default_cuda and not isinstance(data, torch.Tensor):
-                made = self.move(made, _META)
+                made = self.move_tensor(made, _META)
             return made.requires_grad_() if requires_grad else made
 
         return make

@@ -7,13 +7,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from traincast.capturing.assumptions import Assume, assuming, assumptions
-from traincast.capturing.forms import shared_forms
-from traincast.capturing.mail import Mail, NotYet
-from traincast.capturing.precision import tf32_arithmetic
+from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
+from traincast.capturing.metadata_cache import share_metadata_cache
+from traincast.capturing.object_messages import ObjectMessages, RankNotCapturedError
+from traincast.capturing.precision import list_tf32_arithmetic
 from traincast.capturing.ranks import Place
-from traincast.capturing.rebatch import rebatched, rigid
-from traincast.capturing.step import ONE_SIZE, Step, capture_program, check_request, only_own_garbage, with_sizes
+from traincast.capturing.rebatch import fix_sizes, rebatch_programs
+from traincast.capturing.step import (
+    ONE_SIZE,
+    Step,
+    adapt_to_sizes,
+    capture_program,
+    check_request,
+    freeze_existing_objects,
+)
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.ir.generalise import same_structure
 from traincast.ir.program import Columns, Program
@@ -53,10 +60,10 @@ def capture_distributed(
     check_takes_ranks(make_step)
 
     def one(batch: int, length: int, place: Place) -> Program:
-        build = with_sizes(partial(make_step, rank=place.rank, world_size=place.world_size), seq_len)
+        build = adapt_to_sizes(partial(make_step, rank=place.rank, world_size=place.world_size), seq_len)
         return capture_program(build, batch, length, mode, place, runs_on=runs_on)
 
-    with assuming(assume or getattr(make_step, "assume", None)) as assumed, shared_forms():
+    with use_assumptions(assume or getattr(make_step, "assume", None)) as assumed, share_metadata_cache():
         programs, run_by = capture_ranks(
             one, world_size, (batch_size, seq_len or 0), ranks=ranks, why="" if rebatch else ONE_SIZE
         )
@@ -67,7 +74,7 @@ def capture_distributed(
         mode=mode,
         synchronised=synchronised,
         framework_version=framework_version,
-        tf32=tf32_arithmetic(),
+        tf32=list_tf32_arithmetic(),
         assumptions=assumed.texts,
     )
 
@@ -83,9 +90,9 @@ def capture_ranks(
     """
     captured = check_world(world_size, ranks)
     capture = _Capture(one, world_size, sizes, why, lengths=lengths)
-    programs, program_of = _distinct(capture.first(captured))
+    programs, program_of = _deduplicate_programs(capture.capture_ranks(captured))
     rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
-    programs = _generalised(programs, rank_of, capture)
+    programs = _generalise_programs(programs, rank_of, capture)
     run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
     _check_left_out(programs, run_by, set(captured))
     return tuple(programs), tuple(run_by)
@@ -100,59 +107,68 @@ class _Capture:
         self._known: dict[tuple[int, int], dict[int, Program]] = {}
         self._talk = False  # whether ranks give each other objects
 
-    def first(self, ranks: Sequence[int]) -> list[Program]:
+    def capture_ranks(self, ranks: Sequence[int]) -> list[Program]:
         """The programs of these ranks at the size asked for."""
         self._ranks = ranks
-        programs = self._all(*self._asked)
+        programs = self._capture_all(*self._asked)
         return [programs[rank] for rank in ranks]
 
-    def rebatched(self, programs: Sequence[Program], ranks: Sequence[int], *, shares: bool) -> list[Program]:
+    def rebatch_programs(self, programs: Sequence[Program], ranks: Sequence[int], *, shares: bool) -> list[Program]:
         """Programs of one structure made to depend on their sizes; each is that of one of these ranks."""
         if self._why:
-            return rigid(programs, self._why)
+            return fix_sizes(programs, self._why)
 
         def at(batch: int, length: int) -> list[Program]:
-            return [self._all(batch, length)[r] if self._talk else self._at(r, batch, length, Mail()) for r in ranks]
+            return [
+                self._capture_all(batch, length)[r]
+                if self._talk
+                else self._capture_at(r, batch, length, ObjectMessages())
+                for r in ranks
+            ]
 
-        return rebatched(
-            programs, at, shares=shares, note=lambda text: assumptions().used.setdefault(text), lengths=self._lengths
+        return rebatch_programs(
+            programs,
+            at,
+            shares=shares,
+            note=lambda text: get_assumptions().used.setdefault(text),
+            lengths=self._lengths,
         )
 
-    def _all(self, batch: int, length: int) -> dict[int, Program]:
+    def _capture_all(self, batch: int, length: int) -> dict[int, Program]:
         """The programs of all ranks to capture; one that waits for an object of another is captured again after it."""
         if (batch, length) in self._known:
             return self._known[batch, length]
-        mail, waiting, done = Mail(), list(self._ranks), dict.fromkeys(self._ranks)
+        messages, waiting, done = ObjectMessages(), list(self._ranks), dict.fromkeys(self._ranks)
         while waiting:
-            posted, late = len(mail), []
+            posted, late = len(messages), []
             for rank in waiting:
                 try:
-                    done[rank] = self._at(rank, batch, length, mail)
-                except NotYet as error:
+                    done[rank] = self._capture_at(rank, batch, length, messages)
+                except RankNotCapturedError as error:
                     late.append(rank)
-                    if len(late) == len(waiting) and len(mail) == posted:
+                    if len(late) == len(waiting) and len(messages) == posted:
                         raise error from None  # all wait, and nobody has sent anything
             waiting = late[::-1]  # what goes from the last rank to the first, as from the first to the last
         for _ in range(_ROUNDS):
-            for rank in (stale := mail.numbers.stale()):
-                done[rank] = self._at(rank, batch, length, mail)
+            for rank in (stale := messages.numbers.find_stale_ranks()):
+                done[rank] = self._capture_at(rank, batch, length, messages)
             if not stale:
                 break
-        for line in mail.numbers.assumed():
-            assumptions().take(_AS_OWN, line)
-        self._talk = self._talk or mail.used or mail.numbers.differ
+        for line in messages.numbers.list_assumed_places():
+            get_assumptions().note_assumption(_AS_OWN, line)
+        self._talk = self._talk or messages.used or messages.numbers.differ
         self._known[batch, length] = {rank: program for rank, program in done.items() if program is not None}
         return self._known[batch, length]
 
-    def _at(self, rank: int, batch: int, length: int, mail: Mail) -> Program:
-        with only_own_garbage():  # nor that of the ranks before
-            return self._one(batch, length, Place(rank, self._world_size, mail))
+    def _capture_at(self, rank: int, batch: int, length: int, messages: ObjectMessages) -> Program:
+        with freeze_existing_objects():  # nor that of the ranks before
+            return self._one(batch, length, Place(rank, self._world_size, messages))
 
 
 def check_world(world_size: int, ranks: Sequence[int] | None) -> list[int]:
-    """The ranks to capture; refused where there are no such ones."""
+    """The ranks to capture; rejected where there are no such ones."""
     if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise TraincastError(f"world size {world_size} is out of range; give a whole number from 1 to {MAX_WORLD_SIZE}")
+        raise TraincastError(f"world size {world_size} is out of range; give an integer from 1 to {MAX_WORLD_SIZE}")
     if ranks is None:
         return list(range(world_size))
     chosen = sorted(set(ranks))
@@ -162,7 +178,7 @@ def check_world(world_size: int, ranks: Sequence[int] | None) -> list[int]:
 
 
 def check_takes_ranks(make_step: Callable[..., Step]) -> None:
-    """Refuses a function that does not say what each rank does."""
+    """Rejects a function that does not say what each rank does."""
     try:
         inspect.signature(make_step).bind_partial(rank=0, world_size=1)
     except (TypeError, ValueError) as error:
@@ -174,7 +190,7 @@ def check_takes_ranks(make_step: Callable[..., Step]) -> None:
 
 def _check_left_out(programs: list[Program], run_by: list[int], captured: set[int]) -> None:
     """A rank that was not captured must be able to run the program it is given."""
-    allowed = [_able_ranks(program) for program in programs]
+    allowed = [_find_participating_ranks(program) for program in programs]
     for rank, program in enumerate(run_by):
         able = allowed[program]
         if rank not in captured and able is not None and rank not in able:
@@ -184,7 +200,7 @@ def _check_left_out(programs: list[Program], run_by: list[int], captured: set[in
             )
 
 
-def _able_ranks(program: Program) -> set[int] | None:
+def _find_participating_ranks(program: Program) -> set[int] | None:
     """The ranks that take part in every collective of a program; None when it has none."""
     able: set[int] | None = None
     for signature in program.signatures:
@@ -198,13 +214,13 @@ def _able_ranks(program: Program) -> set[int] | None:
     return able
 
 
-def _distinct(programs: list[Program]) -> tuple[list[Program], list[int]]:
+def _deduplicate_programs(programs: list[Program]) -> tuple[list[Program], list[int]]:
     """The distinct programs, and which of them each of the given ones is."""
     kept: dict[tuple[object, ...], int] = {}
     distinct: list[Program] = []
     which = []
     for program in programs:
-        key = _identity(program)
+        key = _make_identity_key(program)
         if key not in kept:
             kept[key] = len(distinct)
             distinct.append(program)
@@ -212,23 +228,23 @@ def _distinct(programs: list[Program]) -> tuple[list[Program], list[int]]:
     return distinct, which
 
 
-def _identity(program: Program) -> tuple[object, ...]:
+def _make_identity_key(program: Program) -> tuple[object, ...]:
     columns = tuple(getattr(program.columns, name).tobytes() for name in Columns.names())
     return (program.names, program.symbolic, program.sizes.coefficients.tobytes(), columns)
 
 
-def _generalised(programs: list[Program], rank_of: list[int], capture: _Capture) -> list[Program]:
+def _generalise_programs(programs: list[Program], rank_of: list[int], capture: _Capture) -> list[Program]:
     """The programs made to depend on their sizes, those of one structure with one template."""
     result = list(programs)
-    shares = bool(assumptions().used)  # of sizes: what is noted from here on states none
-    for members in _by_structure(programs):
-        made = capture.rebatched([programs[i] for i in members], [rank_of[i] for i in members], shares=shares)
+    shares = bool(get_assumptions().used)  # of sizes: what is noted from here on states none
+    for members in _group_by_structure(programs):
+        made = capture.rebatch_programs([programs[i] for i in members], [rank_of[i] for i in members], shares=shares)
         for i, program in zip(members, made, strict=True):
             result[i] = program
     return result
 
 
-def _by_structure(programs: list[Program]) -> list[list[int]]:
+def _group_by_structure(programs: list[Program]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[list[int]]] = {}
     for i, program in enumerate(programs):
         alike = groups.setdefault((program.num_ops, program.num_scopes, program.names), [])

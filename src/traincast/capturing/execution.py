@@ -1,4 +1,4 @@
-"""Running ops on tensors without data, and on small host tensors for real."""
+"""Running ops on meta tensors, and on small host tensors for real."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from traincast.capturing.arguments import tensors_in
-from traincast.capturing.assumed import assumed_result
-from traincast.capturing.assumptions import assumptions
-from traincast.capturing.forms import Forms, forms
+from traincast.capturing.arguments import list_tensors
+from traincast.capturing.assumed import make_assumed_result
+from traincast.capturing.assumptions import get_assumptions
+from traincast.capturing.errors import BRANCH, ITEM, find_user_line, reject_values
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
-from traincast.capturing.refusals import BRANCH, ITEM, refuse_values, user_line
-from traincast.capturing.storages import Seen, StorageBook, strided_parts
-from traincast.capturing.traits import traits
+from traincast.capturing.metadata_cache import MetadataCache, get_metadata_cache
+from traincast.capturing.storages import Seen, StorageBook, list_strided_parts
+from traincast.capturing.traits import get_traits
 from traincast.capturing.values import Values
 from traincast.utils.errors import TraincastError
 
@@ -32,76 +32,76 @@ class Execution:
     values: Values
     copy_target: str | None = None
     number_asked: bool = False
-    unknown_numbers: bool = False  # whether item() has given any whole number so far
-    forms: Forms = field(default_factory=forms)
+    unknown_numbers: bool = False  # whether item() has given any integer so far
+    metadata_cache: MetadataCache = field(default_factory=get_metadata_cache)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         """The op's result, and the device that what it makes would be on."""
-        tensors = tensors_in(args)
+        tensors = list_tensors(args)
         if kwargs:
-            tensors.extend(tensors_in(kwargs))
-        if func is _LOCAL_SCALAR and (number := self._read(tensors[0])) is not None:
+            tensors.extend(list_tensors(kwargs))
+        if func is _LOCAL_SCALAR and (number := self._read_value(tensors[0])) is not None:
             return number, "cpu"
-        seen = self.book.look(tensors)
-        device = self._result_device(seen, kwargs)
-        result = self._sized(func, args, kwargs) if seen.unknown or seen.some_meta else None
+        seen = self.book.inspect_tensors(tensors)
+        device = self._choose_result_device(seen, kwargs)
+        result = self._run_value_sized(func, args, kwargs) if seen.unknown or seen.some_meta else None
         # numbers on the host that are made of known lengths are known
         unknown = seen.unknown and (result is None or func is not _PACK)
         if result is None:
-            result = self._execute(func, args, kwargs, seen, device, made_from_nothing=not tensors)
-        hollow = self.book.any_hollow and kwargs.get("device") is None and self._all_hollow(tensors)
-        made = tensors_in(result)
+            result = self._execute_op(func, args, kwargs, seen, device, made_from_nothing=not tensors)
+        hollow = self.book.any_hollow and kwargs.get("device") is None and self._are_all_meta(tensors)
+        made = list_tensors(result)
         for out in made:
-            for part in strided_parts(out):
-                info = self.book.info(part, device=device, produced=True)
+            for part in list_strided_parts(out):
+                info = self.book.get_info(part, device=device, produced=True)
                 info.unknown |= unknown
                 info.hollow |= hollow
-        self.values.follow(func, args, kwargs, tensors, made, seen)
+        self.values.follow_op(func, args, kwargs, tensors, made, seen)
         return result, device
 
-    def _read(self, tensor: torch.Tensor) -> Any:
-        """The one value of a tensor without data; None where the host has it."""
-        self.values.read(tensor)
-        if tensor.is_meta and (known := self.values.of(tensor)) is not None:
+    def _read_value(self, tensor: torch.Tensor) -> Any:
+        """The one value of a meta tensor; None where the host has it."""
+        self.values.note_read(tensor)
+        if tensor.is_meta and (known := self.values.get_values(tensor)) is not None:
             return known.item()
-        return self._number(tensor) if self.book.without_values(tensor) else None
+        return self._read_number(tensor) if self.book.is_without_values(tensor) else None
 
-    def _all_hollow(self, tensors: list[torch.Tensor]) -> bool:
+    def _are_all_meta(self, tensors: list[torch.Tensor]) -> bool:
         return bool(tensors) and all(map(self.book.is_hollow, tensors))
 
-    def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_value_sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values of the device; None for all other ops."""
         remedy = size_depends_on_values(func, args, kwargs)
         if not remedy:
             return None
-        result = assumed_result(func, args, kwargs, assumptions())
+        result = make_assumed_result(func, args, kwargs, get_assumptions())
         if result is None:
-            result = self.values.sized(func, args, kwargs)
+            result = self.values.run_value_sized(func, args, kwargs)
         if result is None:
-            raise refuse_values(func._schema.name, remedy)
+            raise reject_values(func._schema.name, remedy)
         return result
 
-    def _number(self, tensor: torch.Tensor) -> float | int | bool:
+    def _read_number(self, tensor: torch.Tensor) -> float | int | bool:
         """A single value that the device has: as stated, or 0 for who asked for a number by name."""
         if tensor.dtype.is_floating_point:
             return 0.0
         if tensor.dtype is torch.bool:
             if torch.is_anomaly_enabled() and torch._C._current_autograd_node() is not None:
                 return False  # the autograd engine asks whether gradients are broken
-            decided = assumptions().decision()
+            decided = get_assumptions().find_decision()
             if decided is None and not self.number_asked:
-                raise refuse_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
+                raise reject_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
             if decided is None:
-                raise refuse_values("a decision on a tensor", f"take it outside the step, or state it: {BRANCH}")
+                raise reject_values("a decision on a tensor", f"take it outside the step, or state it: {BRANCH}")
             return decided
         if self.number_asked:
             return 0
-        stated = assumptions().number()
+        stated = get_assumptions().find_number()
         if stated is None:
-            raise refuse_values("a tensor as an index or size", f"use a Python int, or state it: {ITEM}")
+            raise reject_values("a tensor as an index or size", f"use a Python int, or state it: {ITEM}")
         return stated
 
-    def _result_device(self, seen: Seen, kwargs: dict[str, Any]) -> str:
+    def _choose_result_device(self, seen: Seen, kwargs: dict[str, Any]) -> str:
         if self.copy_target is not None:
             return self.copy_target
         wanted = kwargs.get("device")
@@ -109,21 +109,21 @@ class Execution:
             return "cpu" if wanted.type == "cpu" else "cuda"
         return "cuda" if seen.on_cuda else "cpu"
 
-    def _execute(
+    def _execute_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Seen, device: str, *,
         made_from_nothing: bool,
     ) -> Any:  # fmt: skip
         if not seen.some_meta and device != "cuda":
-            return self._on_host(func, args, kwargs, made_from_nothing=made_from_nothing)
+            return self._run_on_host(func, args, kwargs, made_from_nothing=made_from_nothing)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
         if seen.all_meta:
-            return self.forms.call(func, args, kwargs, _call_without_data)
-        return self._with_host_tensors(func, args, kwargs)
+            return self.metadata_cache.call_op(func, args, kwargs, _call_without_data)
+        return self._run_with_host_tensors(func, args, kwargs)
 
-    def _with_host_tensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_with_host_tensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an op on a mixture: host tensors lose their data for it, and those written to stay themselves."""
         real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -136,12 +136,12 @@ class Execution:
 
         args, kwargs = tree_map_only(torch.Tensor, without_data, (args, kwargs))
         result = _call_without_data(func, args, kwargs)
-        back = {id(stand_in): original for original, stand_in in real.values()}
+        back = {id(placeholder): original for original, placeholder in real.values()}
         return tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), result)
 
-    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, made_from_nothing: bool) -> Any:
+    def _run_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, made_from_nothing: bool) -> Any:
         """Ops on host tensors run for real, unless they would make a large tensor: that stays without data."""
-        if made_from_nothing and any(name == "device" for name, *_ in traits(func).parameters):
+        if made_from_nothing and any(name == "device" for name, *_ in get_traits(func).parameters):
             elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
             trial = func(*args, **{**kwargs, **elsewhere})
             if trial.numel() * trial.element_size() > _REAL_BYTES:
@@ -150,21 +150,21 @@ class Execution:
 
 
 def _call_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if traits(func).name.startswith("aten::_foreach_") and not func._schema.returns:
+    if get_traits(func).name.startswith("aten::_foreach_") and not func._schema.returns:
         return None  # in place: nothing to find out
-    stand_in = WITHOUT_META.get(func)
-    if stand_in is not None:
-        return stand_in(*args, **kwargs)
+    placeholder = WITHOUT_META.get(func)
+    if placeholder is not None:
+        return placeholder(*args, **kwargs)
     try:
         return func(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _no_implementation(error):
+        if isinstance(error, RuntimeError) and not _is_missing_implementation(error):
             raise
         raise TraincastError(
-            f"{user_line()}: op {func} cannot run without data: it has no Meta implementation; register one with "
+            f"{find_user_line()}: op {func} cannot run without data: it has no Meta implementation; register one with "
             "torch.library.register_fake, or leave the op out of the step"
         ) from error
 
 
-def _no_implementation(error: RuntimeError) -> bool:
+def _is_missing_implementation(error: RuntimeError) -> bool:
     return isinstance(error, NotImplementedError) or "no fake impl registered" in str(error)

@@ -1,4 +1,4 @@
-"""`flex_attention`: inside a compiled function one fused kernel that skips masked blocks, elsewhere op by op."""
+"""`run_flex_attention`: inside a compiled function one fused kernel that skips masked blocks, elsewhere op by op."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.assumptions import assumptions
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.compilation import CompiledRegions
 
 aten = torch.ops.aten
@@ -16,16 +16,16 @@ _DENSE = 0.9  # of the mask: from here on no block worth naming is skipped
 
 
 def is_flex(func: Any) -> bool:
-    """Whether a function is the operator behind `flex_attention`."""
+    """Whether a function is the operator behind `run_flex_attention`."""
     return isinstance(func, torch._ops.HigherOrderOperator) and func._name == "flex_attention"
 
 
-def flex_attention(
+def run_flex_attention(
     regions: CompiledRegions, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
     scale: float, *rest: Any, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Result, logarithms of row sums and maxima. A mask that is not causal counts as attention to as many keys as a row
-    sees on average; one that depends on unknown values counts as attention to all, which the answer says."""
+    sees on average; one that depends on unknown values counts as attention to all, which the result says."""
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
     if not regions.inside:
         gqa = query.shape[1] != key.shape[1]
@@ -33,7 +33,7 @@ def flex_attention(
             query, key, value, None, 0.0, False, None, scale=scale, enable_gqa=gqa
         )[0]
         return out, sums, sums
-    causal, share = _seen(block_mask[-1], query.shape[2], key.shape[2])
+    causal, share = _sample_mask(block_mask[-1], query.shape[2], key.shape[2])
     if not causal and share < _DENSE:
         rows = max(1, round(share * key.shape[2]))
         key, value = key[:, :, :rows], value[:, :, :rows]
@@ -43,7 +43,7 @@ def flex_attention(
     return made[0], made[1], sums
 
 
-def _seen(mask: Any, queries: int, keys: int) -> tuple[bool, float]:
+def _sample_mask(mask: Any, queries: int, keys: int) -> tuple[bool, float]:
     """Whether a mask is causal, and the share of keys that a row sees, from a grid of samples."""
     rows, columns = (torch.linspace(0, n - 1, min(n, _SAMPLES)).long() for n in (queries, keys))
     first = torch.zeros((), dtype=torch.long)
@@ -51,13 +51,13 @@ def _seen(mask: Any, queries: int, keys: int) -> tuple[bool, float]:
         try:
             kept = mask(first, first, rows[:, None], columns[None]).expand(len(rows), len(columns))
             if kept.is_meta:
-                return _all_seen()
+                return _describe_full_mask()
             lower = columns[None] <= rows[:, None]
             return bool((kept == lower).all()), float(kept.double().mean())
         except (RuntimeError, ValueError, IndexError, TypeError):
-            return _all_seen()  # it asks for tensors of the device
+            return _describe_full_mask()  # it asks for tensors of the device
 
 
-def _all_seen() -> tuple[bool, float]:
-    assumptions().take("the mask of flex_attention needs unknown values and is taken to hide nothing")
+def _describe_full_mask() -> tuple[bool, float]:
+    get_assumptions().note_assumption("the mask of flex_attention needs unknown values and is taken to hide nothing")
     return False, 1.0

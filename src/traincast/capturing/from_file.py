@@ -12,12 +12,12 @@ from typing import Any
 
 from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
-from traincast.capturing.precision import switches_kept
-from traincast.capturing.refusals import one_line, raised_line
+from traincast.capturing.errors import find_raised_line, format_one_line
+from traincast.capturing.precision import keep_precision_switches
 from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step
 from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 _FORM = "give FILE.py:FUNCTION"
 _USUAL = "make_step"  # the name of the contract says nothing of the model; that of its file does
@@ -47,21 +47,21 @@ def capture_function(
             ranks=ranks,
         )  # fmt: skip
     try:
-        with switches_kept(), _beside(function):
-            return _capture(
+        with keep_precision_switches(), _keep_folder_importable(function):
+            return _capture_function(
                 function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
                 framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
             )  # fmt: skip
     except SystemExit as stop:
-        where = raised_line(stop.__traceback__)
+        where = find_raised_line(stop.__traceback__)
         raise TraincastError(
-            f"{where}: the code to capture ends with sys.exit({shown(stop.code)}); remove it"
+            f"{where}: the code to capture ends with sys.exit({shorten_value(stop.code)}); remove it"
         ) from None
 
 
 @contextmanager
-def _beside(function: str | Callable[..., Any]) -> Iterator[None]:
-    """Keeps what lies beside the file importable until its step has run, as in a run of the file itself."""
+def _keep_folder_importable(function: str | Callable[..., Any]) -> Iterator[None]:
+    """Keeps what is alongside the file importable until its step has run, as in a run of the file itself."""
     before = list(sys.path)
     if isinstance(function, str):
         sys.path.insert(0, str(Path(function.rpartition(":")[0]).resolve().parent))
@@ -71,7 +71,7 @@ def _beside(function: str | Callable[..., Any]) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _capture(
+def _capture_function(
     function: str | Callable[..., Any],
     *,
     name: str | None,
@@ -100,18 +100,18 @@ def load_function(spec: str) -> Callable[..., Any]:
     path = Path(file)
     if not path.is_file():
         raise TraincastError(f"no file {file}; {_FORM}")
-    module = _run(path)
+    module = _run_file(path)
     attribute = getattr(module, function, None)
     if attribute is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown("function", function, functions, f"It must be defined in {file}.")
+        raise make_unknown_error("function", function, functions, f"It must be defined in {file}.")
     if not callable(attribute):
         raise TraincastError(f"{function} in {file} is no function but {type(attribute).__name__}")
     made: Callable[..., Any] = attribute
     return made
 
 
-def _run(path: Path) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     """The file as a module, with its own folder importable as in a run of the file itself."""
     location = importlib.util.spec_from_file_location(f"traincast_captured_{path.stem}", path.resolve())
     if location is None or location.loader is None:
@@ -124,14 +124,16 @@ def _run(path: Path) -> ModuleType:
         location.loader.exec_module(module)
     except Exception as error:
         del sys.modules[location.name]
-        raise TraincastError(f"{_where(error, path)}: the file fails to load: {one_line(error)}") from error
+        raise TraincastError(
+            f"{_find_error_line(error, path)}: the file fails to load: {format_one_line(error)}"
+        ) from error
     finally:
         sys.path.remove(folder)
     return module
 
 
-def _where(error: Exception, path: Path) -> str:
+def _find_error_line(error: Exception, path: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename or path}:{error.lineno}"
-    where = raised_line(error.__traceback__)
+    where = find_raised_line(error.__traceback__)
     return where if ":" in where else str(path)

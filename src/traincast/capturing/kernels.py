@@ -1,4 +1,4 @@
-"""What ops give on tensors without data where PyTorch itself has no answer, and ops that cannot have one."""
+"""What ops give on meta tensors where PyTorch itself has no answer, and ops that cannot have one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from traincast.capturing.attention import fused_attention, fused_attention_backward
-from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward, fused_gru_cell, fused_gru_cell_backward
-from traincast.capturing.refusals import MASK
+from traincast.capturing.attention import infer_fused_attention, infer_fused_attention_backward
+from traincast.capturing.errors import MASK
+from traincast.capturing.recurrent import (
+    infer_cudnn_rnn,
+    infer_cudnn_rnn_backward,
+    infer_fused_gru_cell,
+    infer_fused_gru_cell_backward,
+)
 
 aten = torch.ops.aten
 _OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -57,14 +62,14 @@ LOGITS_NODE = "BinaryCrossEntropyWithLogitsBackward0"
 WRITTEN_IN_LOGITS: dict[Any, Any] = {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
 
 
-def composite(func: Any) -> Callable[..., Any] | None:
-    """A library's op as it is made of others, where for tensors without data the library has a kernel instead, which
+def find_composite(func: Any) -> Callable[..., Any] | None:
+    """A library's op as it is made of others, where for meta tensors the library has a kernel instead, which
     no gradient would pass (FBGEMM's padding of jagged tensors); None for all other functions."""
-    return _composite(func) if isinstance(func, _OPS) else None
+    return _find_library_composite(func) if isinstance(func, _OPS) else None
 
 
 @cache
-def _composite(func: Any) -> Callable[..., Any] | None:
+def _find_library_composite(func: Any) -> Callable[..., Any] | None:
     op: Any = getattr(func, "default", func)
     if type(op) is not _OPS[0] or op.namespace == "aten":
         return None
@@ -73,15 +78,15 @@ def _composite(func: Any) -> Callable[..., Any] | None:
     return partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd) if both else None
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def _return_nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _first(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _return_first(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return self
 
 
-def _coalesce(self: torch.Tensor) -> torch.Tensor:
+def _infer_coalesce(self: torch.Tensor) -> torch.Tensor:
     """As large as before: how many rows are equal is unknown."""
     made = torch.sparse_coo_tensor(
         torch.empty_like(self._indices()), torch.empty_like(self._values()), self.shape, check_invariants=False
@@ -89,15 +94,15 @@ def _coalesce(self: torch.Tensor) -> torch.Tensor:
     return made._coalesced_(True)
 
 
-def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
-    """Sparse tensors without data lose their length when cloned."""
+def _infer_clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Sparse meta tensors lose their length when cloned."""
     if self.layout is torch.sparse_coo:
-        return _coalesce(self)._coalesced_(self.is_coalesced())
+        return _infer_coalesce(self)._coalesced_(self.is_coalesced())
     copy: torch.Tensor = aten.clone.default(self, memory_format=memory_format)
     return copy
 
 
-def _add_(self: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
+def _infer_sparse_add(self: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     """A sparse tensor is added to a dense one in place, whatever its indices."""
     if isinstance(other, torch.Tensor) and other.layout is torch.sparse_coo and self.layout is torch.strided:
         return self
@@ -105,7 +110,7 @@ def _add_(self: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     return result
 
 
-def _sparse_product(op: Any, *, added: bool = False) -> Callable[..., Any]:
+def _make_sparse_gemm(op: Any, *, added: bool = False) -> Callable[..., Any]:
     """A product with a sparse matrix, which is dense; PyTorch's own answer where both are dense."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -117,8 +122,8 @@ def _sparse_product(op: Any, *, added: bool = False) -> Callable[..., Any]:
     return made
 
 
-def _sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return _clone(mask)
+def _infer_sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _infer_clone(mask)
 
 
 def take_over(gradient: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -129,12 +134,14 @@ def take_over(gradient: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, A
     return aten._sparse_coo_tensor_with_dims_and_tensors.default, args, kwargs
 
 
-def _convolution(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+def _infer_convolution(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     out = aten.convolution.default(input, weight, *args)
     return _as_cudnn_lays_out(out, input, weight)
 
 
-def _convolution_backward(grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+def _infer_convolution_backward(
+    grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *args: Any
+) -> tuple[Any, ...]:
     grad_input, grad_weight, grad_bias = aten.convolution_backward.default(grad, input, weight, *args)
     laid_out = (None if g is None else _as_cudnn_lays_out(g, input, weight) for g in (grad_input, grad_weight))
     return (*laid_out, grad_bias)
@@ -149,7 +156,7 @@ def _as_cudnn_lays_out(made: torch.Tensor, input: torch.Tensor, weight: torch.Te
     return made.to(memory_format=last.pop())
 
 
-def _first_contiguous(op: Any) -> Callable[..., Any]:
+def _make_contiguous_first(op: Any) -> Callable[..., Any]:
     """CUDA writes these gradients row by row whatever the strides of what comes in; PyTorch's answer without data
     keeps them."""
 
@@ -162,7 +169,7 @@ def _first_contiguous(op: Any) -> Callable[..., Any]:
     return made
 
 
-def _grouped_mm(
+def _infer_grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
@@ -172,22 +179,24 @@ def _grouped_mm(
     return made.to(out_dtype or a.dtype)
 
 
-def _statistics(input: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _infer_statistics(input: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and inverse deviation of every channel, in float: one pass of synchronised batch norm."""
-    made = input.new_empty(input.shape[1], dtype=_accumulated(input))
+    made = input.new_empty(input.shape[1], dtype=_choose_accumulation_dtype(input))
     return made, torch.empty_like(made)
 
 
-def _gathered_statistics(input: torch.Tensor, mean: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _infer_gathered_statistics(
+    input: torch.Tensor, mean: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     made = mean.new_empty(mean.shape[1])
     return made, torch.empty_like(made)
 
 
-def _normalised(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _infer_normalised(input: torch.Tensor, *rest: Any) -> torch.Tensor:
     return torch.empty_like(input)
 
 
-def _norm_sums(
+def _infer_norm_sums(
     grad_out: torch.Tensor, input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None,
     input_g: bool, weight_g: bool, bias_g: bool,
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
@@ -196,28 +205,28 @@ def _norm_sums(
     return *sums, *(torch.empty_like(like) if wanted else None for wanted in (weight_g, bias_g))
 
 
-def _normalised_backward(grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _infer_normalised_backward(grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> torch.Tensor:
     return torch.empty_like(input)
 
 
-def _ctc_loss(
+def _infer_ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses, and a table of the longest target; where targets lie end to end, that of their mean length."""
+    """Losses, and a table of the longest target; where targets are end to end, that of their mean length."""
     steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
     longest = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // max(1, batch))
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
-def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _infer_ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
     return torch.empty_like(log_probs)
 
 
-def _accumulated(tensor: torch.Tensor) -> torch.dtype:
+def _choose_accumulation_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
-def _fused(name: str) -> list[Any]:
+def _find_fused_ops(name: str) -> list[Any]:
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
 
@@ -227,33 +236,33 @@ _ROW_BY_ROW = (
     aten._fused_rms_norm_backward.default, aten._log_softmax_backward_data.default,
 )  # fmt: skip
 WITHOUT_META: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((*_fused("_fused_sgd_"), *_fused("_fused_adagrad_")), _nothing),
-    aten._coalesce.default: _coalesce,
-    aten.clone.default: _clone,
-    aten._cudnn_rnn.default: cudnn_rnn,
-    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
-    aten._thnn_fused_gru_cell.default: fused_gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
-    aten._scaled_dot_product_fused_attention_overrideable.default: fused_attention,
-    aten._scaled_dot_product_fused_attention_overrideable_backward.default: fused_attention_backward,
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
-    aten._grouped_mm.default: _grouped_mm,
-    **{op: _first_contiguous(op) for op in _ROW_BY_ROW},
-    **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
-    **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
-    aten.batch_norm_stats.default: _statistics,
-    aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
-    aten.batch_norm_elemt.default: _normalised,
-    aten.batch_norm_backward_reduce.default: _norm_sums,
-    aten.batch_norm_backward_elemt.default: _normalised_backward,
-    aten.add_.Tensor: _add_,
-    aten.sparse_mask.default: _sparse_mask,
-    aten.mm.default: _sparse_product(aten.mm.default),
-    aten.addmm.default: _sparse_product(aten.addmm.default, added=True),
-    aten._sparse_addmm.default: _sparse_product(aten._sparse_addmm.default, added=True),
-    aten.index_put_.default: _first,
-    aten._index_put_impl_.default: _first,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _nothing,
-    aten._amp_update_scale_.default: _first,
+    **dict.fromkeys((*_find_fused_ops("_fused_sgd_"), *_find_fused_ops("_fused_adagrad_")), _return_nothing),
+    aten._coalesce.default: _infer_coalesce,
+    aten.clone.default: _infer_clone,
+    aten._cudnn_rnn.default: infer_cudnn_rnn,
+    aten._cudnn_rnn_backward.default: infer_cudnn_rnn_backward,
+    aten._thnn_fused_gru_cell.default: infer_fused_gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: infer_fused_gru_cell_backward,
+    aten._scaled_dot_product_fused_attention_overrideable.default: infer_fused_attention,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: infer_fused_attention_backward,
+    aten.convolution.default: _infer_convolution,
+    aten.convolution_backward.default: _infer_convolution_backward,
+    aten._grouped_mm.default: _infer_grouped_mm,
+    **{op: _make_contiguous_first(op) for op in _ROW_BY_ROW},
+    **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _infer_ctc_loss),
+    **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _infer_ctc_loss_backward),
+    aten.batch_norm_stats.default: _infer_statistics,
+    aten.batch_norm_gather_stats_with_counts.default: _infer_gathered_statistics,
+    aten.batch_norm_elemt.default: _infer_normalised,
+    aten.batch_norm_backward_reduce.default: _infer_norm_sums,
+    aten.batch_norm_backward_elemt.default: _infer_normalised_backward,
+    aten.add_.Tensor: _infer_sparse_add,
+    aten.sparse_mask.default: _infer_sparse_mask,
+    aten.mm.default: _make_sparse_gemm(aten.mm.default),
+    aten.addmm.default: _make_sparse_gemm(aten.addmm.default, added=True),
+    aten._sparse_addmm.default: _make_sparse_gemm(aten._sparse_addmm.default, added=True),
+    aten.index_put_.default: _return_first,
+    aten._index_put_impl_.default: _return_first,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _return_nothing,
+    aten._amp_update_scale_.default: _return_first,
 }

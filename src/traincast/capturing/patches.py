@@ -7,39 +7,41 @@ from contextlib import ExitStack
 from typing import Any
 
 _MISSING = object()
-_WITHOUT: dict[str, tuple[int, int]] = {}  # modules that were looked through, with so many names, and had none of ours
+_WITHOUT: dict[
+    str, tuple[int, int]
+] = {}  # modules that were looked through, with this many names, and had none of ours
 
 
 class Patches(ExitStack):
     """An exit stack that can also set attributes and put the old ones back.
 
-    Modules that were imported in the meantime may hold stand-ins under names of their own: they get the originals too,
+    Modules that were imported in the meantime may hold stubs under names of their own: they get the originals too,
     so that nothing of one capture reaches the next.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._modules = set(sys.modules)
-        self._originals: dict[int, tuple[Any, Any]] = {}  # by id of the stand-in, which is held
+        self._originals: dict[int, tuple[Any, Any]] = {}  # by id of the stub, which is held
         self._everywhere: dict[int, tuple[Any, Any]] = {}  # by id of the original
         self.callback(self._restore_new_modules)
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """Sets `owner.name` until the stack closes."""
         before = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
         if before is not _MISSING and callable(value):
             self._originals.setdefault(id(value), (value, before))
-        self.callback(_restore, owner, name, before)
+        self.callback(_restore_attribute, owner, name, before)
 
     def set_everywhere(self, owner: Any, name: str, value: Any) -> None:
-        """As `set`; `sweep` then also sets what scripts have imported by name."""
+        """As `set_attribute`; `replace_imported_names` then also sets what scripts have imported by name."""
         before = vars(owner).get(name, _MISSING)
         if before is not _MISSING:
             self._everywhere[id(before)] = (before, value)
-        self.set(owner, name, value)
+        self.set_attribute(owner, name, value)
 
-    def sweep(self) -> None:
+    def replace_imported_names(self) -> None:
         """Replaces what modules other than PyTorch's have imported by name."""
         known = self._everywhere
         for module_name, module in list(sys.modules.items()):
@@ -54,7 +56,7 @@ class Patches(ExitStack):
                 continue
             for name, held in list(names.items()):
                 if id(held) in known:
-                    self.set(module, name, known[id(held)][1])
+                    self.set_attribute(module, name, known[id(held)][1])
 
     def _restore_new_modules(self) -> None:
         for module_name in set(sys.modules) - self._modules:
@@ -65,7 +67,7 @@ class Patches(ExitStack):
                     setattr(module, name, original)
 
 
-def _restore(owner: Any, name: str, before: Any) -> None:
+def _restore_attribute(owner: Any, name: str, before: Any) -> None:
     if before is _MISSING:
         delattr(owner, name)
     else:

@@ -13,7 +13,7 @@ _set: Any = torch._C._set_fp32_precision_setter
 _SWITCHES = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 
 
-def tf32_arithmetic() -> tuple[str, ...]:
+def list_tf32_arithmetic() -> tuple[str, ...]:
     """What the switches allow now; a switch that was never set follows that of the whole backend."""
     allowed = []
     for arithmetic, op in (("products", "matmul"), ("convolutions", "conv")):
@@ -24,10 +24,10 @@ def tf32_arithmetic() -> tuple[str, ...]:
 
 
 @contextmanager
-def switches_kept() -> Iterator[None]:
+def keep_precision_switches() -> Iterator[None]:
     """Puts PyTorch's precision switches back as they were, whatever a script sets."""
     before = [_get(backend, op) for backend, op in _SWITCHES]
-    products, allowed = torch.get_float32_matmul_precision(), tf32_arithmetic()
+    products, allowed = torch.get_float32_matmul_precision(), list_tf32_arithmetic()
     try:
         yield
     finally:

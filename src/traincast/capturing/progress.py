@@ -1,4 +1,4 @@
-"""Who hears how far a capture has come."""
+"""Who is told how far a capture has come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(listener: Listener | None) -> Iterator[None]:
+def notify_listener(listener: Listener | None) -> Iterator[None]:
     """Lets `listener` hear of captures inside the block."""
     token = _listener.set(listener)
     try:
@@ -22,7 +22,7 @@ def heard_by(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def say(text: str) -> None:
+def report_progress(text: str) -> None:
     """Tells whoever listens."""
     listener = _listener.get()
     if listener is not None:

@@ -17,17 +17,17 @@ import torch.multiprocessing
 from traincast.capturing.communication import Communication
 from traincast.capturing.ddp import install_ddp
 from traincast.capturing.devices import DeviceMode
-from traincast.capturing.leftovers import forget_leftovers
-from traincast.capturing.mail import Mail
+from traincast.capturing.errors import find_user_line
+from traincast.capturing.global_state import forget_leftovers
+from traincast.capturing.object_messages import ObjectMessages
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.refusals import user_line
 from traincast.utils.errors import TraincastError
 
 _USUAL_NODE = 8  # GPUs
 _NCCL, _CUDA = (2, 27, 5), "12.8"  # versions of a usual build
-_CACHES: dict[str, tuple[int, list[Any]]] = {}  # modules with so many names, and their functions that have a cache
-_OF_MESHES: tuple[int, list[str]] = (0, [])  # so many modules were imported, and those that keep things for meshes
+_CACHES: dict[str, tuple[int, list[Any]]] = {}  # modules with this many names, and their functions that have a cache
+_OF_MESHES: tuple[int, list[str]] = (0, [])  # this many modules were imported, and those that keep things for meshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Place:
 
     rank: int
     world_size: int
-    mail: Mail
+    messages: ObjectMessages
 
 
 def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, place: Place) -> None:
@@ -55,44 +55,46 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
 
     from traincast.capturing.shardings import install_shardings
 
-    patches.set(sys, "excepthook", sys.excepthook)  # PyTorch puts the rank before every line of a traceback
+    patches.set_attribute(sys, "excepthook", sys.excepthook)  # PyTorch puts the rank before every line of a traceback
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group("fake", rank=place.rank, world_size=place.world_size, store=FakeStore())
     destroy = dist.destroy_process_group
     patches.callback(lambda: destroy() if dist.is_initialized() else None)
     forget_leftovers(patches)
-    os.environ.update(_launched(place))
-    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))  # where meshes are by default
+    os.environ.update(_make_torchrun_environment(place))
+    patches.set_attribute(
+        torch._C, "_get_accelerator", lambda check=None: torch.device("cuda")
+    )  # where meshes are by default
     patches.set_everywhere(dist, "destroy_process_group", lambda *args, **kwargs: None)
     recorder.regions.devices = int(os.environ["LOCAL_WORLD_SIZE"])
     recorder.regions.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    communication = recorder.communication = Communication(recorder, place.mail)
-    communication.install(patches)
-    patches.set_everywhere(dist, "init_process_group", _already_there(place, communication))
-    _backends_as_asked_for(patches, communication)
-    patches.set_everywhere(torch.multiprocessing, "spawn", _spawned(int(os.environ["LOCAL_RANK"])))
-    place.mail.install(patches)
+    communication = recorder.communication = Communication(recorder, place.messages)
+    communication.install_patches(patches)
+    patches.set_everywhere(dist, "init_process_group", _make_init_stub(place, communication))
+    _report_requested_backends(patches, communication)
+    patches.set_everywhere(torch.multiprocessing, "spawn", _make_spawn_stub(int(os.environ["LOCAL_RANK"])))
+    place.messages.install_patches(patches)
     patches.set_everywhere(dist, "is_nccl_available", lambda: True)
-    patches.set(torch.cuda.nccl, "version", lambda: _NCCL)
-    patches.set(torch.version, "cuda", _CUDA)  # scripts ask for both before they take bfloat16
-    _user_code_of_fsdp(patches, devices, _runtime_utils)
-    _every_rank_has_samples(patches, recorder)
+    patches.set_attribute(torch.cuda.nccl, "version", lambda: _NCCL)
+    patches.set_attribute(torch.version, "cuda", _CUDA)  # scripts ask for both before they take bfloat16
+    _wrap_fsdp_hooks(patches, devices, _runtime_utils)
+    _assume_samples_on_every_rank(patches, recorder)
     _forget_meshes()
     patches.callback(_forget_meshes)
     install_shardings(patches, recorder)
-    install_ddp(patches, devices.around, recorder.regions.note_buckets)
+    install_ddp(patches, devices.wrap_function, recorder.regions.note_buckets)
 
 
-def _user_code_of_fsdp(patches: Patches, devices: DeviceMode, utilities: ModuleType) -> None:
+def _wrap_fsdp_hooks(patches: Patches, devices: DeviceMode, utilities: ModuleType) -> None:
     """Hooks that FSDP1 puts on nodes of the graph, which the autograd engine calls without our modes."""
     for name in ("_pre_backward_hook", "_post_backward_hook", "_post_backward_reshard", "_post_backward_final_callback",
                  "_post_backward_reshard_only_hook"):  # fmt: skip
         if hasattr(utilities, name):
-            patches.set(utilities, name, devices.around(getattr(utilities, name)))
+            patches.set_attribute(utilities, name, devices.wrap_function(getattr(utilities, name)))
 
 
-def _every_rank_has_samples(patches: Patches, recorder: Recorder) -> None:
+def _assume_samples_on_every_rank(patches: Patches, recorder: Recorder) -> None:
     """Synchronised batch norm leaves out ranks without samples, by a mask that other ranks' counts decide."""
     function = torch.nn.modules._functions.SyncBatchNorm
     forward: Any = function.forward
@@ -105,12 +107,12 @@ def _every_rank_has_samples(patches: Patches, recorder: Recorder) -> None:
         finally:
             values.masks_keep_all = False
 
-    patches.set(function, "forward", staticmethod(assumed))
+    patches.set_attribute(function, "forward", staticmethod(assumed))
 
 
 def _forget_meshes() -> None:
     """Empties PyTorch's caches of what was found for meshes: their groups are those of one capture of one rank."""
-    for name in _modules_of_meshes():
+    for name in _list_mesh_modules():
         names = vars(sys.modules[name])
         if _CACHES.get(name, (0, ()))[0] != len(names):
             held = [value for value in list(names.values()) if not isinstance(value, type)]
@@ -123,7 +125,7 @@ def _forget_meshes() -> None:
         torch._C._clear_DTensor_sharding_propagator_cache()
 
 
-def _modules_of_meshes() -> list[str]:
+def _list_mesh_modules() -> list[str]:
     """Looked for anew when other modules have been imported."""
     global _OF_MESHES
     if _OF_MESHES[0] != len(sys.modules) or not all(name in sys.modules for name in _OF_MESHES[1]):
@@ -132,7 +134,7 @@ def _modules_of_meshes() -> list[str]:
     return _OF_MESHES[1]
 
 
-def _already_there(place: Place, communication: Communication) -> Any:
+def _make_init_stub(place: Place, communication: Communication) -> Any:
     def init_process_group(
         backend: str | None = None, *args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any
     ) -> None:
@@ -140,14 +142,14 @@ def _already_there(place: Place, communication: Communication) -> Any:
         for what, requested, there in (("world_size", world_size, place.world_size), ("rank", rank, place.rank)):
             if requested not in (-1, there):
                 raise TraincastError(
-                    f"{user_line()}: init_process_group is called with {what}={requested}, but the capture has "
+                    f"{find_user_line()}: init_process_group is called with {what}={requested}, but the capture has "
                     f"{what} {there}; use the rank and world_size given to make_step"
                 )
 
     return init_process_group
 
 
-def _backends_as_asked_for(patches: Patches, communication: Communication) -> None:
+def _report_requested_backends(patches: Patches, communication: Communication) -> None:
     """Groups are all fake, and say they are what the script has asked for: code that asks goes the way of a GPU."""
     new_group, get_backend, asked = dist.new_group, dist.get_backend, dict[int, tuple[Any, str]]()
 
@@ -158,7 +160,7 @@ def _backends_as_asked_for(patches: Patches, communication: Communication) -> No
         return group
 
     def answer(group: Any = None) -> str:
-        get_backend(group)  # refuses a group that this rank is no part of
+        get_backend(group)  # rejects a group that this rank is no part of
         _, backend = asked.get(id(group), (None, communication.backend))
         return str(dist.Backend(backend or dist.Backend.NCCL))
 
@@ -166,13 +168,14 @@ def _backends_as_asked_for(patches: Patches, communication: Communication) -> No
     patches.set_everywhere(dist, "get_backend", answer)
 
 
-def _spawned(local_rank: int) -> Any:
+def _make_spawn_stub(local_rank: int) -> Any:
     """`torch.multiprocessing.spawn`, of which this process is one: it runs what that one would run."""
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **options: Any) -> None:
         if nprocs != (node := int(os.environ["LOCAL_WORLD_SIZE"])):
             raise TraincastError(
-                f"{user_line()}: spawn starts {nprocs} processes, but the capture has {node} GPUs on a node; start "
+                f"{find_user_line()}: spawn starts {nprocs} processes, but the capture has {node} GPUs on a node; "
+                "start "
                 "torch.cuda.device_count() of them, or capture that many"
             )
         fn(local_rank, *args)
@@ -180,7 +183,7 @@ def _spawned(local_rank: int) -> Any:
     return spawn
 
 
-def _launched(place: Place) -> dict[str, str]:
+def _make_torchrun_environment(place: Place) -> dict[str, str]:
     """What `torchrun` tells a process: nodes have as many ranks as `LOCAL_WORLD_SIZE` says, or 8 where that fits."""
     stated = os.environ.get("LOCAL_WORLD_SIZE", "")
     node = int(stated) if stated.isdecimal() and int(stated) else _USUAL_NODE

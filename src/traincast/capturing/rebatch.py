@@ -14,7 +14,7 @@ At = Callable[[int, int], Sequence[Program]]
 _NEAR = 0.02  # share of ops in which the size asked for may differ from all others, and still be one of them
 
 
-def rebatched(
+def rebatch_programs(
     firsts: Sequence[Program], at: At, *, shares: bool, note: Callable[[str], None], lengths: bool = True
 ) -> list[Program]:
     """The programs made to depend on their sizes; those that no polynomial expresses keep their size, and say why.
@@ -26,55 +26,55 @@ def rebatched(
     """
     first = firsts[0]
     if first.seq_len and not lengths:
-        return _by_batch_alone(firsts, at, [], "", note, shares=shares)
+        return _generalise_by_batch(firsts, at, [], "", note, shares=shares)
     sizes = capture_sizes(first.batch_size, first.seq_len, multiples=shares)
     try:
         others = [at(batch, length) for batch, length in sizes[1:]]
     except TraincastError as error:
-        return _by_batch_alone(firsts, at, [], str(error), note, shares=shares)
+        return _generalise_by_batch(firsts, at, [], str(error), note, shares=shares)
     try:
-        return _general([firsts, *others], shares=shares)
+        return _generalise_captures([firsts, *others], shares=shares)
     except TraincastError as error:
         why = str(error)
     alike = [all(map(same_structure, firsts, other)) for other in others]
     more = (2 * sizes[-1][0] + first.batch_size, first.seq_len)
     if all(alike):
-        found = _tried([firsts, *others], at, more, shares=shares)
+        found = _try_generalise([firsts, *others], at, more, shares=shares)
     elif not any(alike) and abs(others[0][0].num_ops - first.num_ops) <= _NEAR * first.num_ops + 1:
-        found = _without_first(firsts, others, at, note, shares=shares)
+        found = _generalise_without_first(firsts, others, at, note, shares=shares)
     else:
         found = None
-    return found or _by_batch_alone(firsts, at, others, why, note, shares=shares)
+    return found or _generalise_by_batch(firsts, at, others, why, note, shares=shares)
 
 
-def rigid(firsts: Sequence[Program], why: str) -> list[Program]:
+def fix_sizes(firsts: Sequence[Program], why: str) -> list[Program]:
     """The programs at their one size, with one template."""
     return [replace(program, rigid=why) for program in generalise_ranks([[program] for program in firsts])]
 
 
-def _general(captures: Sequence[Sequence[Program]], *, shares: bool, drawn: bool = False) -> list[Program]:
+def _generalise_captures(captures: Sequence[Sequence[Program]], *, shares: bool, drawn: bool = False) -> list[Program]:
     """From captures of all ranks at each size."""
     return generalise_ranks([list(of_rank) for of_rank in zip(*captures, strict=True)], shares=shares, drawn=drawn)
 
 
-def _tried(
+def _try_generalise(
     captures: Sequence[Sequence[Program]], at: At, more: tuple[int, int], *, shares: bool
 ) -> list[Program] | None:
     """With one capture more; None where that expresses no polynomial either."""
     try:
-        return _general([*captures, at(*more)], shares=shares)
+        return _generalise_captures([*captures, at(*more)], shares=shares)
     except TraincastError:
         return None
 
 
-def _without_first(
+def _generalise_without_first(
     firsts: Sequence[Program], others: Sequence[Sequence[Program]], at: At, note: Callable[[str], None], *, shares: bool
 ) -> list[Program] | None:
     """All other sizes run the same ops, and the one asked for runs nearly those: it is taken to be one of them."""
     first = firsts[0]
     batch, length = first.batch_size, first.seq_len
     try:
-        general = _general([*others, at(2 * batch + 5, length and length - 1)], shares=shares)
+        general = _generalise_captures([*others, at(2 * batch + 5, length and length - 1)], shares=shares)
         sized = [program.resized(batch, length) for program in general]
     except TraincastError:
         return None
@@ -85,7 +85,7 @@ def _without_first(
     return sized
 
 
-def _by_batch_alone(
+def _generalise_by_batch(
     firsts: Sequence[Program], at: At, others: Sequence[Sequence[Program]], why: str, note: Callable[[str], None], *,
     shares: bool,
 ) -> list[Program]:  # fmt: skip
@@ -93,37 +93,37 @@ def _by_batch_alone(
     first = firsts[0]
     length, known = first.seq_len, {p[0].batch_size: p for p in others if p[0].seq_len == first.seq_len}
     if not length:
-        return _by_multiples(firsts, at, why, note)
+        return _generalise_by_multiples(firsts, at, why, note)
     batches = [batch for batch, _ in capture_sizes(first.batch_size, 0, multiples=shares)[1:]]
     try:
         alone = [firsts, *(known.get(batch) or at(batch, length) for batch in batches)]
     except TraincastError as error:
-        return _by_multiples(firsts, at, why or str(error), note)
+        return _generalise_by_multiples(firsts, at, why or str(error), note)
     try:
-        return _general(alone, shares=shares)
+        return _generalise_captures(alone, shares=shares)
     except TraincastError as error:
         more = 2 * batches[-1] + first.batch_size
-        found = _tried(alone, at, (more, length), shares=shares)
-        return found or _by_multiples(firsts, at, why or str(error), note)
+        found = _try_generalise(alone, at, (more, length), shares=shares)
+        return found or _generalise_by_multiples(firsts, at, why or str(error), note)
 
 
-def _by_multiples(firsts: Sequence[Program], at: At, why: str, note: Callable[[str], None]) -> list[Program]:
+def _generalise_by_multiples(firsts: Sequence[Program], at: At, why: str, note: Callable[[str], None]) -> list[Program]:
     """The programs at multiples of their batch size alone: code divides it (`batch // 4`), or draws sizes at random."""
     batch, length = firsts[0].batch_size, firsts[0].seq_len
     try:
         captures = [firsts, at(2 * batch, length), at(3 * batch, length)]
     except TraincastError as error:
-        return rigid(firsts, why or str(error))
+        return fix_sizes(firsts, why or str(error))
     taken = {
         False: f"sizes are those of multiples of batch {batch}; at others, {why.partition(';')[0]}",
         True: f"sizes that differ from draw to draw are those drawn at batch {batch}, and grow with it",
     }
     for drawn, text in taken.items():
         try:
-            found = _general(captures, shares=True, drawn=drawn)
+            found = _generalise_captures(captures, shares=True, drawn=drawn)
         except TraincastError as error:
             why = why or str(error)
         else:
             note(text)
             return found
-    return rigid(firsts, why)
+    return fix_sizes(firsts, why)

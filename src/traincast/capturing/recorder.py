@@ -1,4 +1,4 @@
-"""The dispatch mode that runs a step on tensors without data and writes down every op that reaches a kernel."""
+"""The dispatch mode that runs a step on meta tensors and writes down every op that reaches a kernel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups, tensors_in
-from traincast.capturing.collectives import Collective, written
+from traincast.capturing.arguments import Arguments, bind_arguments, group_tensors, list_scalars, list_tensors
+from traincast.capturing.collectives import Collective, list_written_tensors
+from traincast.capturing.errors import OTHER_PROCESSES, find_user_line
 from traincast.capturing.execution import Execution
 from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_IN_PLACE, take_over
-from traincast.capturing.refusals import OTHER_PROCESSES, user_line
 from traincast.capturing.regions import Regions
-from traincast.capturing.storages import StorageBook, strided_parts
-from traincast.capturing.traits import traits
+from traincast.capturing.storages import StorageBook, list_strided_parts
+from traincast.capturing.traits import get_traits
 from traincast.capturing.values import Values
 from traincast.ir.collectives import NAMESPACES
 from traincast.ir.ops import Phase, Signature, TensorSpec
@@ -26,7 +26,7 @@ from traincast.utils.errors import TraincastError
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"
 UNRECORDED = "traincast.unrecorded"  # around what is no part of the step
-_STAND_IN = ("traincast_fbgemm::", "traincast_zoo_fbgemm::")  # FBGEMM may be loaded beside them
+_STAND_IN = ("traincast_fbgemm::", "traincast_zoo_fbgemm::")  # FBGEMM may be loaded alongside them
 _SILENT = ("profiler", "prim")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _broadcast: Any = torch.broadcast_shapes
@@ -54,15 +54,15 @@ class RawOp:
 class OtherRanks(Protocol):
     """What runs the ops that need other ranks: `communication.Communication`, where a step has any."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one op of the communication namespaces; while recording, also records it."""
 
-    def before_use(self, tensors: list[torch.Tensor]) -> None:
+    def wait_before_use(self, tensors: list[torch.Tensor]) -> None:
         """Waits for what other ranks still owe these tensors."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs ops on tensors without data; while `book.recording`, also records them."""
+    """Runs ops on meta tensors; while `book.recording`, also records them."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,143 +85,143 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Runs one op."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper (DTensor) first calls ops on what it wraps
-        return self.dispatch(func, args, kwargs or {})
+        return self.dispatch_op(func, args, kwargs or {})
 
-    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def dispatch_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one op; while `book.recording`, also records it."""
-        namespace = traits(func).namespace
+        namespace = get_traits(func).namespace
         if namespace in _SILENT:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if namespace in NAMESPACES:
-                return self._communication(func).run(func, args, kwargs)
-            if func in WRITTEN_IN_PLACE and self._in_backward_formula():
+                return self._get_communication(func).run_op(func, args, kwargs)
+            if func in WRITTEN_IN_PLACE and self._is_in_backward_formula():
                 func = WRITTEN_IN_PLACE[func]
-            elif func in WRITTEN_IN_LOGITS and self._in_node(LOGITS_NODE) and _holds(args[0], args[1]):
+            elif func in WRITTEN_IN_LOGITS and self._is_in_node(LOGITS_NODE) and _fits_in_place(args[0], args[1]):
                 func = WRITTEN_IN_LOGITS[func]
-            elif func is _CLONE and args[0].layout is torch.sparse_coo and self._in_backward_formula():
+            elif func is _CLONE and args[0].layout is torch.sparse_coo and self._is_in_backward_formula():
                 func, args, kwargs = take_over(args[0])
-            if traits(func).composite or (
+            if get_traits(func).composite or (
                 torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE)
             ):
                 with self:  # else autograd's kernels have taken them apart: not those of tensors of inference mode
                     return func.decompose(*args, **kwargs)
             if not self.book.recording:
-                return self.execution.run(func, args, kwargs)[0]
-            return self._recorded(func, args, kwargs)
+                return self.execution.run_op(func, args, kwargs)[0]
+            return self._record_op(func, args, kwargs)
 
-    def control(self, name: str, **scalars: int) -> None:
+    def record_synchronisation(self, name: str, **scalars: int) -> None:
         """Records a synchronisation of the `cuda::` namespace."""
         if not self.book.recording:
             return
         signature = Signature(name=name, inputs=(), outputs=(), scalars=tuple(scalars.items()))
         with _RecordFunctionFast(name), _RecordFunctionFast(f"{CONTROL_MARK}{len(self.ops)}"):
-            phase, stream = self.regions.phase(Phase.OTHER), scalars.get("stream", self.regions.stream)
-            self._append(RawOp(signature, (), (), phase, self.regions.module, -1, stream, stream))
+            phase, stream = self.regions.find_phase(Phase.OTHER), scalars.get("stream", self.regions.stream)
+            self._append_op(RawOp(signature, (), (), phase, self.regions.module, -1, stream, stream))
 
-    def current_stream(self) -> int:
+    def get_current_stream(self) -> int:
         """The stream that ops are issued to now: in backward that of the forward op."""
-        return self._issued_to(self._forward_of_node())
+        return self._find_issue_stream(self._forward_of_node())
 
-    def _issued_to(self, forward: int) -> int:
+    def _find_issue_stream(self, forward: int) -> int:
         """Backward runs on the stream of its forward op, unless a hook has chosen another."""
         if self.regions.hook_stream is not None:
             return self.regions.hook_stream
         return self.ops[forward].issued if forward >= 0 else self.regions.stream
 
-    def collective(
+    def record_collective(
         self, func: Any, arguments: Arguments, what: Collective, stream: int, execute: Callable[[], Any]
     ) -> Any:
         """Runs and records a collective on a stream of its own; a barrier has no tensor."""
         barrier = what.kind == "barrier"
-        groups, tensors = ((), []) if barrier else tensor_groups(arguments)
-        specs, ids = self._describe(tensors)
+        groups, tensors = ((), []) if barrier else group_tensors(arguments)
+        specs, ids = self._describe_tensors(tensors)
         forward = self._forward_op()
-        issued = self._issued_to(forward)
+        issued = self._find_issue_stream(forward)
         with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
             pass
         result = execute()
-        made = [] if barrier else written(arguments) or result
+        made = [] if barrier else list_written_tensors(arguments) or result
         out_specs, out_ids = self._describe_outputs(made, tensors, "cuda")
         signature = Signature(
-            name=func._schema.name, inputs=specs, outputs=out_specs, scalars=what.scalars(), groups=groups
+            name=func._schema.name, inputs=specs, outputs=out_specs, scalars=what.list_scalars(), groups=groups
         )
-        phase = self.regions.phase(Phase.FORWARD)
+        phase = self.regions.find_phase(Phase.FORWARD)
         module = self.ops[forward].module if forward >= 0 else self.regions.module
-        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, issued))
+        self._append_op(RawOp(signature, ids, out_ids, phase, module, forward, stream, issued))
         return result
 
-    def _communication(self, func: Any) -> OtherRanks:
+    def _get_communication(self, func: Any) -> OtherRanks:
         if self.communication is None:
-            raise TraincastError(f"{user_line()}: {func} {OTHER_PROCESSES}")
+            raise TraincastError(f"{find_user_line()}: {func} {OTHER_PROCESSES}")
         return self.communication
 
-    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = traits(func)
-        arguments = bind(func, args, kwargs)
-        groups, tensors = tensor_groups(arguments)
+    def _record_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = get_traits(func)
+        arguments = bind_arguments(func, args, kwargs)
+        groups, tensors = group_tensors(arguments)
         if self.communication is not None and not known.view:
-            self.communication.before_use(tensors)
-        specs, ids = self._describe(tensors)
+            self.communication.wait_before_use(tensors)
+        specs, ids = self._describe_tensors(tensors)
         forward = self._forward_op()
-        stream = self._stream(forward, ids)
+        stream = self._find_stream(forward, ids)
         with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
             pass
-        reuses = func is _ADD and self._in_backward_formula() and _nobody_else_holds(tensors[0])
-        result, device = self.execution.run(func, args, kwargs)
+        reuses = func is _ADD and self._is_in_backward_formula() and _is_sole_owner(tensors[0])
+        result, device = self.execution.run_op(func, args, kwargs)
         out_specs, out_ids = self._describe_outputs(result, tensors, device)
-        full_name = stood_for(known.name)
+        full_name = get_original_name(known.name)
         name = full_name.partition("::")[2]
         signature = Signature(
             name=full_name,
             inputs=specs,
             outputs=out_specs,
-            scalars=scalar_arguments(arguments),
+            scalars=list_scalars(arguments),
             groups=groups,
             overload=known.overload,
         )
         copied = bool(specs) and specs[0].device != "cuda" and bool(out_specs) and out_specs[0].device == "cuda"
-        phase = self.regions.phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
+        phase = self.regions.find_phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
         module = self.ops[forward].module if forward >= 0 else self.regions.module
-        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, stream, reuses))
+        self._append_op(RawOp(signature, ids, out_ids, phase, module, forward, stream, stream, reuses))
         if phase == Phase.BACKWARD and self.regions.hook_stream is None:
             self._made_on.update((self.book.tensor_storage[t], stream) for t in out_ids)
         return result
 
-    def _append(self, op: RawOp) -> None:
+    def _append_op(self, op: RawOp) -> None:
         self.ops.append(op)
         self.book.num_ops = len(self.ops)
 
-    def _stream(self, forward: int, inputs: tuple[int, ...]) -> int:
+    def _find_stream(self, forward: int, inputs: tuple[int, ...]) -> int:
         """Where an op runs; the engine lets backward wait for gradients made on other streams."""
-        stream = self._issued_to(forward)
+        stream = self._find_issue_stream(forward)
         if self.regions.hook_stream is not None:
             return stream  # hooks order their streams themselves
         for tensor in inputs:
             made = self._made_on.get(self.book.tensor_storage[tensor], stream)
             if made != stream:
-                self._wait(stream, made)
+                self._wait_for_stream(stream, made)
         return stream
 
-    def _wait(self, waits: int, for_stream: int) -> None:
-        event = self.regions.new_event()
-        self.control("cuda::event_record", event=event, stream=for_stream)
-        self.control("cuda::stream_wait_event", event=event, stream=waits)
+    def _wait_for_stream(self, waits: int, for_stream: int) -> None:
+        event = self.regions.make_event_number()
+        self.record_synchronisation("cuda::event_record", event=event, stream=for_stream)
+        self.record_synchronisation("cuda::stream_wait_event", event=event, stream=waits)
         self._made_on = {s: waits if on == for_stream else on for s, on in self._made_on.items()}
 
     def _join_streams(self) -> None:
         """At the end of backward the engine lets the caller's stream wait for all others it used."""
         for used in sorted(set(self._made_on.values()) - {self.regions.stream}):
-            self._wait(self.regions.stream, used)
+            self._wait_for_stream(self.regions.stream, used)
         self._made_on.clear()
 
-    def _describe(self, tensors: list[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+    def _describe_tensors(self, tensors: list[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
         specs, ids = [], []
         for whole in tensors:
-            for part in strided_parts(whole):
-                info = self.book.info(part)
-                specs.append(self.book.spec(part, info.device))
-                ids.append(self.book.tensor_id(part, info, new=False))
+            for part in list_strided_parts(whole):
+                info = self.book.get_info(part)
+                specs.append(self.book.get_spec(part, info.device))
+                ids.append(self.book.get_tensor_id(part, info, new=False))
         return tuple(specs), tuple(ids)
 
     def _describe_outputs(
@@ -229,11 +229,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
         input_ids = {id(tensor) for tensor in inputs}
         specs, ids = [], []
-        for whole in tensors_in(result):
-            for part in strided_parts(whole):
-                info = self.book.info(part, device=device, produced=True)
-                specs.append(self.book.spec(part, info.device))
-                ids.append(self.book.tensor_id(part, info, new=id(whole) not in input_ids))
+        for whole in list_tensors(result):
+            for part in list_strided_parts(whole):
+                info = self.book.get_info(part, device=device, produced=True)
+                specs.append(self.book.get_spec(part, info.device))
+                ids.append(self.book.get_tensor_id(part, info, new=id(whole) not in input_ids))
         return tuple(specs), tuple(ids)
 
     def _forward_op(self) -> int:
@@ -246,26 +246,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         return -1 if node is None else self._forward_of.get(node._sequence_nr(), -1)
 
-    def _in_node(self, name: str) -> bool:
+    def _is_in_node(self, name: str) -> bool:
         node = torch._C._current_autograd_node()
         return node is not None and node.name() == name
 
-    def _in_backward_formula(self) -> bool:
+    def _is_in_backward_formula(self) -> bool:
         """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""
-        return torch._C._current_autograd_node() is not None and self.regions.called_by_engine()
+        return torch._C._current_autograd_node() is not None and self.regions.is_called_by_engine()
 
 
-def _holds(target: torch.Tensor, other: Any) -> bool:
+def _fits_in_place(target: torch.Tensor, other: Any) -> bool:
     """Whether a result of two tensors fits into the first; a weight of one class is smaller than what it weighs."""
     return not isinstance(other, torch.Tensor) or _broadcast(target.shape, other.shape) == target.shape
 
 
-def stood_for(name: str) -> str:
-    """The name of an op that a stand-in of ours stands for; any other name as it is."""
+def get_original_name(name: str) -> str:
+    """The name of an op that a stub of ours stands for; any other name as it is."""
     return f"fbgemm::{name.partition('::')[2]}" if name.startswith(_STAND_IN) else name
 
 
-def _nobody_else_holds(tensor: torch.Tensor) -> bool:
+def _is_sole_owner(tensor: torch.Tensor) -> bool:
     """The engine's test for summing two gradients in place: dense memory, and no other holder of it.
 
     Seen from here the tensor has four holders (the engine, the call, its Python object, ours) and its storage two.

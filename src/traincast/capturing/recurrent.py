@@ -13,76 +13,76 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "gru": 3}
 _LSTM = 2  # cuDNN's number of the cell, as those above
 
 
-def replacements() -> dict[str, Callable[..., Any]]:
+def list_replacements() -> dict[str, Callable[..., Any]]:
     """The composites by name: layers on tensors in one piece (`.input`) and on packed sequences (`.data`), cells."""
-    layers = {f"{name}.input": _with_one_state(mode) for name, mode in _MODES.items()}
-    packed = {f"{name}.data": _packed_with_one_state(mode) for name, mode in _MODES.items()}
-    cells: dict[str, Callable[..., Any]] = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
-    return {"lstm.input": _lstm, "lstm.data": _packed_lstm, **layers, **packed, **cells}
+    layers = {f"{name}.input": _make_one_state_layer(mode) for name, mode in _MODES.items()}
+    packed = {f"{name}.data": _make_packed_one_state_layer(mode) for name, mode in _MODES.items()}
+    cells: dict[str, Callable[..., Any]] = {"lstm_cell": _decompose_lstm_cell, "gru_cell": _decompose_gru_cell}
+    return {"lstm.input": _run_lstm, "lstm.data": _run_packed_lstm, **layers, **packed, **cells}
 
 
-def _lstm_cell(
+def _decompose_lstm_cell(
     input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     made = aten._thnn_fused_lstm_cell(input.matmul(w_ih.t()), hx[0].matmul(w_hh.t()), hx[1], b_ih, b_hh)
     return made[0], made[1]
 
 
-def _gru_cell(
+def _decompose_gru_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
     made: Tensor = aten._thnn_fused_gru_cell(input.matmul(w_ih.t()), hx.matmul(w_hh.t()), hx, b_ih, b_hh)[0]
     return made
 
 
-def fused_gru_cell(
+def infer_fused_gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Results of the fused cell without data: hidden state, and five of its size that backward needs."""
     return torch.empty_like(hx), hx.new_empty(hx.shape[0], hx.shape[1] * 5)
 
 
-def fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+def infer_fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     """Results of its backward: gradients of both gates, of the state and of the biases."""
     gates = grad_hy.new_empty(grad_hy.shape[0], grad_hy.shape[1] * 3)
     biases = (gates.new_empty(gates.shape[-1]), gates.new_empty(gates.shape[-1])) if has_bias else (None, None)
     return gates, torch.empty_like(gates), torch.empty_like(grad_hy), *biases
 
 
-def _lstm(
+def _run_lstm(
     input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    output, hidden, cell = _cudnn(
+    output, hidden, cell = _run_cudnn(
         _LSTM, input, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
     )
     return output, hidden, cell
 
 
-def _with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
+def _make_one_state_layer(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def layer(input: Tensor, hx: Tensor, params: list[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
-        output, hidden, _ = _cudnn(mode, input, hx, None, params, *options)
+        output, hidden, _ = _run_cudnn(mode, input, hx, None, params, *options)
         return output, hidden
 
     return layer
 
 
-def _packed_lstm(
+def _run_packed_lstm(
     data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, hidden, cell = _cudnn(_LSTM, data, hx[0], hx[1], params, *options, batch_sizes=batch_sizes.tolist())
+    output, hidden, cell = _run_cudnn(_LSTM, data, hx[0], hx[1], params, *options, batch_sizes=batch_sizes.tolist())
     return output, hidden, cell
 
 
-def _packed_with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
+def _make_packed_one_state_layer(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def layer(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], *options: Any) -> tuple[Any, Any]:
-        output, hidden, _ = _cudnn(mode, data, hx, None, params, *options, batch_sizes=batch_sizes.tolist())
+        output, hidden, _ = _run_cudnn(mode, data, hx, None, params, *options, batch_sizes=batch_sizes.tolist())
         return output, hidden
 
     return layer
 
 
-def _cudnn(
+def _run_cudnn(
     mode: int, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool = False, *, batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -96,7 +96,7 @@ def _cudnn(
     return made[0], made[1], made[2]
 
 
-def cudnn_rnn(
+def infer_cudnn_rnn(
     input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor, cx: Tensor | None,
     mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
     bidirectional: bool, batch_sizes: list[int], dropout_state: Tensor | None,
@@ -110,11 +110,11 @@ def cudnn_rnn(
 
 
 def _time_first(empty: Callable[[list[int]], Tensor], shape: list[int], swapped: bool) -> Tensor:
-    """What cuDNN makes lies time step by time step in memory, also where a batch comes first."""
+    """What cuDNN makes is time step by time step in memory, also where a batch comes first."""
     return empty([shape[1], shape[0], *shape[2:]]).transpose(0, 1) if swapped else empty(shape)
 
 
-def cudnn_rnn_backward(
+def infer_cudnn_rnn_backward(
     input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
     *rest: Any,
 ) -> tuple[Any, ...]:  # fmt: skip

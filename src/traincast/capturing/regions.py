@@ -50,11 +50,11 @@ class Regions:
         """Path of the module that is running, from its outermost module's class name: `DLRM.bottom.0`."""
         return self._stack[-1][0] if self._stack else ""
 
-    def reset(self) -> None:
+    def reset_position(self) -> None:
         """Forgets how far the step has come."""
         self._after_backward = self._model_done = False
 
-    def phase(self, proposed: Phase) -> Phase:
+    def find_phase(self, proposed: Phase) -> Phase:
         """The phase of an op that runs now; `proposed` is INPUT for a host-to-device copy, OTHER for a sync."""
         if self._backward:
             return Phase.BACKWARD
@@ -70,50 +70,50 @@ class Regions:
         """Flat gradients of one data-parallel module."""
         self.buckets.extend(weakref.ref(bucket) for bucket in buckets)
 
-    def outside_backward(self, action: Callable[[], None]) -> None:
+    def run_outside_backward(self, action: Callable[[], None]) -> None:
         """Runs the action now, or when the backward pass that is running has ended."""
         if self._backward:
             self._afterwards.append(action)
         else:
             action()
 
-    def new_stream(self) -> int:
+    def make_stream_number(self) -> int:
         """The number of a new stream; 0 is the default one."""
         self._streams += 1
         return self._streams
 
-    def new_event(self) -> int:
+    def make_event_number(self) -> int:
         """The number of a new event."""
         self._events += 1
         return self._events - 1
 
-    def called_by_engine(self) -> bool:
+    def is_called_by_engine(self) -> bool:
         """Whether the running op was called by the autograd engine itself and not by Python code in a hook."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
             frame = frame.f_back
         return frame.f_code.co_name == "_engine_run_backward"
 
-    def install(self, patches: Patches) -> None:
+    def install_hooks(self, patches: Patches) -> None:
         """Hooks module calls, optimizers and backward passes until the patches are undone."""
         hooks = nn.modules.module
-        patches.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
-        patches.callback(hooks.register_module_forward_hook(self._leave, always_call=True).remove)
+        patches.callback(hooks.register_module_forward_pre_hook(self._enter_module).remove)
+        patches.callback(hooks.register_module_forward_hook(self._leave_module, always_call=True).remove)
         step_hook = register_optimizer_step_pre_hook(self._note_optimizer)
         patches.callback(step_hook.remove)
         for name in ("backward", "grad"):
-            patches.set(torch.autograd, name, self._within_backward(getattr(torch.autograd, name)))
+            patches.set_attribute(torch.autograd, name, self._wrap_backward(getattr(torch.autograd, name)))
 
-    def _within_backward(self, original: Any) -> Any:
+    def _wrap_backward(self, original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.compiled.close()
-            with self._backward_region():
+            self.compiled.close_region()
+            with self._enter_backward():
                 return original(*args, **kwargs)
 
         return run
 
     @contextmanager
-    def _backward_region(self) -> Iterator[None]:
+    def _enter_backward(self) -> Iterator[None]:
         self._backward += 1
         try:
             yield
@@ -126,26 +126,26 @@ class Regions:
                 self._afterwards.pop(0)()
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.compiled.close()
+        self.compiled.close_region()
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
         if self.on_optimizer is not None:
             self.on_optimizer()
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
         if not self._stack:
-            self._root(module)
-        path = self._path(module)
+            self._add_root(module)
+        path = self._find_path(module)
         if path is None:
             path = f"{self._stack[-1][0]}.{type(module).__name__}" if self._stack else type(module).__name__
         self._stack.append((path, isinstance(module, _Loss)))
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         _, loss = self._stack.pop()
         if not self._stack and not loss and not self._backward:
             self._model_done = True
 
-    def _root(self, module: nn.Module) -> None:
+    def _add_root(self, module: nn.Module) -> None:
         if not self._backward and not isinstance(module, _Loss):
             self._after_backward = self._model_done = False
         if any(module is root for root in self.roots):
@@ -154,10 +154,10 @@ class Regions:
         module = getattr(module, "_orig_mod", module)  # of a compiled one
         name = type(module).__name__
         for path, child in module.named_modules():
-            if self._path(child) is None:
+            if self._find_path(child) is None:
                 self._paths[id(child)] = (weakref.ref(child), f"{name}.{path}" if path else name)
 
-    def _path(self, module: nn.Module) -> str | None:
+    def _find_path(self, module: nn.Module) -> str | None:
         """The path of a module below the first outermost one that had it."""
         known, path = self._paths.get(id(module), (None, None))
         return path if known is not None and known() is module else None

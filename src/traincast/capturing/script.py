@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from traincast.capturing.assumptions import Assume, assuming, assumptions
+from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.distributed import capture_ranks
-from traincast.capturing.forms import shared_forms
-from traincast.capturing.precision import switches_kept, tf32_arithmetic
-from traincast.capturing.progress import say
+from traincast.capturing.loop_recorder import record_loop_step
+from traincast.capturing.metadata_cache import share_metadata_cache
+from traincast.capturing.precision import keep_precision_switches, list_tf32_arithmetic
+from traincast.capturing.progress import report_progress
 from traincast.capturing.ranks import Place
-from traincast.capturing.rebatch import rebatched
-from traincast.capturing.step import check_request, only_own_garbage, with_sizes
-from traincast.capturing.watching import watching
+from traincast.capturing.rebatch import rebatch_programs
+from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
@@ -47,7 +47,7 @@ Loop = Callable[[int, int], object]
 
 @dataclass
 class Recording:
-    """Where `recording` puts what it has recorded: `workload` once the block has ended."""
+    """Where `recording` puts what it has recorded: `record_workload` once the block has ended."""
 
     workload: Workload | None = None
 
@@ -60,15 +60,15 @@ def recording(
 
     Model and optimizer must be built inside, on `cuda`. The step is what runs between the second and the third call of
     the optimizer that is called first; `batch_size` and `seq_len` say what size that is, which the result keeps. It is
-    `workload` of what the block is given. For several sizes, see `record`.
+    `record_workload` of what the block is given. For several sizes, see `record`.
     """
     found = Recording()
-    with assuming(assume) as assumed, only_own_garbage():
-        with watching(batch_size, seq_len, default_cuda=False) as watch:
+    with use_assumptions(assume) as assumed, freeze_existing_objects():
+        with record_loop_step(batch_size, seq_len, default_cuda=False) as watch:
             yield found
         if watch.without_cuda:
             raise TraincastError('the loop uses no device "cuda"; move its model and inputs there')
-        found.workload = _workload(replace(watch.program, rigid=_ONE_BLOCK), name, assumed.texts)
+        found.workload = _make_workload(replace(watch.program, rigid=_ONE_BLOCK), name, assumed.texts)
 
 
 def record(
@@ -79,9 +79,9 @@ def record(
     and trains, without a GPU. It is run at several sizes, each until its optimizer has been called three times, so that
     the workload can be resized."""
     check_request("training", batch_size, seq_len)
-    train = with_sizes(loop, seq_len)
+    train = adapt_to_sizes(loop, seq_len)
     named = name or str(getattr(loop, "__name__", "recorded"))
-    return _Recorded(train, batch_size, seq_len or 0, lengths=seq_len is not None).workload(named, assume)
+    return _LoopRecording(train, batch_size, seq_len or 0, lengths=seq_len is not None).record_workload(named, assume)
 
 
 def capture_script(
@@ -106,15 +106,15 @@ def capture_script(
         with _as_main(path, told):
             runpy.run_path(str(path), run_name="__main__")
 
-    recorded = _Recorded(run, batch_size, seq_len, lengths=lengths, sized=sized)
+    recorded = _LoopRecording(run, batch_size, seq_len, lengths=lengths, sized=sized)
     if gpus is None and ranks is not None:
         raise TraincastError(NO_GPUS)
-    workload = recorded.workload(name or path.stem, assume, gpus, ranks)
+    workload = recorded.record_workload(name or path.stem, assume, gpus, ranks)
     graphs = _GRAPHS.search(path.read_text(encoding="utf-8", errors="replace"))
     return replace(workload, assumptions=(*workload.assumptions, _NO_GRAPHS)) if graphs else workload
 
 
-class _Recorded:
+class _LoopRecording:
     """The step of a loop on one GPU or on every rank of several, at several batch sizes where it is `sized`, and at
     several `lengths`."""
 
@@ -123,68 +123,72 @@ class _Recorded:
         self._tf32: list[tuple[str, ...]] = []
         self._first: Program | None = None  # of the first rank
 
-    def workload(
+    def record_workload(
         self, name: str, assume: Assume | None, gpus: int | None = None, ranks: Sequence[int] | None = None
     ) -> Workload:
-        """Records; refused where another batch size changes nothing."""
-        with assuming(assume) as assumed, shared_forms():
+        """Records; rejected where another batch size changes nothing."""
+        with use_assumptions(assume) as assumed, share_metadata_cache():
             try:
-                programs, run_by = self._programs(gpus, ranks)
-            except _Unchanged as same:
+                programs, run_by = self._record_programs(gpus, ranks)
+            except _SizeWithoutEffectError as same:
                 raise TraincastError(str(same)) from None
         return Workload(name=name, programs=programs, ranks=run_by, tf32=self._tf32[0], assumptions=assumed.texts)
 
-    def _programs(self, gpus: int | None, ranks: Sequence[int] | None) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+    def _record_programs(
+        self, gpus: int | None, ranks: Sequence[int] | None
+    ) -> tuple[tuple[Program, ...], tuple[int, ...]]:
         """The distinct programs, and which of them each rank runs."""
         why = "" if self._sized else _ONE_RUN
         if gpus is None:
-            return (self._one_process(why),), (0,)
-        return capture_ranks(self._at, gpus, self._asked, ranks=ranks, why=why, lengths=self._lengths)
+            return (self._record_one_process(why),), (0,)
+        return capture_ranks(self._record_at, gpus, self._asked, ranks=ranks, why=why, lengths=self._lengths)
 
-    def _one_process(self, why: str) -> Program:
-        with only_own_garbage():
-            first, known = self._at(*self._asked), assumptions()
+    def _record_one_process(self, why: str) -> Program:
+        with freeze_existing_objects():
+            first, known = self._record_at(*self._asked), get_assumptions()
             if why:
                 return replace(first, rigid=why)
-            return rebatched(
-                [first], lambda batch, length: [self._at(batch, length)], shares=bool(known.used),
+            return rebatch_programs(
+                [first], lambda batch, length: [self._record_at(batch, length)], shares=bool(known.used),
                 note=lambda text: known.used.setdefault(text), lengths=self._lengths,
             )[0]  # fmt: skip
 
-    def _at(self, batch: int, length: int, place: Place | None = None) -> Program:
-        say(f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}")
-        program, allowed = _run(self._loop, batch, length, place)
+    def _record_at(self, batch: int, length: int, place: Place | None = None) -> Program:
+        report_progress(
+            f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
+        )
+        program, allowed = _run_loop(self._loop, batch, length, place)
         self._tf32.append(allowed)
         self._first = first = self._first or program
         if batch != first.batch_size and program.signatures == first.signatures:
-            raise _Unchanged(_SAME.format(first.batch_size, batch))
+            raise _SizeWithoutEffectError(_SAME.format(first.batch_size, batch))
         return program
 
 
-def _run(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...]]:
+def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...]]:
     """One recorded step, and what its arithmetic may run in TF32; a loop that never mentions `cuda` is run once more,
     with that as its default device."""
     for default_cuda in (False, True):
-        with switches_kept():
-            with watching(batch, length, default_cuda=default_cuda, place=place) as watch:
+        with keep_precision_switches():
+            with record_loop_step(batch, length, default_cuda=default_cuda, place=place) as watch:
                 loop(batch, length)
-            allowed = tf32_arithmetic()
+            allowed = list_tf32_arithmetic()
         if not watch.without_cuda:
             break
     return watch.program, allowed
 
 
-class _Unchanged(Exception):
+class _SizeWithoutEffectError(Exception):
     """Another size made no difference."""
 
 
-def _workload(program: Program, name: str, assumed: Sequence[str]) -> Workload:
-    return Workload(name=name, programs=(program,), tf32=tf32_arithmetic(), assumptions=tuple(assumed))
+def _make_workload(program: Program, name: str, assumed: Sequence[str]) -> Workload:
+    return Workload(name=name, programs=(program,), tf32=list_tf32_arithmetic(), assumptions=tuple(assumed))
 
 
 @contextmanager
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """As in a process of its own: arguments, what lies beside the script importable, and imported anew in each run."""
+    """As in a process of its own: arguments, what is alongside the script importable, and imported anew in each run."""
     folder = path.resolve().parent
     argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
     sys.argv = [str(path), *arguments]

@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.assemble import assemble, host_scopes
-from traincast.capturing.assumptions import Assume, assuming, assumptions
+from traincast.capturing.assemble import assemble_program, list_host_scopes
+from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.devices import DeviceMode
-from traincast.capturing.environment import environment
-from traincast.capturing.forms import shared_forms
-from traincast.capturing.kinds import Kinds
+from traincast.capturing.environment import install_environment
+from traincast.capturing.errors import find_raised_line, format_one_line
+from traincast.capturing.kinds import StorageClassifier
+from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
-from traincast.capturing.precision import tf32_arithmetic
-from traincast.capturing.progress import say
+from traincast.capturing.precision import list_tf32_arithmetic
+from traincast.capturing.progress import report_progress
 from traincast.capturing.ranks import Place, install_ranks
-from traincast.capturing.rebatch import rebatched
+from traincast.capturing.rebatch import rebatch_programs
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.regions import Regions
 from traincast.ir.program import Program
 from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
@@ -32,7 +32,7 @@ from traincast.utils.errors import TraincastError
 
 Step = Callable[[], object]
 Build = Callable[[int, int], Step]
-_Profiler = torch.autograd.profiler.profile  # steps are refused to start another
+_Profiler = torch.autograd.profiler.profile  # steps are rejected to start another
 MODES = ("training", "inference")
 ONE_SIZE = "captured at one size only"
 
@@ -61,13 +61,17 @@ def capture_step(
     itself, as its attribute `assume`.
     """
     check_request(mode, batch_size, seq_len)
-    build = with_sizes(make_step, seq_len)
-    with assuming(assume or getattr(make_step, "assume", None)) as assumed, only_own_garbage(), shared_forms():
+    build = adapt_to_sizes(make_step, seq_len)
+    with (
+        use_assumptions(assume or getattr(make_step, "assume", None)) as assumed,
+        freeze_existing_objects(),
+        share_metadata_cache(),
+    ):
         first = capture_program(build, batch_size, seq_len or 0, mode, runs_on=runs_on)
-        program = _rebatched(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
+        program = _rebatch_program(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=tf32_arithmetic(), assumptions=assumed.texts,
+        tf32=list_tf32_arithmetic(), assumptions=assumed.texts,
     )  # fmt: skip
 
 
@@ -77,10 +81,10 @@ def check_request(mode: str, batch_size: int, seq_len: int | None) -> None:
         raise TraincastError(f"mode '{mode}' is unknown; use {' or '.join(MODES)}")
     for what, value in (("batch size", batch_size), ("sequence length", seq_len)):
         if value is not None and value < 1:
-            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1")
+            raise TraincastError(f"{what} {value} is out of range; give an integer from 1")
 
 
-def with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
+def adapt_to_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
     """`make_step` as a function of (batch size, sequence length), whichever of the two forms it has."""
     try:
         positional = [
@@ -92,26 +96,26 @@ def with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
     except (TypeError, ValueError) as error:
         raise TraincastError(f"{make_step!r} is no function of (batch_size) or (batch_size, seq_len)") from error
     if len(positional) > 2 or accepted == 0:
-        raise TraincastError(f"{_name(make_step)} must take (batch_size) or (batch_size, seq_len)")
+        raise TraincastError(f"{_get_name(make_step)} must take (batch_size) or (batch_size, seq_len)")
     if seq_len is None:
         if len(positional) == 2:
-            raise TraincastError(f"{_name(make_step)} takes a sequence length; give one with `seq_len`")
+            raise TraincastError(f"{_get_name(make_step)} takes a sequence length; give one with `seq_len`")
         return lambda batch, _: make_step(batch)
     if accepted < 2:
-        raise TraincastError(f"{_name(make_step)} takes no sequence length; leave out seq_len")
+        raise TraincastError(f"{_get_name(make_step)} takes no sequence length; leave out seq_len")
     return lambda batch, length: make_step(batch, length)
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _get_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _rebatched(build: Build, first: Program, mode: str, runs_on: str) -> Program:
+def _rebatch_program(build: Build, first: Program, mode: str, runs_on: str) -> Program:
     def at(batch: int, length: int) -> list[Program]:
         return [capture_program(build, batch, length, mode, runs_on=runs_on)]
 
-    known = assumptions()
-    return rebatched([first], at, shares=bool(known.used), note=lambda text: known.used.setdefault(text))[0]
+    known = get_assumptions()
+    return rebatch_programs([first], at, shares=bool(known.used), note=lambda text: known.used.setdefault(text))[0]
 
 
 def capture_program(
@@ -122,16 +126,20 @@ def capture_program(
     A step that never mentions `cuda` is captured as if that were the default device.
     """
     sequence, rank = f", {length} tokens" if length else "", f", rank {place.rank}" if place else ""
-    say(f"batch {batch}{sequence}{rank}")
-    program = _attempt(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
-    return program or _attempt(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on) or _empty()
+    report_progress(f"batch {batch}{sequence}{rank}")
+    program = _attempt_capture(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
+    return (
+        program
+        or _attempt_capture(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on)
+        or _make_empty_program()
+    )
 
 
-def _empty() -> Program:
+def _make_empty_program() -> Program:
     raise TraincastError("the step ran no PyTorch op; return a callable that runs one whole iteration")
 
 
-def _attempt(
+def _attempt_capture(
     build: Build, batch: int, length: int, mode: str, place: Place | None, *, default_cuda: bool, runs_on: str
 ) -> Program | None:
     regions = Regions(training=mode == "training")
@@ -140,47 +148,49 @@ def _attempt(
     with Patches() as patches:
         if place is not None:
             install_ranks(patches, recorder, devices, place)
-        environment(patches, recorder, devices, runs_on=runs_on)
-        patches.enter_context(one_line_errors())
+        install_environment(patches, recorder, devices, runs_on=runs_on)
+        patches.enter_context(shorten_errors())
         step = build(batch, length)
         if not callable(step):
             raise TraincastError(
                 f"the function must return a callable that runs one iteration, not {type(step).__name__}"
             )
-        kinds = Kinds(recorder.book, regions)
-        assumptions().begin()
+        kinds = StorageClassifier(recorder.book, regions)
+        get_assumptions().begin_step()
         step()
         if not devices.uses_cuda:
             return None
-        regions.reset()
-        assumptions().begin()
-        kinds.before_step()
-        with no_collection():
-            recorder.book.start()
-            with host_profiler() as profiler:
+        regions.reset_position()
+        get_assumptions().begin_step()
+        kinds.classify_before_step()
+        with disable_collection():
+            recorder.book.start_recording()
+            with profile_host() as profiler:
                 step()
-            recorder.book.stop()
-        kinds.after_step()
+            recorder.book.stop_recording()
+        kinds.classify_after_step()
     if not recorder.ops:
         return None
     results: Any = profiler.kineto_results
-    scopes = host_scopes(results.experimental_event_tree())
-    return assemble(recorder.ops, recorder.book, scopes, batch_size=batch, seq_len=length)
+    scopes = list_host_scopes(results.experimental_event_tree())
+    return assemble_program(recorder.ops, recorder.book, scopes, batch_size=batch, seq_len=length)
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def shorten_errors() -> Iterator[None]:
     """Errors of the user's code as one line that names where they come from."""
     try:
         yield
     except TraincastError:
         raise
     except Exception as error:
-        raise TraincastError(f"{raised_line(error.__traceback__)}: the step failed: {one_line(error)}") from error
+        raise TraincastError(
+            f"{find_raised_line(error.__traceback__)}: the step failed: {format_one_line(error)}"
+        ) from error
 
 
 @contextmanager
-def only_own_garbage() -> Iterator[None]:
+def freeze_existing_objects() -> Iterator[None]:
     """Keeps what exists already out of garbage collection, which would take longer than the capture."""
     gc.freeze()
     try:
@@ -190,7 +200,7 @@ def only_own_garbage() -> Iterator[None]:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def disable_collection() -> Iterator[None]:
     """Lifetimes must not depend on when Python happens to collect garbage."""
     gc.collect()
     enabled = gc.isenabled()
@@ -203,7 +213,7 @@ def no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def host_profiler() -> Iterator[_Profiler]:
+def profile_host() -> Iterator[_Profiler]:
     """PyTorch's profiler of host events, without Kineto's start and stop lines on the terminal."""
     before = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = before or "99"

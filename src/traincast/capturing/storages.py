@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.numbers import Exchanged
+from traincast.capturing.collective_values import ValueCollective
 from traincast.ir.ops import StorageKind, TensorSpec
 
 _TENSOR_ID = "_traincast_tensor_id"
@@ -36,7 +36,7 @@ class StorageInfo:
     unknown: bool = False
     hollow: bool = False
     values: torch.UntypedStorage | None = field(default=None, repr=False)
-    exchanged: frozenset[Exchanged] = field(default=frozenset(), repr=False)
+    exchanged: frozenset[ValueCollective] = field(default=frozenset(), repr=False)
     merged_into: int | None = None
     reference: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -55,7 +55,7 @@ class Seen:
 class StorageBook:
     """Every storage met since the model was built, live or recorded; tensor ids on top of them.
 
-    Tensors without data (device `meta`) stand for the GPU's; those marked in `place` stand for the host's.
+    Meta tensors (device `meta`) stand for the GPU's; those marked in `place` stand for the host's.
     """
 
     live: dict[int, StorageInfo] = field(default_factory=dict)  # by address
@@ -69,7 +69,7 @@ class StorageBook:
     _tensor_by_form: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _specs: dict[tuple[Any, ...], TensorSpec] = field(default_factory=dict)
 
-    def info(self, tensor: torch.Tensor, *, device: str | None = None, produced: bool = False) -> StorageInfo:
+    def get_info(self, tensor: torch.Tensor, *, device: str | None = None, produced: bool = False) -> StorageInfo:
         """The storage behind a strided tensor. `device` places it when it is new (default: where its data is)."""
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -78,13 +78,13 @@ class StorageBook:
             place = device or ("cuda" if tensor.is_meta else "cpu")
             info = StorageInfo(self._created, place, storage.nbytes(), self.num_ops if produced else -1)
             self._created += 1
-            info.reference = weakref.ref(storage, lambda _: self._released(key))
+            info.reference = weakref.ref(storage, lambda _: self._note_release(key))
             self.live[key] = info
             if self.recording:
-                self._record(info)
+                self._record_storage(info)
         return info
 
-    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+    def note_resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A storage gave its memory back (0 bytes), or took memory anew: from now on it is another one."""
         info = self.live.get(storage._cdata)
         if info is None or nbytes == info.nbytes:
@@ -98,30 +98,30 @@ class StorageBook:
         self._created += 1
         self.live[storage._cdata] = fresh
         if self.recording:
-            self._record(fresh)
+            self._record_storage(fresh)
 
-    def _record(self, info: StorageInfo) -> None:
+    def _record_storage(self, info: StorageInfo) -> None:
         info.index = len(self.recorded)
         self.recorded.append(info)
 
-    def _released(self, key: int) -> None:
+    def _note_release(self, key: int) -> None:
         info = self.live.pop(key, None)
         if info is not None and self.recording:
             info.free = self.num_ops - 1
 
-    def start(self) -> None:
+    def start_recording(self) -> None:
         """Begins recording: what is alive now was there before the step."""
         self.recording = True
         for info in self.live.values():
             info.alloc = -1
-            self._record(info)
+            self._record_storage(info)
 
-    def stop(self) -> None:
+    def stop_recording(self) -> None:
         """Ends recording: what is released from now on outlives the step."""
         self.recording = False
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_recording(self) -> Iterator[None]:
         """Records nothing inside the block; what it leaves behind was there before."""
         recording, self.recording = self.recording, False
         before = set(self.live)
@@ -132,22 +132,22 @@ class StorageBook:
             for key, info in self.live.items():
                 if recording and key not in before:
                     info.alloc = -1
-                    self._record(info)
+                    self._record_storage(info)
 
-    def merge(self, made: int, target: int) -> None:
+    def merge_storages(self, made: int, target: int) -> None:
         """Tensor `made` turned out to be written into tensor `target`'s storage: they share it from now on."""
-        gone = self.recorded[self.final(self.tensor_storage[made])]
-        stays = self.recorded[self.final(self.tensor_storage[target])]
+        gone = self.recorded[self.find_merged(self.tensor_storage[made])]
+        stays = self.recorded[self.find_merged(self.tensor_storage[target])]
         gone.merged_into = stays.index
         stays.free, stays.kind = gone.free, gone.kind
 
-    def final(self, storage: int) -> int:
+    def find_merged(self, storage: int) -> int:
         """The storage that this one was merged into, or itself."""
         while (target := self.recorded[storage].merged_into) is not None:
             storage = target
         return storage
 
-    def device_of(self, tensor: torch.Tensor) -> str:
+    def get_device(self, tensor: torch.Tensor) -> str:
         """`cuda`, `cpu` or `cpu:pinned`: where the tensor would be in a run with a GPU."""
         if tensor.layout is not torch.strided:
             return "cuda" if tensor.is_meta else "cpu"
@@ -163,7 +163,7 @@ class StorageBook:
         info = self.live.get(tensor.untyped_storage()._cdata)
         return info is not None and info.hollow
 
-    def without_values(self, tensor: torch.Tensor) -> bool:
+    def is_without_values(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has no values, or values that the device would have written."""
         if tensor.layout is not torch.strided:
             return tensor.is_meta
@@ -172,8 +172,8 @@ class StorageBook:
             return info is None or info.values is None
         return info is not None and info.unknown
 
-    def look(self, tensors: list[torch.Tensor]) -> Seen:
-        """`without_values` and `device_of` of them all, each looked at once."""
+    def inspect_tensors(self, tensors: list[torch.Tensor]) -> Seen:
+        """`is_without_values` and `get_device` of them all, each looked at once."""
         seen = Seen()
         for tensor in tensors:
             meta = tensor.is_meta
@@ -188,7 +188,7 @@ class StorageBook:
             seen.on_cuda = seen.on_cuda or (meta if info is None else info.device == "cuda")
         return seen
 
-    def spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:
+    def get_spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:
         """The tensor's form, as recorded; equal ones are the same object."""
         form = (tensor.shape, tensor.stride(), tensor.dtype, device)
         spec = self._specs.get(form)
@@ -197,7 +197,7 @@ class StorageBook:
             self._specs[form] = spec
         return spec
 
-    def tensor_id(self, tensor: torch.Tensor, info: StorageInfo, *, new: bool) -> int:
+    def get_tensor_id(self, tensor: torch.Tensor, info: StorageInfo, *, new: bool) -> int:
         """The tensor's number; the same for the copies autograd keeps of it.
 
         The number lives on the Python object; a tensor that autograd saved and handed back is another object,
@@ -216,7 +216,7 @@ class StorageBook:
         return number
 
 
-def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def list_strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor itself, or the strided tensors a sparse one is made of."""
     if tensor.layout is torch.sparse_coo:
         yield tensor._indices()

@@ -1,6 +1,6 @@
-"""FBGEMM's table-batched embeddings on tensors without data: one op forward, one with the fused update backward.
+"""FBGEMM's table-batched embeddings on meta tensors: one op forward, one with the fused update backward.
 
-The library's own kernels refuse tensors without data. These ops have the names and arguments of its CUDA kernels.
+The library's own kernels reject meta tensors. These ops have the names and arguments of its CUDA kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_iter
 
 SPACE = "traincast_fbgemm"
-"""Where the stand-ins live; they are recorded under the library's own name space."""
+"""Where the stubs live; they are recorded under the library's own name space."""
 _LOOKUP = re.compile(r"fbgemm(?:::|\.)split_embedding_codegen_lookup_(\w+?)_function(?:_pt2)?(?:\.\w+)?$")
 _DENSE = "fbgemm::dense_embedding_codegen_lookup_function"
 _KNOWN = "known"
@@ -26,7 +26,7 @@ _TABLES = (
 )
 
 
-def optimizer_of(func: Any) -> str | None:
+def find_optimizer(func: Any) -> str | None:
     """The optimizer fused into a lookup of FBGEMM, `dense` if none is; None for any other function."""
     name = getattr(func, "_qualified_op_name", None)
     if name == _DENSE:
@@ -35,8 +35,8 @@ def optimizer_of(func: Any) -> str | None:
     return found.group(1) if found else None
 
 
-def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> torch.Tensor:
-    """The pooled rows of a lookup; its backward updates the tables. FBGEMM's kernels read the forms of tables on the
+def run_lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> torch.Tensor:
+    """The pooled rows of a lookup; its backward updates the tables. FBGEMM's kernels read the shapes of tables on the
     device, so no host waits for them: `known` gives their numbers, None where they are not known."""
     schema = (func.default if hasattr(func, "default") else func)._schema
     given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs, _KNOWN: known}
@@ -58,8 +58,8 @@ def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, A
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any) -> Any:
-        common = _common(weights, given)
-        forward_op, backward_op = _ops(optimizer, _kind(given))
+        common = _list_common_arguments(weights, given)
+        forward_op, backward_op = _get_ops(optimizer, _find_kind(given))
         ctx.call = (backward_op, common, momenta)
         return forward_op(*common)
 
@@ -75,8 +75,8 @@ class _DenseLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: torch.Tensor, given: Any) -> Any:
-        common = _common(weights, given)
-        forward_op, ctx.backward_op = _ops("dense", _kind(given))
+        common = _list_common_arguments(weights, given)
+        forward_op, ctx.backward_op = _get_ops("dense", _find_kind(given))
         ctx.common = common
         return forward_op(*common)
 
@@ -85,32 +85,32 @@ class _DenseLookup(torch.autograd.Function):
         return ctx.backward_op(grad, *ctx.common), None
 
 
-def _kind(given: dict[str, Any]) -> str:
+def _find_kind(given: dict[str, Any]) -> str:
     return "unweighted" if given.get("indice_weights") is None else "weighted"
 
 
-def _common(weights: torch.Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments that lookup and update share."""
     return (
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
-        int(given["total_D"]), int(given["max_D"]), _rows(given), _dims(given),
+        int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
         weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
     )  # fmt: skip
 
 
-def _dims(given: dict[str, Any]) -> list[int]:
+def _read_dims(given: dict[str, Any]) -> list[int]:
     """Columns of every table, from the columns of all tables before each: known, or stated by the user."""
-    from traincast.capturing.refusals import refuse_values
+    from traincast.capturing.errors import reject_values
 
     places = given[_KNOWN](given[_COLUMNS])
     try:
         places = given[_COLUMNS].tolist() if places is None else places
     except RuntimeError as error:
-        raise refuse_values("the widths of FBGEMM's tables", "build them with widths known on the host") from error
+        raise reject_values("the widths of FBGEMM's tables", "build them with widths known on the host") from error
     return [b - a for a, b in zip(places, places[1:], strict=False)]
 
 
-def _rows(given: dict[str, Any]) -> list[int]:
+def _read_rows(given: dict[str, Any]) -> list[int]:
     """Heights of every table, from the rows of all tables before each; none where these are not known."""
     starts = (given[_KNOWN](given[_ROWS]) if _ROWS in given else None) or [0]
     places = sorted(set(starts))
@@ -119,7 +119,7 @@ def _rows(given: dict[str, Any]) -> list[int]:
 
 
 @cache
-def _ops(optimizer: str, kind: str) -> tuple[Any, Any]:
+def _get_ops(optimizer: str, kind: str) -> tuple[Any, Any]:
     """The two ops, defined when first used."""
     library: Any = torch.library.Library(SPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     _KEPT.append(library)
@@ -130,7 +130,7 @@ def _ops(optimizer: str, kind: str) -> tuple[Any, Any]:
     backward = f"split_embedding_backward_codegen_{optimizer}_{kind}_exact_cuda"
     if not hasattr(getattr(torch.ops, SPACE), forward):
         library.define(f"{forward}({_TABLES.format('')}) -> Tensor")
-        library.impl(forward, _pooled, "Meta")
+        library.impl(forward, _infer_pooled, "Meta")
     if dense and not hasattr(getattr(torch.ops, SPACE), backward):
         library.define(f"{backward}(Tensor grad_output, {_TABLES.format('')}) -> Tensor")
         library.impl(backward, lambda grad, weights, *rest: torch.empty_like(weights), "Meta")
@@ -144,9 +144,9 @@ def _ops(optimizer: str, kind: str) -> tuple[Any, Any]:
 _KEPT: list[Any] = []
 
 
-def _pooled(
+def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
-    total: int, widest: int, heights: list[int], dims: list[int], rows: int, pooling: int,
+    total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int,
 ) -> torch.Tensor:  # fmt: skip
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)

@@ -14,13 +14,13 @@ OLDEST, NEWEST, LOCKED = "2.12", "2.14", "2.13"
 
 
 def check_torch() -> None:
-    """Refuses a PyTorch that is too old, and warns of one that is newer than any that was tried."""
+    """Rejects a PyTorch that is too old, and warns of one that is newer than any that was tried."""
     version = torch.__version__
-    minor = _minor(version)
+    minor = _parse_minor_version(version)
     tested, remedy = f"{OLDEST} to {NEWEST}", f"pip install 'torch=={LOCKED}.*'"
-    if minor < _minor(OLDEST):
+    if minor < _parse_minor_version(OLDEST):
         raise TraincastError(f"torch {version} is installed, and captures are tested with {tested}: {remedy}")
-    if minor > _minor(NEWEST):
+    if minor > _parse_minor_version(NEWEST):
         warnings.warn(
             f"torch {version} is installed, and captures are tested with {tested}: ops may be recorded otherwise than "
             f"a GPU runs them; for a tested version: {remedy}",
@@ -28,7 +28,7 @@ def check_torch() -> None:
         )
 
 
-def _minor(version: str) -> tuple[int, int]:
+def _parse_minor_version(version: str) -> tuple[int, int]:
     """(2, 13) of "2.13.0+cpu"."""
     major, minor, *_ = version.split(".")
     return int(major), int(minor)

@@ -1,4 +1,4 @@
-"""What an op's schema says, asked once: PyTorch makes the answer anew each time, and a step asks for every op."""
+"""What an op's schema says, asked once: PyTorch makes the result anew each time, and a step asks for every op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 _COMPOSITE, _META = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Meta
-_ASKS = "aten::item"  # without data PyTorch has a refusal for it
+_ASKS = "aten::item"  # without data PyTorch has a rejection for it
 _known: dict[int, Traits] = {}  # by id of the op, which is held
 
 
@@ -31,15 +31,15 @@ class Traits:
     composite: bool
 
 
-def traits(func: Any) -> Traits:
+def get_traits(func: Any) -> Traits:
     """Those of an `OpOverload`."""
     found = _known.get(id(func))
     if found is None:
-        found = _known[id(func)] = _asked(func)
+        found = _known[id(func)] = _read_traits(func)
     return found
 
 
-def _asked(func: Any) -> Traits:
+def _read_traits(func: Any) -> Traits:
     schema = func._schema
     arguments = schema.arguments
     aliases = any(made.alias_info is not None for made in schema.returns)
@@ -54,11 +54,11 @@ def _asked(func: Any) -> Traits:
         view=func.is_view,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         fresh=not (aliases or schema.is_mutable or func.is_view),
-        composite=_composite(func, schema.name),
+        composite=_is_composite(func, schema.name),
     )
 
 
-def _composite(func: Any, name: str) -> bool:
+def _is_composite(func: Any, name: str) -> bool:
     """Whether there is nothing but the op's parts; ops of the interpreter (`prim::device`) are not PyTorch's own."""
     if not torch._C._dispatch_has_kernel(func.name()):
         return False

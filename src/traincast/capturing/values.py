@@ -1,6 +1,6 @@
 """Values that are known without a GPU: what a script makes of constants, shapes and host data.
 
-A tensor without data keeps a copy of its values on the host as long as nothing unknown was written into it. Masks,
+A meta tensor keeps a copy of its values on the host as long as nothing unknown was written into it. Masks,
 lengths, positions and indices that a script builds itself can so be asked for, decided on and turned into sizes, as in
 a real run. What a model computes from parameters and activations stays unknown.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from traincast.capturing.arguments import tensors_in
-from traincast.capturing.numbers import Exchanged
-from traincast.capturing.refusals import user_line
+from traincast.capturing.arguments import list_tensors
+from traincast.capturing.collective_values import ValueCollective
+from traincast.capturing.errors import find_user_line
 from traincast.capturing.storages import Seen, StorageBook, StorageInfo
-from traincast.capturing.traits import traits
+from traincast.capturing.traits import get_traits
 
 aten = torch.ops.aten
 _MOST_BYTES = {True: 1 << 16, False: 1 << 26}  # kept of one tensor, by whether it is of floating point
@@ -38,7 +38,7 @@ _BY_MASK = (aten.index.Tensor, aten.masked_select.default)
 _KEY: Any = torch._C._TorchDispatchModeKey
 
 
-def _fake_mode() -> Any:
+def _get_fake_mode() -> Any:
     return torch._C._get_dispatch_mode(_KEY.FAKE)
 
 
@@ -52,7 +52,7 @@ class Values:
         self._generator = torch._C.Generator()
         self._generator.manual_seed(seed)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def get_values(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, sharing memory with those of its views; None where they are not known."""
         if tensor.layout is not torch.strided:
             return None
@@ -64,7 +64,7 @@ class Values:
         form = (info.values, tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(*form)
 
-    def known(self, tensor: torch.Tensor) -> bool:
+    def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether the values of a tensor are known."""
         if tensor.layout is not torch.strided:
             return not tensor.is_meta
@@ -73,16 +73,16 @@ class Values:
             return info is not None and info.values is not None
         return info is None or not info.unknown
 
-    def set(self, tensor: torch.Tensor, value: bool) -> None:
+    def set_value(self, tensor: torch.Tensor, value: bool) -> None:
         """States what every element of a tensor is."""
-        info = self._info(tensor)
-        if info is not None and self._wanted(tensor):
+        info = self._get_info(tensor)
+        if info is not None and self._find_storage_to_fill(tensor):
             with torch._C._DisableTorchDispatch():
-                self._keep(tensor, info, torch.full(tensor.shape, value, dtype=tensor.dtype))
+                self._keep_value(tensor, info, torch.full(tensor.shape, value, dtype=tensor.dtype))
 
-    def replace(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+    def replace_values(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """Gives a tensor these values, in its own form, or none."""
-        info = self._info(tensor) if tensor.layout is torch.strided else None
+        info = self._get_info(tensor) if tensor.layout is torch.strided else None
         if info is None or (value is None and info.values is None and tensor.is_meta):
             return
         if not tensor.is_meta:
@@ -90,49 +90,49 @@ class Values:
                 info.unknown = True
             else:
                 tensor.copy_(value.reshape(tensor.shape))
-        elif value is None or not (info.values is not None or self._covers(tensor)):
+        elif value is None or not (info.values is not None or self._is_whole_storage(tensor)):
             info.values = None
         else:
-            info.values = info.values or _room(info.nbytes)
-            room = self.of(tensor)
+            info.values = info.values or _make_storage(info.nbytes)
+            room = self.get_values(tensor)
             assert room is not None
             room.copy_(value.reshape(tensor.shape))
 
-    def came_from(self, tensor: torch.Tensor, done: Exchanged) -> None:
+    def note_origin(self, tensor: torch.Tensor, done: ValueCollective) -> None:
         """Notes which collective a tensor's numbers come from."""
-        info = self._info(tensor) if tensor.layout is torch.strided else None
-        if info is not None and self.known(tensor):
+        info = self._get_info(tensor) if tensor.layout is torch.strided else None
+        if info is not None and self.is_known(tensor):
             self._exchanging, info.exchanged = True, frozenset((done,))
 
-    def read(self, *tensors: torch.Tensor) -> None:
+    def note_read(self, *tensors: torch.Tensor) -> None:
         """Notes that a step asks for the numbers of these tensors, to decide something or make a size of them."""
-        for done in self._origins(tensors):
-            done.read = done.read or user_line()
+        for done in self._find_origins(tensors):
+            done.read = done.read or find_user_line()
 
-    def _origins(self, tensors: Iterable[torch.Tensor]) -> frozenset[Exchanged]:
+    def _find_origins(self, tensors: Iterable[torch.Tensor]) -> frozenset[ValueCollective]:
         if not self._exchanging:
             return frozenset()
-        infos = [self._info(tensor) for tensor in tensors if tensor.layout is torch.strided]
-        return frozenset[Exchanged]().union(*(info.exchanged for info in infos if info is not None))
+        infos = [self._get_info(tensor) for tensor in tensors if tensor.layout is torch.strided]
+        return frozenset[ValueCollective]().union(*(info.exchanged for info in infos if info is not None))
 
     def _pass_on(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """What is computed from numbers of other ranks comes from them too."""
-        origins = self._origins(tensors)
+        origins = self._find_origins(tensors)
         for out in made if origins else ():
-            info = self._info(out) if out.layout is torch.strided and self.known(out) else None
+            info = self._get_info(out) if out.layout is torch.strided and self.is_known(out) else None
             if info is not None:
                 info.exchanged |= origins
 
-    def follow(
+    def follow_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor],
         made: list[torch.Tensor], seen: Seen,
     ) -> None:  # fmt: skip
         """Does to the values what an op did to the tensors, `seen` before it ran; forgets those it overwrote
         with unknown ones."""
-        known = traits(func)
+        known = get_traits(func)
         if seen.unknown and not known.mutable and known.name not in _MADE_LIKE and not self._exchanging:
             return  # the usual case: nothing can be known of what it made
-        if _fake_mode() is not None:
+        if _get_fake_mode() is not None:
             return  # PyTorch tries ops out on tensors of its own
         if known.mutable:
             self._follow_write(func, args, kwargs, tensors)
@@ -144,58 +144,58 @@ class Values:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor],
         made: list[torch.Tensor],
     ) -> None:  # fmt: skip
-        wanted = [(out, info) for out in made if (info := self._wanted(out)) is not None]
-        if not wanted or not self._computable(func, tensors):
+        wanted = [(out, info) for out in made if (info := self._find_storage_to_fill(out)) is not None]
+        if not wanted or not self._is_computable(func, tensors):
             return
-        computed = self.run(func, args, kwargs)
-        for (out, info), value in zip(wanted, [v for v in tensors_in(computed) if self._small(v)], strict=False):
-            self._keep(out, info, value)
+        computed = self.run_op(func, args, kwargs)
+        for (out, info), value in zip(wanted, [v for v in list_tensors(computed) if self._is_small(v)], strict=False):
+            self._keep_value(out, info, value)
 
-    def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_value_sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values, where these are known; else None."""
-        tensors = tensors_in((args, kwargs))
-        self.read(*tensors)
+        tensors = list_tensors((args, kwargs))
+        self.note_read(*tensors)
         if func is aten._pack_padded_sequence.default:
-            return self._packed(*args)
+            return self._pack_sequence(*args)
         if func in _BY_MASK:
-            return self._by_mask(func, args)
-        if not self.known_inputs(tensors):
+            return self._select_by_mask(func, args)
+        if not self.are_known(tensors):
             return None
-        computed = self.run(func, args, kwargs)
-        return None if computed is None else self.without_data(computed)
+        computed = self.run_op(func, args, kwargs)
+        return None if computed is None else self.make_meta_results(computed)
 
-    def without_data(self, computed: Any) -> Any:
-        """Results as tensors without data whose values are known."""
+    def make_meta_results(self, computed: Any) -> Any:
+        """Results as meta tensors whose values are known."""
 
         def emptied(value: torch.Tensor) -> torch.Tensor:
             out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            if self._small(value):
-                self._keep(out, self._book.info(out, produced=True), value)
+            if self._is_small(value):
+                self._keep_value(out, self._book.get_info(out, produced=True), value)
             return out
 
         return tree_map_only(torch.Tensor, emptied, computed)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nothing: Any = None) -> Any:
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nothing: Any = None) -> Any:
         """The op on the values alone, `nothing` if it gives no result; None where the host cannot do it."""
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if "pin_memory" in kwargs:
             kwargs = {**kwargs, "pin_memory": False}
         if func._schema.name in _DRAWN:
-            func, kwargs = self._drawing(func, kwargs)
+            func, kwargs = self._use_own_generator(func, kwargs)
         like = func._schema.name in _MADE_LIKE
-        args, kwargs = tree_map_only(torch.Tensor, _form if like else self.of, (args, kwargs))
+        args, kwargs = tree_map_only(torch.Tensor, _make_host_like if like else self.get_values, (args, kwargs))
         try:
             result = func(*args, **kwargs)
             return nothing if result is None else result
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return None
 
-    def _done(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _try_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an op could be done to the values; some (`_foreach_add_`) give nothing back."""
-        return self.run(func, args, kwargs, nothing=True) is not None
+        return self.run_op(func, args, kwargs, nothing=True) is not None
 
-    def _drawing(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _use_own_generator(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The same draw, from our generator."""
         if any(argument.name == "generator" for argument in func._schema.arguments):
             return func, {**kwargs, "generator": self._generator}
@@ -208,78 +208,83 @@ class Values:
     ) -> None:
         if not any(tensor.is_meta for tensor in tensors):
             return  # the host has done it itself
-        given = [args[position] for position in traits(func).written if position < len(args)]
+        given = [args[position] for position in get_traits(func).written if position < len(args)]
         written = [
             tensor for value in given for tensor in ([value] if isinstance(value, torch.Tensor) else value or ())
         ]
-        infos = [info for t in written if t.layout is torch.strided and (info := self._info(t)) is not None]
-        if func in _OVERWRITES and written[0].is_meta and self._covers(written[0]) and self.known_inputs(tensors[1:]):
-            infos[0].values = infos[0].values or _room(infos[0].nbytes)
+        infos = [info for t in written if t.layout is torch.strided and (info := self._get_info(t)) is not None]
+        if (
+            func in _OVERWRITES
+            and written[0].is_meta
+            and self._is_whole_storage(written[0])
+            and self.are_known(tensors[1:])
+        ):
+            infos[0].values = infos[0].values or _make_storage(infos[0].nbytes)
         if not any(info.values is not None for info in infos) and all(t.is_meta for t in written):
             return
-        if self._computable(func, tensors) and self._done(func, args, kwargs):
+        if self._is_computable(func, tensors) and self._try_op(func, args, kwargs):
             return
         for info in infos:
             info.values = None
 
-    def known_inputs(self, tensors: list[torch.Tensor]) -> bool:
+    def are_known(self, tensors: list[torch.Tensor]) -> bool:
         """Whether the values of all these are known."""
-        return all(self.known(t) for t in tensors)
+        return all(self.is_known(t) for t in tensors)
 
-    def _info(self, tensor: torch.Tensor) -> StorageInfo | None:
+    def _get_info(self, tensor: torch.Tensor) -> StorageInfo | None:
         return self._book.live.get(tensor.untyped_storage()._cdata)
 
-    def _covers(self, tensor: torch.Tensor) -> bool:
+    def _is_whole_storage(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is all of its storage, and small enough to be kept; a sparse one has none."""
         if tensor.layout is not torch.strided:
             return False
         whole = tensor.untyped_storage().nbytes()
-        return self._small(tensor) and tensor.numel() * tensor.element_size() == whole and tensor.is_contiguous()
+        return self._is_small(tensor) and tensor.numel() * tensor.element_size() == whole and tensor.is_contiguous()
 
-    def _computable(self, func: Any, tensors: list[torch.Tensor]) -> bool:
-        name = traits(func).name
+    def _is_computable(self, func: Any, tensors: list[torch.Tensor]) -> bool:
+        name = get_traits(func).name
         if not tensors:
             return name in _MADE
         if name in _MADE_LIKE:
             return True
         if name in _EMPTY:
             return False
-        return (name in _DRAWN or not traits(func).random) and self.known_inputs(tensors)
+        return (name in _DRAWN or not get_traits(func).random) and self.are_known(tensors)
 
-    def _wanted(self, out: torch.Tensor) -> StorageInfo | None:
+    def _find_storage_to_fill(self, out: torch.Tensor) -> StorageInfo | None:
         """The storage of a result whose values are worth keeping and not there yet."""
-        if not out.is_meta or out.layout is not torch.strided or not self._small(out):
+        if not out.is_meta or out.layout is not torch.strided or not self._is_small(out):
             return None
-        info = self._info(out)
+        info = self._get_info(out)
         return info if info is not None and info.values is None and info.nbytes <= _MOST_BYTES[False] else None
 
-    def _small(self, tensor: torch.Tensor) -> bool:
+    def _is_small(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() * tensor.element_size() <= _MOST_BYTES[tensor.dtype.is_floating_point]
 
-    def _keep(self, out: torch.Tensor, info: StorageInfo, value: torch.Tensor) -> None:
-        info.values = _room(info.nbytes)
-        room = self.of(out)
+    def _keep_value(self, out: torch.Tensor, info: StorageInfo, value: torch.Tensor) -> None:
+        info.values = _make_storage(info.nbytes)
+        room = self.get_values(out)
         if room is None or value.is_meta or room.shape != value.shape or room.dtype != value.dtype:
             info.values = None
         else:
             room.copy_(value)
 
-    def _packed(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    def _pack_sequence(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
         """Sequences without their padding, and on the host how many of them are that long."""
-        known = self.of(lengths)
+        known = self.get_values(lengths)
         if known is None:
             return None
         sizes = (known[None] > torch.arange(int(known.max()))[:, None]).sum(1)
-        self._book.info(sizes, device="cpu", produced=True)
+        self._book.get_info(sizes, device="cpu", produced=True)
         data = torch.empty((int(known.sum()), *padded.shape[2:]), dtype=padded.dtype, device="meta")
         return data, sizes
 
-    def _by_mask(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def _select_by_mask(self, func: Any, args: tuple[Any, ...]) -> Any:
         """`x[mask]`: as long as the mask has places, whatever is in x."""
         masks = [args[1]] if func is aten.masked_select.default else [m for m in args[1] if _is_mask(m)]
         for mask in masks if self.masks_keep_all else ():
-            self.set(mask, True)
-        known = [self.of(mask) for mask in masks]
+            self.set_value(mask, True)
+        known = [self.get_values(mask) for mask in masks]
         if any(mask is None for mask in known):
             return None
         if func is aten.masked_select.default:
@@ -298,7 +303,7 @@ class Values:
         return func(args[0].to("meta") if not args[0].is_meta else args[0], indices)
 
 
-def _room(nbytes: int) -> torch.UntypedStorage:
+def _make_storage(nbytes: int) -> torch.UntypedStorage:
     made: torch.UntypedStorage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
     return made
 
@@ -307,7 +312,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _form(tensor: torch.Tensor) -> torch.Tensor:
+def _make_host_like(tensor: torch.Tensor) -> torch.Tensor:
     """A host tensor of the same form, for ops that look at nothing else."""
     if not math.prod(tensor.shape):
         return torch.empty(tensor.shape, dtype=tensor.dtype)

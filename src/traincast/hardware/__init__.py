@@ -1,6 +1,6 @@
 """Hardware as data: GPUs, nodes, hosts, and what joins them."""
 
-from traincast.hardware.catalog import device_by_name, device_keys, load_device, platform_keys
+from traincast.hardware.catalog import find_device_by_name, list_device_keys, list_platform_keys, load_device
 from traincast.hardware.device import Device
 from traincast.hardware.platform import Platform, load_platform, load_topology
 from traincast.hardware.topology import Topology
@@ -9,10 +9,10 @@ __all__ = [
     "Device",
     "Platform",
     "Topology",
-    "device_by_name",
-    "device_keys",
+    "find_device_by_name",
+    "list_device_keys",
+    "list_platform_keys",
     "load_device",
     "load_platform",
     "load_topology",
-    "platform_keys",
 ]

@@ -25,11 +25,11 @@ class Device:
     "bf16", "fp8", "fp4", "fp64"), at `boost_clock_mhz`; a type the chip lacks is absent.
     `sustained_clock_mhz` is what it holds
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
-    that wait in one stream's queue; `loaded_clock_mhz` is the clock that a step full of matrix products leaves within
-    the power limit (None: not known, see `under_load`); `host` names the host profile of machines it is usual in,
-    `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
-    None when the clock floats; so many GPUs (`host_sharers`, this one included) copy over its link to the host at once.
-    `corrections` are factors on the time of kernels by family, from measurements of one
+    that wait in one stream's queue; `loaded_clock_mhz` is the clock that a step full of GEMMs leaves within
+    the power limit (None: not known, see `with_sustained_clock`); `host` names the host profile of machines it is usual
+    in, `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock,
+    or None when the clock floats; this many GPUs (`host_sharers`, this one included) copy over its link to the host at
+    once. `corrections` are factors on the time of kernels by family, from measurements of one
     such GPU, and on that of its host ("host"). `power_limit_watts` is that of its board (None: not known).
     `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
     """
@@ -75,30 +75,30 @@ class Device:
         """The SM clock a long kernel runs at: the locked one, else the sustained one."""
         return self.clock_mhz if self.clock_mhz is not None else self.sustained_clock_mhz
 
-    def peak(self, compute: str) -> float:
+    def get_peak_flops(self, compute: str) -> float:
         """Peak rate in flop/s of this compute type at boost clock (or at the locked clock).
 
         A type the chip has no units for runs at its fp32 rate.
         """
-        return self._at_boost(compute) * (self.clock_mhz or self.boost_clock_mhz) / self.boost_clock_mhz
+        return self._get_boost_flops(compute) * (self.clock_mhz or self.boost_clock_mhz) / self.boost_clock_mhz
 
-    def sustained(self, compute: str) -> float:
+    def get_sustained_flops(self, compute: str) -> float:
         """Rate in flop/s of this compute type at the clock that a long kernel runs at."""
-        return self._at_boost(compute) * self.effective_clock_mhz / self.boost_clock_mhz
+        return self._get_boost_flops(compute) * self.effective_clock_mhz / self.boost_clock_mhz
 
-    def _at_boost(self, compute: str) -> float:
+    def _get_boost_flops(self, compute: str) -> float:
         if compute == "fp64" and compute not in self.peak_flops:
             # CUDA programming guide, throughput of native arithmetic instructions
-            graphics = 1 / 64 if self.since(AMPERE) else 1 / 32
+            graphics = 1 / 64 if self.is_capability_at_least(AMPERE) else 1 / 32
             return self.peak_flops["fp32"] * (0.5 if self.made_for_computing else graphics)
         stored = "fp8" if compute == "fp8_block" else compute  # scales change nothing about the units
         return self.peak_flops.get(stored, self.peak_flops["fp32"])
 
-    def since(self, capability: float) -> bool:
+    def is_capability_at_least(self, capability: float) -> bool:
         """Whether this is an NVIDIA chip of that generation or a later one."""
         return self.vendor == "nvidia" and self.compute_capability >= capability
 
-    def before(self, capability: float) -> bool:
+    def is_capability_below(self, capability: float) -> bool:
         """Whether this is an NVIDIA chip of an earlier generation."""
         return self.vendor == "nvidia" and self.compute_capability < capability
 
@@ -115,8 +115,8 @@ class Device:
             return True
         return self.compute_capability != TURING and self.cores_per_sm == 64
 
-    def under_load(self) -> Device:
-        """This device at the clock that hours of matrix products leave it, where that is known.
+    def with_sustained_clock(self) -> Device:
+        """This device at the clock that hours of GEMMs leave it, where that is known.
 
         Kernels timed one by one with pauses run faster: their measurements are what a device is fitted to. A locked
         clock stays as it is.
@@ -125,7 +125,7 @@ class Device:
             return self
         return replace(self, sustained_clock_mhz=self.loaded_clock_mhz)
 
-    def at_clock(self, clock_mhz: float) -> Device:
+    def with_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""
         ceiling = 1.1 * self.boost_clock_mhz
         if not 100 <= clock_mhz <= ceiling:

@@ -7,8 +7,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import parse_toml, parse_yaml, read_text, shown_path
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import format_path, parse_toml, parse_yaml, read_text
 
 USER_FILES = (".toml", ".yaml", ".yml")
 _MAX_FILE_BYTES = 1 << 20  # a limit against damaged files; real ones have a few hundred bytes
@@ -17,7 +17,7 @@ _LARGEST = 1e18  # a limit against damaged files: no figure of a sheet comes nea
 
 def read_table(path: Traversable) -> dict[str, Any]:
     """The table in a TOML or YAML file."""
-    where = f"platform file '{shown_path(path.name)}'"
+    where = f"platform file '{format_path(path.name)}'"
     on_disk = isinstance(path, Path)  # else a file of ours inside a zipped package
     text = read_text(str(path), most=_MAX_FILE_BYTES) if on_disk else path.read_text(encoding="utf-8")
     if path.name.endswith(".toml"):
@@ -28,18 +28,20 @@ def read_table(path: Traversable) -> dict[str, Any]:
     return table
 
 
-def number(key: str, table: dict[str, Any], field: str, *, integer: bool = False, zero: bool = False) -> Any:
+def read_positive_number(
+    key: str, table: dict[str, Any], field: str, *, integer: bool = False, zero: bool = False
+) -> Any:
     """A positive number of the table (`zero` also admits 0), or an error that names it."""
     value = table.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (zero and value == 0)):
-        raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {shown(value)}")
+        raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {shorten_value(value)}")
     if value > _LARGEST or (integer and int(value) != value):
         kind = "whole" if integer and value <= _LARGEST else "finite"
-        raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {shown(value)}")
+        raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {shorten_value(value)}")
     return int(value) if integer else float(value)
 
 
-def figure(
+def read_number_in_range(
     key: str,
     table: dict[str, Any],
     field: str,
@@ -53,7 +55,7 @@ def figure(
     if default is not None and field not in table:
         return default
     least, most = ranges[field]
-    value = float(number(key, table, field, integer=integer, zero=least == 0.0))
+    value = float(read_positive_number(key, table, field, integer=integer, zero=least == 0.0))
     if not least <= value <= most:
         raise TraincastError(
             f"platform '{key}': '{field}' is {value:g}, which no {owner} has ({least:g} to {most:g}); check its unit"
@@ -61,8 +63,8 @@ def figure(
     return value
 
 
-def known_fields(key: str, table: dict[str, Any], known: Collection[str]) -> None:
-    """Refuses a field that nothing reads: it is misspelt, or its effect is only imagined."""
+def check_known_fields(key: str, table: dict[str, Any], known: Collection[str]) -> None:
+    """Rejects a field that nothing reads: it is misspelt, or its effect is only imagined."""
     for field in table:
         if field not in known:
-            raise unknown("field", str(field), known, f"Platform '{key}' may have {', '.join(known)}.")
+            raise make_unknown_error("field", str(field), known, f"Platform '{key}' may have {', '.join(known)}.")

@@ -9,7 +9,7 @@ Links = tuple[tuple[int, int, int], ...]
 
 
 @cache
-def ring_count(links: Links, ranks: int) -> int:
+def count_rings(links: Links, ranks: int) -> int:
     """How many one-way rings over GPUs 0..ranks-1 can run at once, each with a link of its own on every hop.
 
     A link carries both directions, so every closed loop of three or more GPUs serves two rings.
@@ -17,23 +17,23 @@ def ring_count(links: Links, ranks: int) -> int:
     >>> ring_count(((0, 1, 1), (1, 2, 1), (0, 2, 1)), 3)
     2
     """
-    capacity = _capacity(links, ranks)
+    capacity = _count_links(links, ranks)
     if ranks == 2:
         return capacity.get((0, 1), 0)
     if len(capacity) == ranks * (ranks - 1) // 2 and len(set(capacity.values())) == 1:
         # every GPU joined to every other: one-way rings use up all links, but for four and six GPUs (Tillson 1980)
         return capacity[0, 1] * (ranks - 2 if ranks in (4, 6) else ranks - 1)
-    return 2 * _disjoint(list(_loops(capacity, ranks)), capacity)
+    return 2 * _count_disjoint_loops(list(_find_loops(capacity, ranks)), capacity)
 
 
 @cache
-def all_to_all_load(links: Links, ranks: int) -> float:
+def compute_all_to_all_load(links: Links, ranks: int) -> float:
     """Pair messages that the busiest link direction carries when every GPU sends one to every other.
 
     Neighbours use their own links; others take one hop over the GPU in between with the least load. Infinite when some
     pair is further apart.
     """
-    capacity = _capacity(links, ranks)
+    capacity = _count_links(links, ranks)
     load = {(a, b): 1.0 / wires for (i, j), wires in capacity.items() for a, b in ((i, j), (j, i))}
     wires_of = {(a, b): wires for (i, j), wires in capacity.items() for a, b in ((i, j), (j, i))}
     for a in range(ranks):
@@ -49,9 +49,9 @@ def all_to_all_load(links: Links, ranks: int) -> float:
     return max(load.values())
 
 
-def connected(links: Links, ranks: int) -> bool:
+def is_connected(links: Links, ranks: int) -> bool:
     """Whether links join GPUs 0..ranks-1."""
-    capacity = _capacity(links, ranks)
+    capacity = _count_links(links, ranks)
     reached = {0}
     while True:
         more = {b for i, j in capacity for a, b in ((i, j), (j, i)) if a in reached} - reached
@@ -60,11 +60,11 @@ def connected(links: Links, ranks: int) -> bool:
         reached |= more
 
 
-def _capacity(links: Links, ranks: int) -> dict[tuple[int, int], int]:
+def _count_links(links: Links, ranks: int) -> dict[tuple[int, int], int]:
     return {(min(a, b), max(a, b)): wires for a, b, wires in links if max(a, b) < ranks}
 
 
-def _loops(capacity: dict[tuple[int, int], int], ranks: int) -> Iterator[tuple[tuple[int, int], ...]]:
+def _find_loops(capacity: dict[tuple[int, int], int], ranks: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Every closed loop through all GPUs, once per direction-less loop, as its links."""
 
     def extend(path: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -79,7 +79,7 @@ def _loops(capacity: dict[tuple[int, int], int], ranks: int) -> Iterator[tuple[t
     return extend([0])
 
 
-def _disjoint(loops: list[tuple[tuple[int, int], ...]], capacity: dict[tuple[int, int], int]) -> int:
+def _count_disjoint_loops(loops: list[tuple[tuple[int, int], ...]], capacity: dict[tuple[int, int], int]) -> int:
     """The most loops that fit into the links together."""
     usable = [loop for loop in loops if all(capacity[link] > 0 for link in loop)]
     best = 0
@@ -87,13 +87,13 @@ def _disjoint(loops: list[tuple[tuple[int, int], ...]], capacity: dict[tuple[int
         left = dict(capacity)
         for link in loop:
             left[link] -= 1
-        best = max(best, 1 + _disjoint(usable[position:], left))
-        if best * 2 >= min(_degrees(capacity)):  # a loop takes two links of every GPU: no more can fit
+        best = max(best, 1 + _count_disjoint_loops(usable[position:], left))
+        if best * 2 >= min(_count_degrees(capacity)):  # a loop takes two links of every GPU: no more can fit
             break
     return best
 
 
-def _degrees(capacity: dict[tuple[int, int], int]) -> list[int]:
+def _count_degrees(capacity: dict[tuple[int, int], int]) -> list[int]:
     degree: dict[int, int] = {}
     for (a, b), wires in capacity.items():
         degree[a] = degree.get(a, 0) + wires

@@ -1,12 +1,12 @@
-"""A GPU from its data sheet: every field is known, in its unit, and agrees with the others, or is refused by name."""
+"""A GPU from its data sheet: every field is known, in its unit, and agrees with the others, or is rejected by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from traincast.hardware.device import ADA, AMPERE, BLACKWELL, HOPPER, PASCAL, TURING, VOLTA, Device
-from traincast.hardware.files import figure, known_fields, number
-from traincast.utils.errors import TraincastError, unknown
+from traincast.hardware.files import check_known_fields, read_number_in_range, read_positive_number
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 _DEFAULT_HOST = "server-2022"  # the newest host profile that is shipped
 _DEFAULT_KERNEL_GAP_US = 1.5  # between the 0.8 to 2.2 us of the architectures that traces show
@@ -43,7 +43,7 @@ _RANGES = {
 }
 _TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
 _MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
-_DISAGREE = 4.0  # an fp32 peak this far from two flop a core and clock; dual issue is a factor of 2
+_DISAGREE = 4.0  # an fp32 peak this far from two flop per core and clock; dual issue is a factor of 2
 
 # least and most of a peak for one flop/s of fp32, twice what any GPU has: matrix units are 1 (L40) to 60 (B200, fp8)
 # times as fast (fp4: 190 on GB300), fp64 is 1/64 (graphics) to 2 (MI250); a type done by plain cores far slower is
@@ -59,75 +59,75 @@ _PEAK_RATIOS = {
 }
 
 
-def device_from(key: str, table: dict[str, Any]) -> Device:
+def make_device(key: str, table: dict[str, Any]) -> Device:
     """The device that a table describes; raises a message that names the field that is wrong."""
     peaks = table.get("peak_tflops")
     if not isinstance(peaks, dict) or "fp32" not in peaks:
         raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
-    known_fields(key, table, (*_RANGES, *_TEXTS, "also_named", "peak_tflops"))
-    known_fields(key, peaks, _PEAKS)
-    boost = _figure(key, table, "boost_clock_mhz")
-    arch, vendor, capability = _architecture(key, table)
+    check_known_fields(key, table, (*_RANGES, *_TEXTS, "also_named", "peak_tflops"))
+    check_known_fields(key, peaks, _PEAKS)
+    boost = _read_number(key, table, "boost_clock_mhz")
+    arch, vendor, capability = _read_architecture(key, table)
     device = Device(
         key=key,
         name=str(table.get("name", key)),
         vendor=vendor,
         arch=arch,
         compute_capability=capability,
-        memory_bytes=1e9 * _figure(key, table, "memory_gb"),
-        dram_bandwidth=1e9 * _figure(key, table, "dram_bandwidth_gbs"),
-        num_sms=int(_figure(key, table, "num_sms", integer=True)),
-        cores_per_sm=int(_figure(key, table, "cores_per_sm", integer=True)),
+        memory_bytes=1e9 * _read_number(key, table, "memory_gb"),
+        dram_bandwidth=1e9 * _read_number(key, table, "dram_bandwidth_gbs"),
+        num_sms=int(_read_number(key, table, "num_sms", integer=True)),
+        cores_per_sm=int(_read_number(key, table, "cores_per_sm", integer=True)),
         boost_clock_mhz=boost,
-        sustained_clock_mhz=_figure(key, table, "sustained_clock_mhz", default=boost),
-        peak_flops={name: 1e12 * _peak(key, peaks, name) for name in peaks},
-        l2_bytes=1e6 * _figure(key, table, "l2_mb"),
-        smem_per_sm_bytes=1e3 * _figure(key, table, "smem_kb_per_sm"),
-        nvlink_bandwidth=1e9 * _figure(key, table, "nvlink_gbs"),
-        pcie_gen=int(_figure(key, table, "pcie_gen", integer=True)),
+        sustained_clock_mhz=_read_number(key, table, "sustained_clock_mhz", default=boost),
+        peak_flops={name: 1e12 * _read_peak(key, peaks, name) for name in peaks},
+        l2_bytes=1e6 * _read_number(key, table, "l2_mb"),
+        smem_per_sm_bytes=1e3 * _read_number(key, table, "smem_kb_per_sm"),
+        nvlink_bandwidth=1e9 * _read_number(key, table, "nvlink_gbs"),
+        pcie_gen=int(_read_number(key, table, "pcie_gen", integer=True)),
         source=str(table.get("source", "user")),
         host=str(table.get("host", _DEFAULT_HOST)),
         node=str(table.get("node", "")),
-        kernel_gap=1e-6 * _figure(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
-        loaded_clock_mhz=_optional(key, table, "loaded_clock_mhz"),
-        power_limit_watts=_optional(key, table, "power_limit_watts"),
+        kernel_gap=1e-6 * _read_number(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
+        loaded_clock_mhz=_read_optional_number(key, table, "loaded_clock_mhz"),
+        power_limit_watts=_read_optional_number(key, table, "power_limit_watts"),
     )
     _check_together(key, device)
     return device
 
 
-def _figure(
+def _read_number(
     key: str, table: dict[str, Any], field: str, *, integer: bool = False, default: float | None = None
 ) -> float:
-    return figure(key, table, field, _RANGES, "GPU", integer=integer, default=default)
+    return read_number_in_range(key, table, field, _RANGES, "GPU", integer=integer, default=default)
 
 
-def _optional(key: str, table: dict[str, Any], field: str) -> float | None:
-    return _figure(key, table, field) if field in table else None
+def _read_optional_number(key: str, table: dict[str, Any], field: str) -> float | None:
+    return _read_number(key, table, field) if field in table else None
 
 
-def _peak(key: str, peaks: dict[str, Any], name: str) -> float:
-    value = float(number(key, peaks, name))
+def _read_peak(key: str, peaks: dict[str, Any], name: str) -> float:
+    value = float(read_positive_number(key, peaks, name))
     if value > _MOST_TFLOPS:
         raise TraincastError(f"platform '{key}': peak '{name}' is {value:g} TFLOPS, which no GPU has; check its unit")
     return value
 
 
-def _architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
+def _read_architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
     """Architecture, vendor and compute capability. A sheet of an architecture that is not known states the others."""
     arch, known = table.get("arch"), ", ".join(ARCHITECTURES)
     if not isinstance(arch, str):
         raise TraincastError(f"platform '{key}' lacks 'arch'; give the name of one, such as {known}")
     if arch not in ARCHITECTURES and "vendor" not in table:
         remedy = f"Platform '{key}' has one of {known}, or a newer one with its 'vendor' and 'compute_capability'."
-        raise unknown("arch", arch, ARCHITECTURES, remedy)
+        raise make_unknown_error("arch", arch, ARCHITECTURES, remedy)
     usual_vendor, usual = ARCHITECTURES.get(arch, (table.get("vendor"), None))
     vendor = table.get("vendor", usual_vendor)
     if vendor not in _VENDORS:
-        raise unknown("vendor", str(vendor), _VENDORS, f"Platform '{key}' has one of {', '.join(_VENDORS)}.")
+        raise make_unknown_error("vendor", str(vendor), _VENDORS, f"Platform '{key}' has one of {', '.join(_VENDORS)}.")
     if vendor != usual_vendor:
         raise TraincastError(f"platform '{key}': 'vendor' is {vendor!r}, but arch '{arch}' is {usual_vendor}'s")
-    capability = _figure(key, table, "compute_capability", default=usual) if vendor == "nvidia" else 0.0
+    capability = _read_number(key, table, "compute_capability", default=usual) if vendor == "nvidia" else 0.0
     return arch, vendor, capability
 
 

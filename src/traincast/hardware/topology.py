@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from traincast.hardware.device import Device
-from traincast.hardware.files import figure, known_fields
-from traincast.hardware.mesh import Links, all_to_all_load, connected, ring_count
-from traincast.utils.errors import TraincastError, shown
+from traincast.hardware.files import check_known_fields, read_number_in_range
+from traincast.hardware.mesh import Links, compute_all_to_all_load, count_rings, is_connected
+from traincast.utils.errors import TraincastError, shorten_value
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
 _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not listed: the usual one since 2020
@@ -68,41 +68,41 @@ class Topology:
     network_speed: float = 1.0
     corrections: tuple[tuple[str, float], ...] = ()
 
-    def correction(self, kinds: Sequence[str]) -> float:
+    def get_correction(self, kinds: Sequence[str]) -> float:
         """The factor of the first of these kinds of collective that has one (else 1)."""
         factors = dict(self.corrections)
         return next((factors[kind] for kind in kinds if kind in factors), 1.0)
 
-    def nodes_for(self, gpus: int) -> int:
+    def count_nodes(self, gpus: int) -> int:
         """How many nodes hold this many GPUs."""
         if gpus < 1:
             raise TraincastError(f"cannot use {gpus} GPUs; give 1 or more")
         return -(-gpus // self.gpus_per_node)
 
-    def ring_bandwidth(self, ranks: int) -> float:
+    def get_ring_bandwidth(self, ranks: int) -> float:
         """Bus bandwidth that the links of one node offer to a ring (or tree) over its first `ranks` GPUs."""
         if self.links:
-            wire = self._wire_bandwidth()
-            rings = ring_count(self.links, ranks)
+            wire = self._get_wire_bandwidth()
+            rings = count_rings(self.links, ranks)
             if rings:
                 return rings * wire
             # no closed loop: one tree over the links, each carrying the message up and down
-            if connected(self.links, ranks):
+            if is_connected(self.links, ranks):
                 return wire * 2 * (ranks - 1) / ranks
             return self.host_bandwidth
-        return self.link_bandwidth if ranks <= self.island else self.through_host(ranks)
+        return self.link_bandwidth if ranks <= self.island else self.get_host_bandwidth(ranks)
 
-    def all_to_all_bandwidth(self, ranks: int) -> float:
+    def get_all_to_all_bandwidth(self, ranks: int) -> float:
         """What each of the first `ranks` GPUs of a node can send when all send to all."""
         if self.links:
-            load = all_to_all_load(self.links, ranks)
-            return max((ranks - 1) * self._wire_bandwidth() / load, self.host_bandwidth)
+            load = compute_all_to_all_load(self.links, ranks)
+            return max((ranks - 1) * self._get_wire_bandwidth() / load, self.host_bandwidth)
         if ranks <= self.island:
             return self.link_bandwidth
         beyond = (ranks - self.island) / (ranks - 1)
-        return min(self.link_bandwidth, self.through_host(ranks) / beyond, self._between_switches(ranks))
+        return min(self.link_bandwidth, self.get_host_bandwidth(ranks) / beyond, self._get_switch_bandwidth(ranks))
 
-    def _between_switches(self, ranks: int) -> float:
+    def _get_switch_bandwidth(self, ranks: int) -> float:
         """What each of `ranks` GPUs can send to all when those behind one PCIe switch share the link that leaves it."""
         sharers = self.gpus_per_host_link
         near = max(sharers, self.island)  # reached without that link
@@ -110,20 +110,20 @@ class Topology:
             return self.link_bandwidth
         return self.host_bandwidth / sharers * (ranks - 1) / (ranks - near)
 
-    def host_sharers(self, gpus: int) -> int:
+    def count_host_sharers(self, gpus: int) -> int:
         """How many of `gpus` GPUs that all work copy over one host link."""
         return min(gpus, self.gpus_per_host_link)
 
-    def through_host(self, ranks: int) -> float:
+    def get_host_bandwidth(self, ranks: int) -> float:
         """What each of `ranks` GPUs can send beyond its island when all do."""
         return self.host_bandwidth * (1.0 if self.peer_access else (2 / ranks) ** _NO_PEER_FALL)
 
-    def network_bandwidth(self, ranks_per_node: int) -> float:
+    def get_network_bandwidth(self, ranks_per_node: int) -> float:
         """What a node can send to other nodes when `ranks_per_node` of its GPUs take part."""
         share = max(1.0, self.adapters * ranks_per_node / self.gpus_per_node)
         return min(share, float(self.adapters)) * self.adapter_bandwidth
 
-    def joined_like(self, other: Topology) -> str:
+    def find_differing_field(self, other: Topology) -> str:
         """The field of a node's file in which the links inside the nodes differ ("": none).
 
         That a node holds fewer or more GPUs is no difference where the links join all of them.
@@ -138,7 +138,7 @@ class Topology:
         }
         return next((field for field, different in differs.items() if different), "")
 
-    def _wire_bandwidth(self) -> float:
+    def _get_wire_bandwidth(self) -> float:
         wires = [sum(count for a, b, count in self.links if gpu in (a, b)) for gpu in range(self.gpus_per_node)]
         return self.link_bandwidth / max(wires)
 
@@ -147,54 +147,54 @@ COLLECTIVE = "collective "
 """How the names of those of a device's corrections begin that are of collectives."""
 
 
-def corrected(topology: Topology, device: Device) -> Topology:
+def apply_device_corrections(topology: Topology, device: Device) -> Topology:
     """The topology with what the device's corrections say of collectives."""
     found = {name: factor for name, factor in device.corrections.items() if name.startswith(COLLECTIVE)}
     return replace(topology, corrections=tuple((name.removeprefix(COLLECTIVE), found[name]) for name in sorted(found)))
 
 
-def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Topology:
+def make_topology(key: str, table: dict[str, Any], device: Device | None) -> Topology:
     """A topology from the fields of a node file; `device` is the one it names (None: it names none)."""
-    known_fields(key, table, _FIELDS)
-    gpus = int(_figure(key, table, "gpus_per_node", integer=True))
-    link = _figure(key, table, "link_gbs")
-    adapters = int(_figure(key, table, "adapters", gpus, integer=True))
-    island = int(_figure(key, table, "island", gpus, integer=True))
+    check_known_fields(key, table, _FIELDS)
+    gpus = int(_read_number(key, table, "gpus_per_node", integer=True))
+    link = _read_number(key, table, "link_gbs")
+    adapters = int(_read_number(key, table, "adapters", gpus, integer=True))
+    island = int(_read_number(key, table, "island", gpus, integer=True))
     return Topology(
         key=key,
         gpus_per_node=gpus,
         island=min(island, gpus),
         link_bandwidth=1e9 * link,
-        host_bandwidth=1e9 * (link if island == 1 else _host_gbs(key, table, device)),
+        host_bandwidth=1e9 * (link if island == 1 else _read_host_gbs(key, table, device)),
         adapters=adapters,
-        adapter_bandwidth=1e9 * _figure(key, table, "network_gbs_per_gpu") * gpus / adapters,
-        link_latency=1e-6 * _figure(key, table, "link_latency_us", LINK_LATENCY_US),
-        network_latency=1e-6 * _figure(key, table, "network_latency_us", NETWORK_LATENCY_US),
-        links=_links(key, table.get("links", []), gpus),
+        adapter_bandwidth=1e9 * _read_number(key, table, "network_gbs_per_gpu") * gpus / adapters,
+        link_latency=1e-6 * _read_number(key, table, "link_latency_us", LINK_LATENCY_US),
+        network_latency=1e-6 * _read_number(key, table, "network_latency_us", NETWORK_LATENCY_US),
+        links=_read_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
-        peer_access=_peer_access(key, table.get("peer_access", True)),
-        gpus_per_host_link=int(_figure(key, table, "gpus_per_host_link", 1, integer=True)),
+        peer_access=_read_peer_access(key, table.get("peer_access", True)),
+        gpus_per_host_link=int(_read_number(key, table, "gpus_per_host_link", 1, integer=True)),
     )
 
 
-def _peer_access(key: str, value: Any) -> bool:
+def _read_peer_access(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TraincastError(f"platform '{key}': 'peer_access' is {shown(value)}; give true or false")
+        raise TraincastError(f"platform '{key}': 'peer_access' is {shorten_value(value)}; give true or false")
     return value
 
 
-def _figure(
+def _read_number(
     key: str, table: dict[str, Any], field: str, default: float | None = None, *, integer: bool = False
 ) -> float:
-    return figure(key, table, field, _RANGES, "node", integer=integer, default=default)
+    return read_number_in_range(key, table, field, _RANGES, "node", integer=integer, default=default)
 
 
-def _host_gbs(key: str, table: dict[str, Any], device: Device | None) -> float:
+def _read_host_gbs(key: str, table: dict[str, Any], device: Device | None) -> float:
     default = PCIE_GBS.get(device.pcie_gen if device else _DEFAULT_PCIE, PCIE_GBS[_DEFAULT_PCIE])
-    return _figure(key, table, "host_gbs", default)
+    return _read_number(key, table, "host_gbs", default)
 
 
-def _links(key: str, rows: Any, gpus: int) -> Links:
+def _read_links(key: str, rows: Any, gpus: int) -> Links:
     if not isinstance(rows, list):
         raise TraincastError(f"platform '{key}': 'links' must be a list of [gpu, gpu, count]")
     if rows and gpus > _MAX_MESH:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 MAX_TOTAL_BYTES = 512 << 20  # chosen as a limit against zip bombs, like the two below
 MAX_JSON_BYTES = 16 << 20  # names and signatures
@@ -128,7 +128,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _check_end(data: bytes) -> None:
-    """Refuses what is no plain zip before `zipfile` builds an object per directory entry."""
+    """Rejects what is no plain zip before `zipfile` builds an object per directory entry."""
     if not data.startswith(b"PK\x03\x04"):
         raise TraincastError("is not a Traincast workload file (not a zip)")
     end = data[-_END_RECORD.size :]
@@ -144,6 +144,6 @@ def _npy_header(data: bytes, name: str) -> tuple[np.dtype[np.signedinteger], tup
     start = 10 + int.from_bytes(data[8:10], "little")
     match = _NPY_HEADER.fullmatch(data[10:start]) if data.startswith(b"\x93NUMPY\x01\x00") else None
     if not match:
-        raise TraincastError(f"member '{name}' is no array of integers: {shown(data[:70])}")
+        raise TraincastError(f"member '{name}' is no array of integers: {shorten_value(data[:70])}")
     kind, rows, columns = match.groups()
     return np.dtype(kind.decode()), (int(rows), *([int(columns)] if columns else [])), start

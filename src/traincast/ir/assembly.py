@@ -82,13 +82,13 @@ def move_waits(threads: IntArray | Int32Array, after: IntArray, kept: BoolArray)
     [-1, -1, -1, 0]
     """
     count = len(threads)
-    stand_in, heir = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    placeholder, heir = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for thread in np.unique(threads):
         mine = np.flatnonzero(threads == thread)
-        stand_in[mine] = np.maximum.accumulate(np.where(kept[mine], mine, -1))
+        placeholder[mine] = np.maximum.accumulate(np.where(kept[mine], mine, -1))
         heir[mine] = np.minimum.accumulate(np.where(kept[mine], mine, count)[::-1])[::-1]
     waits = np.full(count + 1, -1, dtype=np.int64)  # the last for those that have no heir
-    np.maximum.at(waits, heir, np.where(after >= 0, np.append(stand_in, -1)[after], -1))
+    np.maximum.at(waits, heir, np.where(after >= 0, np.append(placeholder, -1)[after], -1))
     return waits[:count]
 
 
@@ -99,7 +99,7 @@ def renumber(kept: BoolArray) -> Int32Array:
 
 
 def count_up(counts: IntArray | Int32Array) -> IntArray:
-    """Where each of so many begins, and the end."""
+    """Where each of this many begins, and the end."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 

@@ -40,7 +40,7 @@ class _Places:
 
 
 class ProgramBuilder:
-    """Collects storages, tensors, scopes and ops in host order; `build` gives the `Program`.
+    """Collects storages, tensors, scopes and ops in host order; `build_program` gives the `Program`.
 
     All sizes are plain numbers at one batch size; `traincast.ir.generalise` turns several such programs
     into one that depends on the batch size. With `by_place` equal sizes keep numbers of their own, so that programs
@@ -80,7 +80,7 @@ class ProgramBuilder:
         """The scope opened last (-1: none)."""
         return self.num_scopes - 1
 
-    def storage(self, nbytes: int, kind: StorageKind = StorageKind.ACTIVATION, *, before_step: bool = False) -> int:
+    def add_storage(self, nbytes: int, kind: StorageKind = StorageKind.ACTIVATION, *, before_step: bool = False) -> int:
         """A new storage of `nbytes` bytes, allocated by the next op unless it is there `before_step`."""
         c = self._column
         c["storage_bytes"].append(self._number_size(nbytes))
@@ -94,20 +94,21 @@ class ProgramBuilder:
         self._column["storage_kind"][storage - self._storages_before] = int(kind)
 
     def set_lifetime(self, storage: int, alloc: int, free: int | None) -> None:
-        """The storage is allocated by op `alloc` (-1: there before the step), freed after op `free` (None: never)."""
+        """The storage is allocated by op `alloc` (-1: there before the step), freed after op `free_storage` (None:
+        never)."""
         self._column["storage_alloc"][storage] = alloc
         self._column["storage_free"][storage] = NEVER if free is None else free
 
-    def free(self, storage: int) -> None:
+    def free_storage(self, storage: int) -> None:
         """The storage was released after the last op so far."""
         self._column["storage_free"][storage] = max(self.num_ops - 1, self._column["storage_alloc"][storage])
 
-    def tensor(self, storage: int) -> int:
+    def add_tensor(self, storage: int) -> int:
         """A new tensor on this storage."""
         self._column["tensor_storage"].append(storage)
         return self._tensors_before + len(self._column["tensor_storage"]) - 1
 
-    def scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
+    def open_scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
         """Opens a top-level host op; the ops that follow belong to it."""
         c = self._column
         c["scope_name"].append(self._names(name))
@@ -117,7 +118,7 @@ class ProgramBuilder:
         self._place = self._scopes_before + len(c["scope_name"]) - 1
         return self._place
 
-    def op(
+    def add_op(
         self,
         signature: Signature,
         inputs: Iterable[int],
@@ -145,7 +146,7 @@ class ProgramBuilder:
     def _number_signature(self, signature: Signature) -> int:
         return self._signatures(with_size_indices(signature, self._number_size, self._specs))
 
-    def build(self) -> Program:
+    def build_program(self) -> Program:
         """The program. Storages never freed outlive the step."""
         arrays: dict[str, Int32Array] = {name: np.array(v, dtype=np.int32) for name, v in self._column.items()}
         op_scope = np.array(self._op_scope, dtype=np.int64)
@@ -176,7 +177,7 @@ class SizesBuilder(ProgramBuilder):
         """Ops so far."""
         return self._ops
 
-    def op(
+    def add_op(
         self,
         signature: Signature,
         inputs: Iterable[int],
@@ -192,21 +193,21 @@ class SizesBuilder(ProgramBuilder):
             taken += spec.shape
             taken += spec.stride
         for _, value in signature.scalars:
-            _take(value, taken)
+            _take_sizes(value, taken)
         self._ops += 1
         return self._ops - 1
 
-    def build(self) -> Program:
+    def build_program(self) -> Program:
         """The template with the sizes taken."""
         if len(self._taken) != len(self._template.sizes) or self._ops != self._template.num_ops:
             raise AssertionError("this program is not written like its template")
         return replace(self._template, sizes=SizeTable.constant(np.array(self._taken, dtype=np.int64)))
 
 
-def _take(value: Scalar, taken: list[int]) -> None:
+def _take_sizes(value: Scalar, taken: list[int]) -> None:
     if isinstance(value, tuple):
         for item in value:
-            _take(item, taken)
+            _take_sizes(item, taken)
     elif type(value) is int:
         taken.append(value)
 
@@ -223,18 +224,18 @@ def share_templates(programs: Sequence[Program]) -> list[Program]:
     for members in alike.values():
         values = np.stack([programs[i].size_values for i in members])
         distinct, place = np.unique(values, axis=1, return_inverse=True)
-        template = _renumbered(programs[members[0]], place.reshape(-1))
+        template = _renumber_program(programs[members[0]], place.reshape(-1))
         for row, index in enumerate(members):
             result[index] = replace(template, sizes=SizeTable.constant(np.ascontiguousarray(distinct[row])))
     return result
 
 
-def _renumbered(program: Program, place: IntArray) -> Program:
+def _renumber_program(program: Program, place: IntArray) -> Program:
     """The program with its sizes at other numbers, and signatures that became equal made one."""
     numbers = place.tolist()
     distinct: dict[Signature, int] = {}
     which = [
-        distinct.setdefault(with_size_indices(plain, _same), len(distinct))
+        distinct.setdefault(with_size_indices(plain, _keep_number), len(distinct))
         for plain in with_plain_sizes(program.symbolic, numbers)
     ]
     columns = replace(
@@ -245,5 +246,5 @@ def _renumbered(program: Program, place: IntArray) -> Program:
     return replace(program, columns=columns, symbolic=tuple(distinct))
 
 
-def _same(number: int) -> int:
+def _keep_number(number: int) -> int:
     return number

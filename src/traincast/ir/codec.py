@@ -8,12 +8,12 @@ from typing import TypeAlias, TypeVar
 
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.ir.symbolic import SizeRef
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 T = TypeVar("T", str, int, bool, list["Json"], dict[str, "Json"])
 
-_KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+_KINDS = {str: "text", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
 _MAX_DEPTH = 8  # a limit against damaged files: arguments of PyTorch's ops are lists of numbers at most
 
 
@@ -27,7 +27,7 @@ def member(table: dict[str, Json], key: str, kind: type[T]) -> T:
 def expect(value: Json, kind: type[T], what: str) -> T:
     """The value itself when it is of exactly this JSON type."""
     if type(value) is not kind:
-        raise TraincastError(f"{what} in workload.json must be {_KINDS[kind]}, not {shown(value)}")
+        raise TraincastError(f"{what} in workload.json must be {_KINDS[kind]}, not {shorten_value(value)}")
     return value
 
 
@@ -37,7 +37,7 @@ def list_of(value: Json, kind: type[T], what: str) -> list[T]:
     good = [item for item in items if type(item) is kind]
     if len(good) < len(items):
         wrong = next(item for item in items if type(item) is not kind)
-        raise TraincastError(f"an entry of {what} in workload.json must be {_KINDS[kind]}, not {shown(wrong)}")
+        raise TraincastError(f"an entry of {what} in workload.json must be {_KINDS[kind]}, not {shorten_value(wrong)}")
     return good
 
 
@@ -136,5 +136,5 @@ def _decode_scalar(value: Json, depth: int) -> Scalar:
             return SizeRef(member(value, "size", int))
         if value in ({"float": "inf"}, {"float": "-inf"}, {"float": "nan"}):
             return float(member(value, "float", str))
-        raise TraincastError(f"a scalar argument in workload.json is {shown(value)}, which means nothing")
+        raise TraincastError(f"a scalar argument in workload.json is {shorten_value(value)}, which means nothing")
     return value

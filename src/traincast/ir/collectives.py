@@ -1,4 +1,4 @@
-"""The collectives that Traincast knows: one record each, from which every other room takes what it needs.
+"""The collectives that Traincast knows: one record each, from which every other package takes what it needs.
 
 A record says what PyTorch, NCCL, traces and Chakra call a collective, which buffer gives its size, and how its bytes
 travel. `docs/extend/add-a-collective.md` adds one.

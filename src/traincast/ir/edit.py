@@ -9,7 +9,7 @@ from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 
 def without_phase(workload: Workload, phase: Phase) -> Workload:
@@ -22,7 +22,7 @@ def with_dtype(workload: Workload, renames: Mapping[str, str]) -> Workload:
     for old, new in renames.items():
         for name in (old, new):
             if name not in DTYPE_BYTES:
-                raise unknown("dtype", name, DTYPE_BYTES, "Give torch's name without 'torch.'.")
+                raise make_unknown_error("dtype", name, DTYPE_BYTES, "Give torch's name without 'torch.'.")
         if DTYPE_BYTES[old] != DTYPE_BYTES[new]:
             raise TraincastError(f"{old} cannot become {new}: its elements have another size; capture again")
     return replace(workload, programs=tuple(_with_dtype(program, renames) for program in workload.programs))

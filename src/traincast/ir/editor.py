@@ -85,16 +85,16 @@ class ProgramEditor:
         """The storages."""
         return self.rows.storages
 
-    def storage_of(self, tensor: int) -> StorageRow:
+    def get_storage(self, tensor: int) -> StorageRow:
         """The memory of a tensor."""
         return self.storages[self.tensors[tensor]]
 
-    def new_tensor(self, size: int, kind: int, *, made: bool = True) -> int:
+    def add_tensor(self, size: int, kind: int, *, made: bool = True) -> int:
         """A tensor on memory of its own, made by the step or there before it; `size` is an index of the sizes."""
         self.storages.append(StorageRow(size, int(kind), None, None, made, not made))
-        return self.new_view(len(self.storages) - 1)
+        return self.add_view(len(self.storages) - 1)
 
-    def new_view(self, storage: int) -> int:
+    def add_view(self, storage: int) -> int:
         """One more tensor on memory that is there."""
         self.tensors.append(storage)
         return len(self.tensors) - 1
@@ -227,7 +227,7 @@ def _find_removable(program: Program, gone: BoolArray, storages: int) -> BoolArr
 
 class TensorCopies:
     """Tensors that copies of ops use in the place of those of the ops: tensors on storages of which `is_own` says so
-    lie on a copy of their storage, others stay. `tensor` and `storage` give what became of each."""
+    are on a copy of their storage, others stay. `tensor` and `storage` give what became of each."""
 
     def __init__(self, editor: ProgramEditor, is_own: Callable[[int], bool]) -> None:
         self.editor, self.is_own = editor, is_own
@@ -244,8 +244,8 @@ class TensorCopies:
         if tensor in self.tensor or not self.is_own(old):
             return self.tensor.get(tensor, tensor)
         if old in self.storage:
-            self.tensor[tensor] = editor.new_view(self.storage[old])
+            self.tensor[tensor] = editor.add_view(self.storage[old])
         else:
-            self.tensor[tensor] = editor.new_tensor(editor.storages[old].size, editor.storages[old].kind)
+            self.tensor[tensor] = editor.add_tensor(editor.storages[old].size, editor.storages[old].kind)
             self.storage[old] = len(editor.storages) - 1
         return self.tensor[tensor]

@@ -20,7 +20,7 @@ from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.validate import validate_workload
 from traincast.ir.workload import DEFAULT_TF32, Workload
 from traincast.utils.arrays import IntArray
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import parse_json
 from traincast.utils.files.writing import write_bytes
 
@@ -113,14 +113,14 @@ def _parse(text: bytes) -> dict[str, Json]:
 
 def _check_version(head: dict[str, Json]) -> None:
     if head.get("format") != FORMAT:
-        raise TraincastError(f"is not a Traincast workload file (its format is {shown(head.get('format'))})")
+        raise TraincastError(f"is not a Traincast workload file (its format is {shorten_value(head.get('format'))})")
     version = member(head, "version", int)
     if version > VERSION:
         raise TraincastError(
-            f"written by a newer Traincast (format {shown(version)}); this one reads up to {VERSION}: upgrade"
+            f"written by a newer Traincast (format {shorten_value(version)}); this one reads up to {VERSION}: upgrade"
         )
     if version < 1:
-        raise TraincastError(f"format version {shown(version)} does not exist")
+        raise TraincastError(f"format version {shorten_value(version)} does not exist")
 
 
 def _workload(head: dict[str, Json], archive: Archive) -> Workload:
@@ -139,12 +139,12 @@ def _workload(head: dict[str, Json], archive: Archive) -> Workload:
         tf32=tuple(list_of(expect(head.get("tf32", list(DEFAULT_TF32)), list, "'tf32'"), str, "'tf32'")),
         costs=costs_from(expect(head.get("costs", {}), dict, "'costs'"), "'costs'"),
         assumptions=tuple(list_of(expect(head.get("assumptions", []), list, "'assumptions'"), str, "'assumptions'")),
-        meta={key: expect(value, str, f"meta {shown(key)}") for key, value in meta.items()},
+        meta={key: expect(value, str, f"meta {shorten_value(key)}") for key, value in meta.items()},
     )
     per_program = (*Columns.names(), *(f"size_{field.name}" for field in fields(SizeTable)))
     known = {"workload.json", *(_member(n, column) for n in range(len(tables)) for column in per_program)}
     for name in sorted(archive.names - known):
-        raise TraincastError(f"has a member {shown(name)} that does not belong to it")
+        raise TraincastError(f"has a member {shorten_value(name)} that does not belong to it")
     return workload
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from traincast.ir.ops import Signature, TensorSpec
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 _LONGEST, _MOST_PARTS, _LARGEST, _HIGHEST_POWER = 500, 200, 1e18, 8.0
 _TWO: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -40,10 +40,12 @@ class Formula:
     def __post_init__(self) -> None:
         parts = list(ast.walk(self._tree))
         if len(parts) > _MOST_PARTS:
-            raise TraincastError(f"formula {shown(self.text)} has {len(parts)} parts; at most {_MOST_PARTS} are read")
+            raise TraincastError(
+                f"formula {shorten_value(self.text)} has {len(parts)} parts; at most {_MOST_PARTS} are read"
+            )
         for part in parts:
             if not isinstance(part, _ALLOWED) or (isinstance(part, ast.Call) and not _known_call(part)):
-                raise TraincastError(f"formula {shown(self.text)} has something else than a formula; {_FORM}")
+                raise TraincastError(f"formula {shorten_value(self.text)} has something else than a formula; {_FORM}")
 
     @cached_property
     def _tree(self) -> ast.expr:
@@ -52,25 +54,38 @@ class Formula:
         try:
             return ast.parse(self.text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise TraincastError(f"formula {shown(self.text)} cannot be read; {_FORM}") from None
+            raise TraincastError(f"formula {shorten_value(self.text)} cannot be read; {_FORM}") from None
 
     def of(self, signature: Signature) -> float:
         """Its value for an op: a finite number from 0."""
         try:
             value = float(_value(self._tree, signature))
         except (ArithmeticError, ValueError) as error:
-            raise TraincastError(f"formula {shown(self.text)} has no value for {signature.name}: {error}") from None
+            raise TraincastError(
+                f"formula {shorten_value(self.text)} has no value for {signature.name}: {error}"
+            ) from None
         if not 0 <= value <= _LARGEST:
             raise TraincastError(
-                f"formula {shown(self.text)} is {value:g} for {signature.name}; it must lie between 0 and {_LARGEST:g}"
+                f"formula {shorten_value(self.text)} is {value:g} for {signature.name}; it must be between 0 and "
+                f"{_LARGEST:g}"
             )
         return value
 
 
 _ALLOWED = (
-    ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Call,
-    ast.Load, ast.Pow, *_TWO,
-)  # fmt: skip
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.USub,
+    ast.UAdd,
+    ast.Constant,
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Call,
+    ast.Load,
+    ast.Pow,
+    *_TWO,
+)
 
 
 def _known_call(part: ast.Call) -> bool:

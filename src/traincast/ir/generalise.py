@@ -1,7 +1,7 @@
 """From several captures of one step to a program that depends on batch size and sequence length.
 
 Every integer of every op is solved for as a polynomial (see `sizes`) from captures at several sizes, one more than
-there are unknowns; all must be reproduced exactly, or the program is refused.
+there are unknowns; all must be reproduced exactly, or the program is rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from traincast.utils.errors import TraincastError
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
 
-_DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may lie from other captures: a share, and of counts
+_DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may be from other captures: a share, and of counts
 _SQUARED = MONOMIALS.index("B^2")
 _PADDINGS = (8, 16, 32, 64, 128)  # what attention kernels round sequence lengths up to
 

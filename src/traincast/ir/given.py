@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.ir.formula import Formula
 from traincast.ir.ops import Signature
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 Cost = Formula | Callable[[Signature], float] | None
 PARTS = ("seconds", "flops", "bytes")
@@ -28,13 +28,13 @@ class OpCost:
 
     def __post_init__(self) -> None:
         if "::" not in self.op:
-            raise TraincastError(f"{shown(self.op)} is no name of an op; give NAMESPACE::NAME, as in an answer")
+            raise TraincastError(f"{shorten_value(self.op)} is no name of an op; give NAMESPACE::NAME, as in a result")
         for part in PARTS:
             value = getattr(self, part)
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 object.__setattr__(self, part, Formula(str(value)))
             elif not (value is None or isinstance(value, Formula) or callable(value)):
-                raise TraincastError(f"{part} of {self.op} must be a number or a formula, not {shown(value)}")
+                raise TraincastError(f"{part} of {self.op} must be a number or a formula, not {shorten_value(value)}")
         if all(getattr(self, part) is None for part in PARTS):
             raise TraincastError(f"the cost of {self.op} says nothing; give seconds, or flops and bytes")
 
@@ -64,10 +64,10 @@ def costs_from(table: Mapping[str, Any], source: str) -> tuple[OpCost, ...]:
     costs = []
     for op, parts in table.items():
         if not isinstance(parts, dict):
-            raise TraincastError(f"{source}: '{op}' must be a table of {', '.join(PARTS)}, not {shown(parts)}")
+            raise TraincastError(f"{source}: '{op}' must be a table of {', '.join(PARTS)}, not {shorten_value(parts)}")
         for part in parts:
             if part not in PARTS:
-                raise unknown("part of a cost", str(part), PARTS, f"It stands at '{op}' in {source}.")
+                raise make_unknown_error("part of a cost", str(part), PARTS, f"It stands at '{op}' in {source}.")
         costs.append(OpCost(str(op), **parts))
     return tuple(costs)
 

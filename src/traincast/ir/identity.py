@@ -10,7 +10,8 @@ from traincast.utils.errors import TraincastError
 
 
 def follows_tensors(program: Program) -> bool:
-    """Whether some op uses what another one made or used; a trace shows the forms of tensors and not which they are."""
+    """Whether some op uses what another one made or used; a trace shows the shapes of tensors and not which they
+    are."""
     if program.num_ops < 2:
         return True
     c = program.columns
@@ -24,9 +25,9 @@ def follows_tensors(program: Program) -> bool:
 
 
 def check_follows_tensors(step: Workload) -> None:
-    """Refuses a step in which results cannot be followed from op to op."""
+    """Rejects a step in which results cannot be followed from op to op."""
     if not any(map(follows_tensors, step.programs)):
         raise TraincastError(
-            f"'{step.name}' shows the forms of its tensors but not which op uses whose result, as a trace does; "
+            f"'{step.name}' shows the shapes of its tensors but not which op uses whose result, as a trace does; "
             "capture the model (`traincast capture`) and edit that"
         )

@@ -56,14 +56,14 @@ class Insertion(ProgramBuilder):
         """A scope, new or not, waits for another (None: for the one that new ops go to)."""
         self._waits[scope] = self._place if after is None else after
 
-    def free(self, storage: int) -> None:
+    def free_storage(self, storage: int) -> None:
         """The storage, new or not, is released after the last new op."""
         self._freed[storage] = self.num_ops - 1
 
-    def scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
+    def open_scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
         """Opens a new top-level host op; the ops that follow belong to it."""
         self._scope_before.append(self._before)
-        return super().scope(name, phase, thread=thread, after=after)
+        return super().open_scope(name, phase, thread=thread, after=after)
 
     def _number_signature(self, signature: Signature) -> int:
         """What is inserted has few signatures, many times each; types tell arguments 1 and 1.0 apart."""

@@ -85,7 +85,7 @@ class TensorSpec:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps."""
+        """Whether the elements are in row-major order without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != expected:

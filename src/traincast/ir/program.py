@@ -176,7 +176,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Storages:
-    """Per storage of a program: whether it lies in host memory (some op sees its tensors on a CPU device), and what it
+    """Per storage of a program: whether it is in host memory (some op sees its tensors on a CPU device), and what it
     is for: its kind; one more for the parameters that lookups read, two more for inputs, activations, buffers and
     buckets of gradients that collectives read or write."""
 
@@ -210,7 +210,7 @@ def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
     if exchanges.any():
         touched = _touched(c, exchanges, c.input_ptr, c.input_tensor)
         touched |= _touched(c, exchanges, c.output_ptr, c.output_tensor)
-        # what stays for gradients beside the gradients themselves: DDP's buckets
+        # what stays for gradients alongside the gradients themselves: DDP's buckets
         lasting = (
             (c.storage_kind == StorageKind.GRADIENT) & (c.storage_alloc < 0) & (c.storage_free >= len(c.op_signature))
         )

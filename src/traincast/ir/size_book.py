@@ -39,7 +39,7 @@ class SizeBook:
         return dict(zip(table.coefficients[indices, 0].tolist(), indices.tolist(), strict=True))
 
     def total(self, terms: Sequence[int], *, times: int = 1, plus: int = 0) -> int:
-        """The sum of sizes, multiplied by a whole number, plus another."""
+        """The sum of sizes, multiplied by an integer, plus another."""
         rows = [self._row(term) for term in terms]
         multiples = {multiple for *_, multiple in rows}
         if len(multiples) > 1:
@@ -51,7 +51,7 @@ class SizeBook:
         return self._add(tuple(sums.tolist()), below, multiples.pop())
 
     def product(self, factors: Sequence[int], *, times: int = 1) -> int:
-        """The product of sizes and a whole number."""
+        """The product of sizes and an integer."""
         powers: dict[tuple[int, int], int] = {(0, 0): times}
         below, multiples = 1, {1}
         for factor in factors:
@@ -72,13 +72,13 @@ class SizeBook:
         return self._add(row, below // common, max(multiples))
 
     def share(self, size: int, parts: int) -> int:
-        """One of so many equal parts of a size."""
+        """One of this many equal parts of a size."""
         coefficients, below, multiple = self._row(size)
         common = math.gcd(below * parts, *coefficients.tolist()) or 1
         return self._add(tuple((coefficients // common).tolist()), below * parts // common, multiple)
 
     def scaled(self, size: int, factor: Fraction) -> int:
-        """A size, so many times as large."""
+        """A size, this many times as large."""
         return self.share(self.total([size], times=factor.numerator), factor.denominator)
 
     def at(self, size: int, batch: int, seq_len: int) -> int:

@@ -16,7 +16,7 @@ from traincast.ir.sizes import MONOMIALS
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, TF32_ARITHMETIC, Workload
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 _PER_OP = ("op_signature", "op_module", "op_forward", "op_stream")
 _PER_SCOPE = ("scope_name", "scope_phase", "scope_thread", "scope_after")
@@ -26,7 +26,7 @@ _MAX_MULTIPLES = 64  # chosen as a limit against damaged files: kernels pad to f
 MAX_OPS = 1 << 18
 """Ops, scopes and storages of a program; the largest built-in step has 18 thousand."""
 MAX_ALL_OPS = 1 << 19
-"""Ops and scopes of all programs of a workload together: a prediction of so many takes about 15 seconds."""
+"""Ops and scopes of all programs of a workload together: a prediction of this many takes about 15 seconds."""
 MAX_RANKS = 1 << 16
 """Ranks of a workload: several times the GPUs of the largest training runs that were published."""
 _MAX_NAME = 2000  # characters; the longest C++ kernel names have about 1,200
@@ -40,7 +40,9 @@ def validate_workload(workload: Workload) -> None:
     check_names((workload.name, workload.mode, *workload.meta, *workload.meta.values()))
     for arithmetic in workload.tf32:
         if arithmetic not in TF32_ARITHMETIC:
-            raise TraincastError(f"'tf32' names {shown(arithmetic)}; it may name {' and '.join(TF32_ARITHMETIC)}")
+            raise TraincastError(
+                f"'tf32' names {shorten_value(arithmetic)}; it may name {' and '.join(TF32_ARITHMETIC)}"
+            )
     if not workload.ranks:
         raise TraincastError("the workload has no rank")
     if len(workload.ranks) > MAX_RANKS:
@@ -80,7 +82,7 @@ def validate(program: Program) -> None:
 
 
 def check_structure(program: Program) -> None:
-    """Refuses columns that do not fit each other, whatever the sizes; a fraction of the work of `validate`."""
+    """Rejects columns that do not fit each other, whatever the sizes; a fraction of the work of `validate`."""
     _check_lengths(program.columns)
     _check_pointers(program.columns)
     _check_ranges(program)
@@ -88,10 +90,12 @@ def check_structure(program: Program) -> None:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuses names that would forge lines of a report or never end."""
+    """Rejects names that would forge lines of a report or never end."""
     for name in names:
         if len(name) > _MAX_NAME or not name.isprintable():
-            raise TraincastError(f"the name {shown(name)} is not a printable text of at most {_MAX_NAME} characters")
+            raise TraincastError(
+                f"the name {shorten_value(name)} is not a printable text of at most {_MAX_NAME} characters"
+            )
 
 
 def _check_sizes(program: Program) -> None:

@@ -30,7 +30,7 @@ BETWEEN_STAGES = "stages"
 """A message from every rank that runs one program to its counterpart that runs another one; `source` and `target` are
 the first of them."""
 EXPOSED = "exposed"
-"""A collective that nothing can run beside: the kernels after it wait."""
+"""A collective that nothing can run alongside: the kernels after it wait."""
 
 COUNTS_SCOPE = "moe::token_counts"
 """The host op in which the token counts of experts reach Python and decide the sizes of what follows."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from traincast.ir.given import OpCost
 from traincast.ir.program import Program, peak_memory
-from traincast.utils.display.text import in_units
+from traincast.utils.display.text import format_quantity
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
@@ -19,7 +19,7 @@ DEFAULT_FRAMEWORK = "2.13"
 """The PyTorch that steps follow unless they say another: the one that captures are tested with."""
 TF32_ARITHMETIC = ("products", "convolutions")
 DEFAULT_TF32 = ("convolutions",)
-"""PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of products off."""
+"""PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of GEMMs off."""
 COVERS = "covers"
 """The entry of `Workload.meta` of a step from a trace that does not have the sizes of all of its kernels."""
 STUDY_FRAMEWORK = "1.8"
@@ -33,7 +33,7 @@ class Workload(Result):
     `synchronised` says that every step starts and ends with an idle device (the loop synchronises);
     otherwise consecutive steps run into each other. `framework_version` is the PyTorch whose
     op-to-kernel choices the step follows (e.g. "2.13", "1.8"). `tf32` names the fp32 arithmetic that may run in TF32
-    where the device has it: "products", "convolutions"; unless told otherwise PyTorch lets convolutions. `costs` are
+    where the device has it: "GEMMs", "convolutions"; unless told otherwise PyTorch lets convolutions. `costs` are
     those that the authors of ops give, `assumptions` what was stated about values that a capture does not have.
     `meta` is free text for people.
     """
@@ -113,7 +113,8 @@ class Workload(Result):
         assumed = "".join(f"\nassumed: {text}" for text in self.assumptions)
         return (
             f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
-            f"{in_units(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at {sizes}{assumed}"
+            f"{format_quantity(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at "
+            f"{sizes}{assumed}"
         )
 
     def _usable(self) -> str:
@@ -136,4 +137,4 @@ class Workload(Result):
 
 def _check_range(what: str, value: int, largest: int) -> None:
     if not 1 <= value <= largest:
-        raise TraincastError(f"{what} {value} is out of range; give a whole number from 1 to {largest}")
+        raise TraincastError(f"{what} {value} is out of range; give an integer from 1 to {largest}")

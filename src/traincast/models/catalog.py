@@ -13,7 +13,7 @@ from traincast.ir.edit import with_dtype, without_phase
 from traincast.ir.file import load_workload
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 DATA = Path(__file__).parent / "data"
 INDEX = DATA / "catalog.json"
@@ -82,7 +82,9 @@ def load_model(
     if mode == "inference" and optimizer not in (None, "none"):
         raise TraincastError("inference has no optimizer; leave it out")
     if chosen not in info.optimizers:
-        raise unknown("optimizer", chosen, info.optimizers, f"{name} has {', '.join((*info.optimizers, 'none'))}.")
+        raise make_unknown_error(
+            "optimizer", chosen, info.optimizers, f"{name} has {', '.join((*info.optimizers, 'none'))}."
+        )
     file = file_name(mode=mode, choice=choice, optimizer=chosen, precision=stored)
     if file not in info.files:
         raise TraincastError(
@@ -102,14 +104,14 @@ def _info(name: str) -> ModelInfo:
         from traincast.models.transformers.reading import built_in_names
 
         known = (*models, *published_programs(), *built_in_names())
-        raise unknown("model", name, known, "`traincast models` lists the built-in models.")
+        raise make_unknown_error("model", name, known, "`traincast models` lists the built-in models.")
     return models[name]
 
 
 def _check(kind: str, value: str, known: Iterable[str]) -> str:
     names = tuple(known)
     if value not in names:
-        raise unknown(kind, value, names, f"Choose from {', '.join(names)}.")
+        raise make_unknown_error(kind, value, names, f"Choose from {', '.join(names)}.")
     return value
 
 

@@ -15,7 +15,7 @@ from traincast.utils.plugins import PROGRAMS, load_plugin, missing_evaluation
 
 class PublishedProgram(Protocol):
     """One program. Published runs train `global_batch` samples on all GPUs together, in one of `dtypes`; `host` names
-    the host profile it runs with ("": the platform's), `note` is what an answer must say."""
+    the host profile it runs with ("": the platform's), `note` is what a result must say."""
 
     name: str
     description: str
@@ -31,7 +31,7 @@ class PublishedProgram(Protocol):
         ...
 
     def dtype_for(self, dtype: str) -> str:
-        """The type it runs in when `dtype` is asked for; types that it does not have are refused."""
+        """The type it runs in when `dtype` is asked for; types that it does not have are rejected."""
         ...
 
     def step(

@@ -1,1 +1,1 @@
-"""The walk: schedules, host threads and device streams of all ranks, overlap, critical path."""
+"""The simulation: schedules, host threads and device streams of all ranks, overlap, critical path."""

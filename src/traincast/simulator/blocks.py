@@ -1,7 +1,7 @@
 """A schedule cut into blocks: runs of host work and runs of kernels that nothing outside can interrupt.
 
 Between two synchronisations a thread only adds up its host times, and between two waits a stream only queues its
-kernels. Such a run is one block, walked with a few array operations for any number of ranks at once. Every value a
+kernels. Such a run is one block, simulated with a few array operations for any number of ranks at once. Every value a
 block needs or makes has a column: the clocks at the start, the host time after each instruction, and the end of each
 kernel. Anything else, such as an event, is the latest of a few columns.
 """
@@ -48,12 +48,12 @@ class Block:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Blocks:
-    """The blocks of a schedule in an order in which each comes after all it needs (meetings aside).
+    """The blocks of a schedule in an order in which each comes after all it needs (collectives aside).
 
     `host_order` and `launch_order` are instructions in the order of their columns, which start at `host_begin` and
     `launch_begin`. `successors[b]` are the blocks that need block b, `needs[b]` how many blocks b needs. `threads` are
     the columns of the clocks at the end, `streams` and `events` those whose latest is. `meetings` maps the instruction
-    of a meeting to its block.
+    of a collective to its block.
     """
 
     blocks: tuple[Block, ...]
@@ -90,15 +90,15 @@ class _Run:
     pieces: list[IndexArray] = field(default_factory=list)
 
 
-def cut(schedule: Schedule, meetings: tuple[int, ...] = ()) -> Blocks:
-    """The blocks of a schedule in which the launches `meetings` (instructions, ascending) meet those of other ranks.
-    They are kept for further walks; of long traces only those walked last."""
+def cut(schedule: Schedule, collectives: tuple[int, ...] = ()) -> Blocks:
+    """The blocks of a schedule in which the launches `collectives` (instructions, ascending) meet those of other ranks.
+    They are kept for further walks; of long traces only those simulated last."""
     kept = _kept_last if len(schedule.code) > _LONG else _kept
-    return kept(schedule, meetings)
+    return kept(schedule, collectives)
 
 
-def _cut(schedule: Schedule, meetings: tuple[int, ...]) -> Blocks:
-    cutter = _Cutter(schedule, meetings)
+def _cut(schedule: Schedule, collectives: tuple[int, ...]) -> Blocks:
+    cutter = _Cutter(schedule, collectives)
     cutter.gather()
     return cutter.finish()
 
@@ -109,8 +109,8 @@ _kept, _kept_last = lru_cache(maxsize=256)(_cut), lru_cache(maxsize=1)(_cut)
 class _Cutter:
     """Gathers runs. A column is first known by name: initial clocks as they are, then two names an instruction."""
 
-    def __init__(self, schedule: Schedule, meetings: tuple[int, ...]) -> None:
-        self.schedule, self.meetings = schedule, meetings
+    def __init__(self, schedule: Schedule, collectives: tuple[int, ...]) -> None:
+        self.schedule, self.meetings = schedule, collectives
         self.n = len(schedule.code)
         threads, streams, events = schedule.num_threads, schedule.num_streams, schedule.num_events
         self.base = threads + streams + events
@@ -252,7 +252,7 @@ class _Cutter:
         owner = np.full(num_columns, -1, dtype=np.intp)
         host_at, launch_at = 0, 0
         for run in runs:
-            length = sum(len(piece) for piece in run.pieces)
+            length = sum(len(block) for block in run.pieces)
             issue = np.empty(0, dtype=np.intp)
             if run.kind == BlockKind.HOST:
                 first, begin, host_at = host_at, host_begin + host_at, host_at + length

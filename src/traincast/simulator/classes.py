@@ -1,8 +1,8 @@
-"""Programs whose ranks do the same at the same time are walked once.
+"""Programs whose ranks do the same at the same time are simulated once.
 
-Two programs belong to one class when their instructions and durations are equal and, meeting by meeting, they meet the
-same classes at the same instructions. Classes are found by refinement: programs start together if they look alike
-alone, and are separated until no meeting tells the members of a class apart.
+Two programs belong to one class when their instructions and durations are equal and, collective by collective, they
+meet the same classes at the same instructions. Classes are found by refinement: programs start together if they look
+alike alone, and are separated until no collective tells the members of a class apart.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from traincast.simulator.collective_calls import CollectiveCalls
-from traincast.simulator.matched_calls import Meeting
+from traincast.simulator.matched_calls import MatchedCollective
 from traincast.utils.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ClassMeeting:
-    """A meeting between classes: (class, instruction) of all that take part, and its duration in seconds.
+class ClassCollective:
+    """A collective between classes: (class, instruction) of all that take part, and its duration in seconds.
 
-    Several meetings of a step may be one of these: eight nodes that each sum within the node, say.
+    Several collectives of a step may be one of these: eight nodes that each sum within the node, say.
     """
 
     members: tuple[tuple[int, int], ...]
     seconds: float
-    meeting: int  # one of the meetings it stands for
+    collective: int  # one of the collectives it stands for
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,17 +33,20 @@ class Classes:
 
     of: tuple[int, ...]
     program: tuple[int, ...]
-    meetings: tuple[ClassMeeting, ...]
+    meetings: tuple[ClassCollective, ...]
 
 
 def find_classes(
-    alike: Sequence[Hashable], calls: Sequence[CollectiveCalls], meetings: Sequence[Meeting], seconds: FloatArray
+    alike: Sequence[Hashable],
+    calls: Sequence[CollectiveCalls],
+    collectives: Sequence[MatchedCollective],
+    seconds: FloatArray,
 ) -> Classes:
     """Classes of programs; `alike[p]` is equal for programs that are equal but for whom they meet."""
     colour = _numbered(alike)
     parts = [
-        [(part.program, int(calls[part.program].instruction[part.call])) for part in meeting.participants]
-        for meeting in meetings
+        [(part.program, int(calls[part.program].instruction[part.call])) for part in collective.participants]
+        for collective in collectives
     ]
     lasts = seconds.tolist()
     while True:
@@ -63,7 +66,7 @@ def find_classes(
     return Classes(
         of=tuple(colour),
         program=tuple(colour.index(c) for c in range(max(colour) + 1)),
-        meetings=tuple(ClassMeeting(key[1], key[0], m) for key, m in sorted(distinct.items(), key=lambda kv: kv[1])),
+        meetings=tuple(ClassCollective(key[1], key[0], m) for key, m in sorted(distinct.items(), key=lambda kv: kv[1])),
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a rank stands during a walk, and what a walk found."""
+"""Where a rank stands during a simulation, and what a simulation found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clocks:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RankTimes:
-    """What one walk did: host time after every instruction, and start and end of every launch, in seconds.
+    """What one simulation did: host time after every instruction, and start and end of every launch, in seconds.
 
     `host_issue` is the host time of an instruction before any waiting, so `host_after - host_issue` is the time
     it was held by a synchronisation.

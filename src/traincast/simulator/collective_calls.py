@@ -25,7 +25,7 @@ Key: TypeAlias = tuple[Scalar, tuple[int, ...], bool]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Exchange:
+class CollectiveCall:
     """A collective as an op signature states it. Sizes in bytes, ranks global.
 
     `send` and `receive` are the bytes to and from every rank of the group, None where they are all equal. `root` is -1
@@ -52,10 +52,10 @@ class CollectiveCalls:
     """All collective calls of a program in host order: the instruction that launches each, and what it exchanges."""
 
     instruction: IntArray
-    exchange: tuple[Exchange, ...]
+    exchange: tuple[CollectiveCall, ...]
 
 
-class ExchangeFinder:
+class CollectiveFinder:
     """Finds the collectives of programs that were lowered together; what several share is described once."""
 
     def __init__(self, lowered: LoweredProgram) -> None:
@@ -64,7 +64,7 @@ class ExchangeFinder:
             [call.family is COLLECTIVE and UNIFORM not in call.variant.split() for call in lowered.calls],
             dtype=np.bool_,
         )
-        self._known: dict[int, Exchange] = {}
+        self._known: dict[int, CollectiveCall] = {}
         self._keys: dict[Key, Key] = {}
         self._splits: dict[bytes, IntArray] = {}  # what one rank sends, all others may receive alike
 
@@ -79,9 +79,9 @@ class ExchangeFinder:
         exchanges = [self._exchange(lowered.plain[s], c) for s, c in zip(signatures, calls, strict=True)]
         return CollectiveCalls(chosen, tuple(exchanges))
 
-    def _exchange(self, number: int, call: int) -> Exchange:
+    def _exchange(self, number: int, call: int) -> CollectiveCall:
         if number not in self._known:
-            exchange = exchange_of(self._signatures[number], self._calls[call].compute)
+            exchange = read_collective(self._signatures[number], self._calls[call].compute)
             self._known[number] = replace(
                 exchange,
                 key=self._keys.setdefault(exchange.key, exchange.key),
@@ -94,7 +94,7 @@ class ExchangeFinder:
         return None if splits is None else self._splits.setdefault(blake2b(splits.data).digest(), splits)
 
 
-def exchange_of(signature: Signature, compute: str) -> Exchange:
+def read_collective(signature: Signature, compute: str) -> CollectiveCall:
     """What a collective op exchanges, from its scalars."""
     kind = signature.scalar("collective")
     assert isinstance(kind, str)
@@ -110,7 +110,7 @@ def exchange_of(signature: Signature, compute: str) -> Exchange:
         raise TraincastError(f"{signature.name}: an {kind} must say its send_splits and recv_splits")
     size = signature.scalar("bytes")
     assert isinstance(size, int)
-    return Exchange(
+    return CollectiveCall(
         kind=kind,
         compute=compute,
         key=(communicator, group, message),

@@ -1,7 +1,7 @@
 """The critical path of a step: the chain of host work, kernels and waits that its length is made of.
 
-The walk only ever takes maxima and adds durations, so what held a value back is the latest of the few values it was
-made of. The path is followed backwards from the end of the step; at a collective it goes over to the rank that came
+The simulation only ever takes maxima and adds durations, so what held a value back is the latest of the few values it
+was made of. The path is followed backwards from the end of the step; at a collective it goes over to the rank that came
 last.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.simulator.blocks import Block, BlockKind
-from traincast.simulator.crew import CrewWalk
-from traincast.simulator.ranks import Meetings
+from traincast.simulator.many_ranks import Collectives
+from traincast.simulator.rank_group import GroupSimulation
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the critical path on one rank (`row` of `crew`), seconds on the walk's clock.
+    """A stretch of the critical path on one rank (`row` of `group`), seconds on the simulation's clock.
 
     `where` is "host" or "device"; `instruction` indexes the schedule (for the device: its launch).
     """
@@ -29,7 +29,7 @@ class Segment:
     instruction: int
     start: float
     end: float
-    crew: int = 0
+    group: int = 0
     row: int = 0
 
     @property
@@ -40,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """A stretch of the path in words: on rank `rank`, in seconds on the walk's clock.
+    """A stretch of the path in words: on rank `rank`, in seconds on the simulation's clock.
 
     `what` is "host" or the kernel family, `op` the top-level host op or the op that launched the kernel ("" for none),
     `name` what a timeline calls it.
@@ -60,8 +60,8 @@ class PathPart:
 
 
 def critical_path(
-    walks: Sequence[CrewWalk],
-    meetings: Meetings | None = None,
+    simulations: Sequence[GroupSimulation],
+    collectives: Collectives | None = None,
     *,
     thread: int | None = None,
     seconds: float = math.inf,
@@ -71,97 +71,99 @@ def critical_path(
     With `thread` the path leads to where that host thread of the first rank ends, not to the last moment of all. With
     `seconds` only those that reach into so long before the end are sought.
     """
-    backtrace = _Backtrace(walks, meetings or Meetings.none())
-    end = None if thread is None else (0, 0, walks[0].blocks.threads[thread])
+    backtrace = _Backtrace(simulations, collectives or Collectives.none())
+    end = None if thread is None else (0, 0, simulations[0].blocks.threads[thread])
     return backtrace.follow(end, seconds)[::-1]
 
 
 class _Backtrace:
-    """Goes from a value to the one it had to wait for. A value is a column of a rank: (crew, row, column)."""
+    """Goes from a value to the one it had to wait for. A value is a column of a rank: (rank group, row, column)."""
 
-    def __init__(self, walks: Sequence[CrewWalk], meetings: Meetings) -> None:
-        self.walks, self.meetings = walks, meetings
-        places = zip(meetings.crew.tolist(), meetings.row.tolist(), meetings.instruction.tolist(), strict=True)
-        self.meeting_at = dict(zip(places, meetings.meeting.tolist(), strict=True))
-        order = np.argsort(meetings.meeting, kind="stable")
-        edges = np.flatnonzero(np.diff(meetings.meeting[order])) + 1
-        self.members = {int(meetings.meeting[part[0]]): part for part in np.split(order, edges) if len(part)}
+    def __init__(self, simulations: Sequence[GroupSimulation], collectives: Collectives) -> None:
+        self.walks, self.meetings = simulations, collectives
+        places = zip(
+            collectives.group.tolist(), collectives.row.tolist(), collectives.instruction.tolist(), strict=True
+        )
+        self.meeting_at = dict(zip(places, collectives.collective.tolist(), strict=True))
+        order = np.argsort(collectives.collective, kind="stable")
+        edges = np.flatnonzero(np.diff(collectives.collective[order])) + 1
+        self.members = {int(collectives.collective[part[0]]): part for part in np.split(order, edges) if len(part)}
 
     def follow(self, end: tuple[int, int, int] | None = None, seconds: float = math.inf) -> list[Segment]:
         path: list[Segment] = []
-        crew, row, column = end or self._end()
-        since = float(self.walks[crew].values[column, row]) - seconds
-        while self.walks[crew].blocks.owner[column] >= 0 and self.walks[crew].values[column, row] > since:
-            crew, row, column, segment = self._step(crew, row, column)
+        group, row, column = end or self._end()
+        since = float(self.walks[group].values[column, row]) - seconds
+        while self.walks[group].blocks.owner[column] >= 0 and self.walks[group].values[column, row] > since:
+            group, row, column, segment = self._step(group, row, column)
             if segment is not None and segment.end > segment.start:
                 path.append(segment)
         return path
 
     def _end(self) -> tuple[int, int, int]:
         """The value that was there last; of equal ones that of the first rank, and the host's before the device's."""
-        latest = [walk.latest() for walk in self.walks]
-        crew = int(np.argmax([moments.max() for moments in latest]))
-        row = int(np.argmax(latest[crew]))
-        blocks = self.walks[crew].blocks
+        latest = [simulation.latest() for simulation in self.walks]
+        group = int(np.argmax([moments.max() for moments in latest]))
+        row = int(np.argmax(latest[group]))
+        blocks = self.walks[group].blocks
         columns = [*blocks.threads, *(column for stream in blocks.streams for column in stream)]
-        return crew, row, self._latest(crew, row, columns)
+        return group, row, self._latest(group, row, columns)
 
-    def _latest(self, crew: int, row: int, columns: Sequence[int]) -> int:
-        values = self.walks[crew].values[:, row]
+    def _latest(self, group: int, row: int, columns: Sequence[int]) -> int:
+        values = self.walks[group].values[:, row]
         return max(columns, key=lambda column: values[column])
 
-    def _step(self, crew: int, row: int, column: int) -> tuple[int, int, int, Segment | None]:
+    def _step(self, group: int, row: int, column: int) -> tuple[int, int, int, Segment | None]:
         """What a value had to wait for, and the stretch between the two."""
-        blocks = self.walks[crew].blocks
+        blocks = self.walks[group].blocks
         block = blocks.blocks[blocks.owner[column]]
         if block.kind == BlockKind.HOST:
-            return crew, row, *self._host(crew, row, column, block)
-        end = float(self.walks[crew].values[column, row])
+            return group, row, *self._host(group, row, column, block)
+        end = float(self.walks[group].values[column, row])
         if block.kind == BlockKind.MEETING:
-            crew, row, column = self._last_to_come(crew, row, block)
-            blocks = self.walks[crew].blocks
+            group, row, column = self._last_to_come(group, row, block)
+            blocks = self.walks[group].blocks
             block = blocks.blocks[blocks.owner[column]]
-        return crew, row, *self._kernel(crew, row, column, block, end)
+        return group, row, *self._kernel(group, row, column, block, end)
 
-    def _host(self, crew: int, row: int, column: int, block: Block) -> tuple[int, Segment | None]:
-        walk = self.walks[crew]
-        instruction = int(walk.blocks.host_order[column - walk.blocks.host_begin])
+    def _host(self, group: int, row: int, column: int, block: Block) -> tuple[int, Segment | None]:
+        simulation = self.walks[group]
+        instruction = int(simulation.blocks.host_order[column - simulation.blocks.host_begin])
         before = column - 1 if column > block.begin else block.after
-        start, end = float(walk.values[before, row]), float(walk.values[column, row])
+        start, end = float(simulation.values[before, row]), float(simulation.values[column, row])
         if block.held and column == block.begin:
-            release = self._latest(crew, row, block.waits)
-            if walk.values[release, row] > start + walk.crew.host_seconds[row, instruction]:
+            release = self._latest(group, row, block.waits)
+            if simulation.values[release, row] > start + simulation.group.host_seconds[row, instruction]:
                 return release, None
-        return before, Segment("host", instruction, start, end, crew, row)
+        return before, Segment("host", instruction, start, end, group, row)
 
-    def _kernel(self, crew: int, row: int, column: int, block: Block, end: float) -> tuple[int, Segment]:
+    def _kernel(self, group: int, row: int, column: int, block: Block, end: float) -> tuple[int, Segment]:
         """A kernel began when its launch returned, when the one before it was done, or when an event let it.
 
         The gap to the one before belongs to it.
         """
-        walk = self.walks[crew]
+        simulation = self.walks[group]
         cause = int(block.issue[column - block.begin])
-        before = column - 1 if column > block.begin else self._latest(crew, row, block.waits)
-        if walk.values[before, row] + walk.gap > walk.values[cause, row]:
+        before = column - 1 if column > block.begin else self._latest(group, row, block.waits)
+        if simulation.values[before, row] + simulation.gap > simulation.values[cause, row]:
             cause = before
-        instruction = int(walk.blocks.launch_order[column - walk.blocks.launch_begin])
-        return cause, Segment("device", instruction, float(walk.values[cause, row]), end, crew, row)
+        instruction = int(simulation.blocks.launch_order[column - simulation.blocks.launch_begin])
+        return cause, Segment("device", instruction, float(simulation.values[cause, row]), end, group, row)
 
-    def _last_to_come(self, crew: int, row: int, block: Block) -> tuple[int, int, int]:
-        """The value of the member of a meeting that all others waited for; of equal ones the first."""
-        instruction = int(self.walks[crew].blocks.launch_order[block.first])
-        members = self.members[self.meeting_at[crew, row, instruction]]
+    def _last_to_come(self, group: int, row: int, block: Block) -> tuple[int, int, int]:
+        """The value of the member of a collective that all others waited for; of equal ones the first."""
+        instruction = int(self.walks[group].blocks.launch_order[block.first])
+        members = self.members[self.meeting_at[group, row, instruction]]
         m = self.meetings
-        places = [self._place(int(m.crew[e]), int(m.instruction[e])) for e in members.tolist()]
+        places = [self._place(int(m.group[e]), int(m.instruction[e])) for e in members.tolist()]
         starts = [
             float(self.walks[c].starts[first, r])
-            for c, r, (_, first) in zip(m.crew[members].tolist(), m.row[members].tolist(), places, strict=True)
+            for c, r, (_, first) in zip(m.group[members].tolist(), m.row[members].tolist(), places, strict=True)
         ]
         last = int(np.argmax(starts))
-        return int(m.crew[members[last]]), int(m.row[members[last]]), places[last][0]
+        return int(m.group[members[last]]), int(m.row[members[last]]), places[last][0]
 
-    def _place(self, crew: int, instruction: int) -> tuple[int, int]:
-        """Column of the end, and number of the start, of a meeting's kernel."""
-        blocks = self.walks[crew].blocks
+    def _place(self, group: int, instruction: int) -> tuple[int, int]:
+        """Column of the end, and number of the start, of a collective's kernel."""
+        blocks = self.walks[group].blocks
         block = blocks.blocks[blocks.meetings[instruction]]
         return block.begin, block.first

@@ -15,8 +15,8 @@ from traincast.costs.kernels.lowered import LoweredProgram, lower_programs
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.program import Program
 from traincast.ir.variants import UNIFORM
-from traincast.simulator.collective_calls import CollectiveCalls, ExchangeFinder
-from traincast.simulator.matched_calls import Describe, Meeting, match_calls
+from traincast.simulator.collective_calls import CollectiveCalls, CollectiveFinder
+from traincast.simulator.matched_calls import Describe, MatchedCollective, match_calls
 from traincast.simulator.schedule import Schedule, Scheduler
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class StepInstructions:
     """Programs as instructions. All `lowered` share their calls; `calls[p]` are the collectives of program p.
 
-    `structure[p]` is equal for programs with equal instructions and places of meetings, `ranks_of[p]` are the ranks of
-    a program. `meeting_call` has a row (meeting, kernel call) for every call that takes part in a meeting.
+    `structure[p]` is equal for programs with equal instructions and places of collectives, `ranks_of[p]` are the ranks
+    of a program. `meeting_call` has a row (collective, kernel call) for every call that takes part in a collective.
     `uniform[p]` are the instructions of program p that launch collectives among ranks which all run that program.
     """
 
@@ -39,7 +39,7 @@ class StepInstructions:
     lowered: tuple[LoweredProgram, ...]
     schedules: tuple[Schedule, ...]
     calls: tuple[CollectiveCalls, ...]
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[MatchedCollective, ...]
     describe: Describe
     structure: tuple[int, ...]
     ranks_of: tuple[tuple[int, ...], ...]
@@ -51,8 +51,8 @@ class StepInstructions:
         return _uniform_seconds(self, topology)
 
     def seconds(self, topology: Topology | None) -> Estimate:
-        """How long every meeting takes on this topology."""
-        return _meeting_seconds(self, topology)
+        """How long every collective takes on this topology."""
+        return _compute_collective_seconds(self, topology)
 
 
 @lru_cache(maxsize=8)
@@ -61,7 +61,7 @@ def step_instructions(
 ) -> StepInstructions:
     """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
     lowered = lower_programs(programs, context)
-    scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
+    scheduler, finder = Scheduler(lowered[0].calls), CollectiveFinder(lowered[0])
     schedules = tuple(scheduler.schedule(p, low) for p, low in zip(programs, lowered, strict=True))
     calls = tuple(finder.calls(p, s, low) for p, s, low in zip(programs, schedules, lowered, strict=True))
     kept = tuple(replace(low, signatures=(), plain=()) for low in lowered)  # no longer needed, and large
@@ -77,13 +77,15 @@ def join_instructions(
 ) -> StepInstructions:
     """Finds out which ranks meet in which collectives; `ranks[r]` is the program of rank r."""
     describe = Describe(ranks, [_Labels(p, s, c) for p, s, c in zip(programs, schedules, calls, strict=True)])
-    meetings = tuple(match_calls(ranks, calls, describe))
+    collectives = tuple(match_calls(ranks, calls, describe))
     kernel = [schedule.call[made.instruction].tolist() for schedule, made in zip(schedules, calls, strict=True)]
     ranks_of: list[list[int]] = [[] for _ in programs]
     for rank, program in enumerate(ranks):
         ranks_of[program].append(rank)
     pairs = {
-        (m, kernel[part.program][part.call]) for m, meeting in enumerate(meetings) for part in meeting.participants
+        (m, kernel[part.program][part.call])
+        for m, collective in enumerate(collectives)
+        for part in collective.participants
     }
     return StepInstructions(
         programs=programs,
@@ -91,7 +93,7 @@ def join_instructions(
         lowered=lowered,
         schedules=schedules,
         calls=calls,
-        meetings=meetings,
+        meetings=collectives,
         describe=describe,
         structure=_structures(schedules, calls),
         ranks_of=tuple(tuple(running) for running in ranks_of),
@@ -160,11 +162,11 @@ def _no_links() -> TraincastError:
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
-def _meeting_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
+def _compute_collective_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
     if not instructions.meetings:
         return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
     if topology is None:
         raise _no_links()
-    from traincast.simulator.meeting_cost import price_meetings  # one GPU needs no curves of collectives
+    from traincast.simulator.collective_cost import compute_collective_seconds  # one GPU needs no curves of collectives
 
-    return price_meetings(instructions.meetings, instructions.ranks, topology, instructions.describe)
+    return compute_collective_seconds(instructions.meetings, instructions.ranks, topology, instructions.describe)

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.ir.collectives import COLLECTIVES, Route
-from traincast.simulator.collective_calls import CollectiveCalls, Exchange, Key
+from traincast.simulator.collective_calls import CollectiveCall, CollectiveCalls, Key
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One program's part in a meeting: its call number `call` (see `CollectiveCalls`)."""
+    """One program's part in a collective: its call number `call` (see `CollectiveCalls`)."""
 
     program: int
     call: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Meeting:
+class MatchedCollective:
     """A collective as all its ranks see it; `exchanges` are what its participants say of it."""
 
     kind: str
     compute: str
     group: tuple[int, ...]
     participants: tuple[Participant, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[CollectiveCall, ...]
 
 
 class Describe:
@@ -48,7 +48,7 @@ class Describe:
 
 
 def rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
-    """Ranks as text, with where they are and a verb: "rank 3 calls", "ranks 0 to 7", "ranks 0, 2, 5, 6 and 9 more".
+    """Ranks as text, with where they are and a command: "rank 3 calls", "ranks 0 to 7", "ranks 0, 2, 5, 6 and 9 more".
 
     >>> rank_list([3], "wait", " at op 2"), rank_list([0, 2], "wait", " at op 2")
     ('rank 3 at op 2 waits', 'ranks 0, 2 at op 2 wait')
@@ -61,8 +61,8 @@ def rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
     return f"ranks {text}{where}" + (f" {does}" if does else "")
 
 
-def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe: Describe) -> list[Meeting]:
-    """The meetings of a step; `ranks[r]` is the program of rank r. Raises where ranks do not agree."""
+def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe: Describe) -> list[MatchedCollective]:
+    """The collectives of a step; `ranks[r]` is the program of rank r. Raises where ranks do not agree."""
     by_key: dict[Key, dict[int, list[int]]] = {}
     known: dict[int, dict[int, list[int]]] = {}  # by identity: to hash a group of a thousand ranks takes time
     for program, made in enumerate(calls):
@@ -72,7 +72,7 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
                 sequences = known[id(exchange.key)] = by_key.setdefault(exchange.key, {})
             sequences.setdefault(program, []).append(call)
     program_of = np.array(ranks, dtype=np.int64)
-    meetings = []
+    collectives = []
     for key, sequences in by_key.items():
         program, first = next(iter(sequences.items()))
         if not calls[program].exchange[first[0]].replicated:
@@ -82,8 +82,8 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
         for calls_of in zip(*sequences.values(), strict=True):
             participants = tuple(Participant(p, c) for p, c in zip(sequences, calls_of, strict=True))
             exchanges = tuple(calls[part.program].exchange[part.call] for part in participants)
-            meetings.append(_agreed(key, participants, exchanges, describe))
-    return meetings
+            collectives.append(_agreed(key, participants, exchanges, describe))
+    return collectives
 
 
 def _what(key: Key) -> str:
@@ -133,9 +133,9 @@ def _check_lengths(key: Key, lengths: dict[int, int], sequences: dict[int, list[
 def _agreed(
     key: Key,
     participants: tuple[Participant, ...],
-    exchanges: tuple[Exchange, ...],
+    exchanges: tuple[CollectiveCall, ...],
     describe: Describe,
-) -> Meeting:
+) -> MatchedCollective:
     first = exchanges[0]
     all_to_all = COLLECTIVES[first.kind].route is Route.PEERS
     for participant, other in zip(participants[1:], exchanges[1:], strict=True):
@@ -150,14 +150,14 @@ def _agreed(
             raise TraincastError(f"in {_what(key)}, {' while '.join(calls)}: {difference}")
     uneven = (exchange.kind for exchange in exchanges if COLLECTIVES[exchange.kind].uneven_form_of)
     kind = next(uneven, first.kind)
-    return Meeting(kind, first.compute, key[1], participants, exchanges)
+    return MatchedCollective(kind, first.compute, key[1], participants, exchanges)
 
 
 def _even_form(kind: str) -> str:
     return COLLECTIVES[kind].uneven_form_of or kind
 
 
-def _difference(one: Exchange, other: Exchange, all_to_all: bool) -> str:
+def _difference(one: CollectiveCall, other: CollectiveCall, all_to_all: bool) -> str:
     if _even_form(one.kind) != _even_form(other.kind):
         return f"{one.kind} meets {other.kind}; all ranks must call the same collectives in the same order"
     if one.root != other.root:

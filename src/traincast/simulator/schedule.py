@@ -1,4 +1,4 @@
-"""A program as the flat list of instructions that the walk executes."""
+"""A program as the flat list of instructions that the simulation executes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from traincast.ir.program import Program
 from traincast.simulator.clocks import RankTimes
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import FloatArray, Int32Array
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,8 +20,8 @@ class Timeline:
     """One step of one rank. All times are seconds from the start of the step.
 
     Launches, in host order: `kernel_start`, `kernel_end`, `kernel_issue` (when the launch call returned) with
-    their `call`, `op` and `stream`. `origin` is when the host began the step on the walk's clock; `seconds` is the
-    time from one step to the next, `gap` that between queued kernels.
+    their `call`, `op` and `stream`. `origin` is when the host began the step on the simulation's clock; `seconds` is
+    the time from one step to the next, `gap` that between queued kernels.
     """
 
     program: Program
@@ -45,7 +45,7 @@ class Timeline:
 
     def device_active(self) -> float:
         """Seconds during which at least one stream runs a kernel."""
-        return float(covered_seconds(self.times.kernel_start[None], self.times.kernel_end[None])[0])
+        return float(compute_covered_seconds(self.times.kernel_start[None], self.times.kernel_end[None])[0])
 
     def seconds_by_family(self) -> dict[str, float]:
         """Kernel seconds by family, largest first (streams may overlap, so the sum can exceed the active time)."""
@@ -53,10 +53,10 @@ class Timeline:
             self.schedule.call[self.launches], weights=self.kernel_seconds, minlength=len(self.calls)
         )
         families = (call.family.name for call in self.calls)
-        return totals(zip(families, per_call.tolist(), strict=True))
+        return sum_by_key(zip(families, per_call.tolist(), strict=True))
 
 
-def covered_seconds(start: FloatArray, end: FloatArray) -> FloatArray:
+def compute_covered_seconds(start: FloatArray, end: FloatArray) -> FloatArray:
     """Length of the union of the intervals in each row."""
     if not start.shape[1]:
         return np.zeros(len(start))

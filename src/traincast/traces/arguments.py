@@ -25,7 +25,7 @@ _MAX_DIMENSION = 1 << 48  # no memory holds a tensor with a longer side; product
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedArguments:
     """The tensors of each argument in order (none for a number), of the outputs (None where not recorded), and whether
     some argument is a list whose shapes were not recorded.
 
@@ -44,14 +44,14 @@ class Recorded:
         """All input tensors in order."""
         return tuple(spec for argument in self.inputs for spec in argument)
 
-    def numbers(self, index: int) -> tuple[int, ...] | None:
-        """Argument number `index` as whole numbers ("[2, 2]", "1"); None where it was not recorded as such."""
+    def get_integers(self, index: int) -> tuple[int, ...] | None:
+        """Argument number `index` as integers ("[2, 2]", "1"); None where it was not recorded as such."""
         text = self.values[index] if index < len(self.values) else ""
         digits = _NUMBERS.fullmatch(text)
         return tuple(int(n) for n in digits[1].split(",") if n.strip()) if digits else None
 
 
-def contiguous(shape: tuple[int, ...], dtype: str, device: str = "cuda") -> TensorSpec:
+def make_contiguous_tensor(shape: tuple[int, ...], dtype: str, device: str = "cuda") -> TensorSpec:
     """A tensor in row-major order."""
     stride: list[int] = []
     step = 1
@@ -62,7 +62,7 @@ def contiguous(shape: tuple[int, ...], dtype: str, device: str = "cuda") -> Tens
 
 
 @lru_cache(maxsize=1 << 14)
-def parse_arguments(details: bytes) -> Recorded | None:
+def parse_arguments(details: bytes) -> RecordedArguments | None:
     """The recorded arguments of an op; None where no shapes were recorded or they make no sense."""
     try:
         document = msgspec.json.decode(details or b"null")
@@ -75,13 +75,13 @@ def parse_arguments(details: bytes) -> Recorded | None:
         return None
     strides, values = document.get("strides"), document.get("values")
     laid_out = strides if isinstance(strides, list) and len(strides) == len(dims) else [None] * len(dims)
-    arguments = [_argument(d, str(t), s) for d, t, s in zip(dims, types, laid_out, strict=True)]
+    arguments = [_read_argument(d, str(t), s) for d, t, s in zip(dims, types, laid_out, strict=True)]
     out_dims, out_types = document.get("output_dims"), document.get("output_types")
     outputs: tuple[TensorSpec, ...] | None = None
     if isinstance(out_dims, list) and isinstance(out_types, list) and len(out_dims) == len(out_types):
-        results = [_argument(d, str(t)) for d, t in zip(out_dims, out_types, strict=True)]
+        results = [_read_argument(d, str(t)) for d, t in zip(out_dims, out_types, strict=True)]
         outputs = tuple(spec for argument in results for spec in argument or ())
-    return Recorded(
+    return RecordedArguments(
         inputs=tuple(argument or () for argument in arguments),
         outputs=outputs or None,
         incomplete=any(argument is None for argument in arguments),
@@ -90,7 +90,7 @@ def parse_arguments(details: bytes) -> Recorded | None:
     )
 
 
-def _argument(dims: Any, kind: str, strides: Any = None) -> tuple[TensorSpec, ...] | None:
+def _read_argument(dims: Any, kind: str, strides: Any = None) -> tuple[TensorSpec, ...] | None:
     """The tensors of one argument; None for a list of tensors without shapes."""
     elements = _ELEMENT.findall(kind)
     if kind.startswith("GenericList[") and elements:
@@ -99,23 +99,23 @@ def _argument(dims: Any, kind: str, strides: Any = None) -> tuple[TensorSpec, ..
             return None
         known = isinstance(strides, list) and len(strides) == len(dims)
         laid_out = strides if known else [None] * len(dims)
-        specs = [_tensor(d, member[0], s) for d, member, s in zip(dims, kinds, laid_out, strict=True) if member]
+        specs = [_read_tensor(d, member[0], s) for d, member, s in zip(dims, kinds, laid_out, strict=True) if member]
         return tuple(spec for spec in specs if spec is not None)
     if kind == "TensorList":
         return None
     if kind in _NOT_A_TENSOR and not dims:
         return ()
-    spec = _tensor(dims, elements[0] if elements else kind, strides)
+    spec = _read_tensor(dims, elements[0] if elements else kind, strides)
     return () if spec is None else (spec,)
 
 
-def _tensor(dims: Any, element: str, strides: Any = None) -> TensorSpec | None:
-    if element not in DTYPES or not _sizes(dims):
+def _read_tensor(dims: Any, element: str, strides: Any = None) -> TensorSpec | None:
+    if element not in DTYPES or not _are_sizes(dims):
         return None
-    if _sizes(strides) and len(strides) == len(dims):
+    if _are_sizes(strides) and len(strides) == len(dims):
         return TensorSpec(tuple(dims), tuple(strides), DTYPES[element])
-    return contiguous(tuple(dims), DTYPES[element])
+    return make_contiguous_tensor(tuple(dims), DTYPES[element])
 
 
-def _sizes(values: Any) -> bool:
+def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(size) is int and 0 <= size < _MAX_DIMENSION for size in values)

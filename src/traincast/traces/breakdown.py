@@ -9,8 +9,8 @@ import numpy as np
 
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
-from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray, grouped
-from traincast.utils.totals import totals
+from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray, group_positions
+from traincast.utils.totals import sum_by_key
 
 NO_OP = "(no op)"
 """What the device time is called of kernels that no op of the trace launched."""
@@ -66,17 +66,17 @@ class StepBreakdown:
         return self.exposed_comm / self.step if self.step else 0.0
 
 
-def breakdown(linked: Linked) -> list[StepBreakdown]:
+def compute_breakdown(linked: Linked) -> list[StepBreakdown]:
     """Every step of a rank's timeline."""
-    device, exchanging = linked.device, linked.communicates(linked.device)
+    device, exchanging = linked.device, linked.find_communication(linked.device)
     covered = _Covered(
-        compute=_covered(linked, device[~exchanging]),
-        communication=_covered(linked, device[exchanging]),
-        everything=_covered(linked, device),
-        synchronised=_covered(linked, np.flatnonzero(linked.is_synchronise)),
+        compute=_compute_covered(linked, device[~exchanging]),
+        communication=_compute_covered(linked, device[exchanging]),
+        everything=_compute_covered(linked, device),
+        synchronised=_compute_covered(linked, np.flatnonzero(linked.is_synchronise)),
     )
-    rows = {index: device[places] for index, places in grouped(linked.step[device])}
-    return [_step(linked, index, covered, rows.get(index, device[:0])) for index in range(len(linked.steps))]
+    rows = {index: device[places] for index, places in group_positions(linked.step[device])}
+    return [_compute_step(linked, index, covered, rows.get(index, device[:0])) for index in range(len(linked.steps))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,48 +89,50 @@ class _Covered:
     synchronised: Intervals
 
 
-def _covered(linked: Linked, rows: IndexArray | IntArray) -> Intervals:
-    return Intervals.union(linked.events["start"][rows], linked.end[rows])
+def _compute_covered(linked: Linked, rows: IndexArray | IntArray) -> Intervals:
+    return Intervals.from_spans(linked.events["start"][rows], linked.end[rows])
 
 
-def _step(linked: Linked, index: int, covered: _Covered, rows: IntArray) -> StepBreakdown:
+def _compute_step(linked: Linked, index: int, covered: _Covered, rows: IntArray) -> StepBreakdown:
     step = linked.steps[index]
-    inside = covered.compute.clip(step.start, step.end)
-    exchanging = covered.communication.clip(step.start, step.end)
-    idle, evidence = _idle_reasons(linked, covered.everything.gaps(step.start, step.end), covered.synchronised)
+    inside = covered.compute.clip_to(step.start, step.end)
+    exchanging = covered.communication.clip_to(step.start, step.end)
+    idle, evidence = _find_idle_reasons(
+        linked, covered.everything.find_gaps(step.start, step.end), covered.synchronised
+    )
     seconds = 1e-9 * linked.events["duration"][rows]
     families, family = linked.family_numbers
-    by_family = _by_number(family[linked.events["name"][rows]], seconds)
-    by_op = _by_number(_op_numbers(linked, rows), seconds)
+    by_family = _sum_by_number(family[linked.events["name"][rows]], seconds)
+    by_op = _sum_by_number(_find_op_numbers(linked, rows), seconds)
     return StepBreakdown(
         number=step.number,
         step=step.seconds,
         compute=1e-9 * inside.total,
         communication=1e-9 * exchanging.total,
-        exposed_comm=1e-9 * exchanging.minus(inside),
+        exposed_comm=1e-9 * exchanging.subtract_length(inside),
         idle=1e-9 * sum(idle.values()),
         **{reason: 1e-9 * nanoseconds for reason, nanoseconds in idle.items()},
         evidence=evidence,
-        by_family=totals((families[number], value) for number, value in by_family),
-        by_op=totals((_op_name(linked, number), value) for number, value in by_op),
+        by_family=sum_by_key((families[number], value) for number, value in by_family),
+        by_op=sum_by_key((_get_op_name(linked, number), value) for number, value in by_op),
         kernels=len(rows),
     )
 
 
-def _op_numbers(linked: Linked, rows: IntArray) -> IntArray:
+def _find_op_numbers(linked: Linked, rows: IntArray) -> IntArray:
     """The names, by number, of the top-level ops that launched these kernels; `_NO_OP` for none."""
     launch = linked.launch[rows]
     scope = np.where(launch >= 0, linked.scope[launch], -1)
     return np.where(scope >= 0, linked.events["name"][scope], _NO_OP)
 
 
-def _op_name(linked: Linked, number: int) -> str:
+def _get_op_name(linked: Linked, number: int) -> str:
     if number == _END:
         return "the end of the step"
     return linked.trace.names[number] if number != _NO_OP else NO_OP
 
 
-def _by_number(numbers: IntArray, weights: IntArray | FloatArray) -> list[tuple[int, float]]:
+def _sum_by_number(numbers: IntArray, weights: IntArray | FloatArray) -> list[tuple[int, float]]:
     """Weights summed by number, in the order in which the numbers first appear."""
     known, first, group = np.unique(numbers, return_index=True, return_inverse=True)
     sums = np.bincount(group.reshape(-1), weights, minlength=len(known))
@@ -138,37 +140,39 @@ def _by_number(numbers: IntArray, weights: IntArray | FloatArray) -> list[tuple[
     return list(zip(known[order].tolist(), sums[order].tolist(), strict=True))
 
 
-def _idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dict[str, int], dict[str, str]]:
+def _find_idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dict[str, int], dict[str, str]]:
     """Nanoseconds of idle device time by reason, and what most of each stands before or under. What ends a gap tells
     why it was there; `held` is when the host was in a synchronising call."""
     events, device = linked.events, linked.device
     row = np.append(device, -1)[np.searchsorted(events["start"][device], gaps.end)]  # -1: the step ended
     if not linked.launched or not len(device):
-        return _unknown(linked, gaps, row)
+        return _find_reasons_without_launch(linked, gaps, row)
     launch = np.where(row >= 0, linked.launch[row], -1)
     # the device could have gone on from here had it been told to
-    told = np.where(row >= 0, np.clip(_told(linked, row, launch), gaps.start, gaps.end), gaps.end)
-    waited, late = held.covered(gaps.start, told), gaps.end - told
-    op = np.where(row >= 0, _op_numbers(linked, row), _END)
+    told = np.where(row >= 0, np.clip(_find_enqueue_times(linked, row, launch), gaps.start, gaps.end), gaps.end)
+    waited, late = held.compute_covered(gaps.start, told), gaps.end - told
+    op = np.where(row >= 0, _find_op_numbers(linked, row), _END)
     parts = {"host_bound": (op, told - gaps.start - waited), "synchronised": (op, waited)}
     parts["not_recorded"] = (op[:0], late[:0])
-    for reason, chosen in _why_late(linked, row, launch).items():
+    for reason, chosen in _explain_late_starts(linked, row, launch).items():
         parts[reason] = (events["name"][row][chosen], late[chosen])
     reasons = {reason: int(parts[reason][1].sum()) for reason in REASONS}
-    most = {reason: totals(_by_number(*parts[reason])) for reason in REASONS if reasons[reason]}
-    return reasons, {reason: _op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
+    most = {reason: sum_by_key(_sum_by_number(*parts[reason])) for reason in REASONS if reasons[reason]}
+    return reasons, {reason: _get_op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
 
 
-def _unknown(linked: Linked, gaps: Intervals, row: IntArray) -> tuple[dict[str, int], dict[str, str]]:
+def _find_reasons_without_launch(
+    linked: Linked, gaps: Intervals, row: IntArray
+) -> tuple[dict[str, int], dict[str, str]]:
     """The reasons for idle time, and what most of it stands before, where no launch, or no kernel, is in the trace."""
     lengths = gaps.end - gaps.start
-    before = totals(_by_number(np.where(row >= 0, linked.events["name"][row], _END), lengths))
+    before = sum_by_key(_sum_by_number(np.where(row >= 0, linked.events["name"][row], _END), lengths))
     reasons = {**dict.fromkeys(REASONS, 0), "not_recorded": int(lengths.sum())}
-    evidence = {"not_recorded": _op_name(linked, next(iter(before)))} if reasons["not_recorded"] else {}
+    evidence = {"not_recorded": _get_op_name(linked, next(iter(before)))} if reasons["not_recorded"] else {}
     return reasons, evidence
 
 
-def _told(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
+def _find_enqueue_times(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
     """When the calls behind these kernels had put them on their streams: when they returned, or when the first kernel
     of theirs began, if that was earlier. What has no call was launched before the trace (0), or the call was lost: then
     nobody knows, and it counts as launched when it began."""
@@ -178,7 +182,7 @@ def _told(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
     return told
 
 
-def _why_late(linked: Linked, row: IntArray, launch: IntArray) -> dict[str, BoolArray]:
+def _explain_late_starts(linked: Linked, row: IntArray, launch: IntArray) -> dict[str, BoolArray]:
     """Which kernels that had been launched did not begin for which reason; after the last (-1) there is none."""
     waiting = linked.waited_for[row] >= 0
     node = ~waiting & (launch >= 0) & linked.is_graph_launch[launch]
@@ -199,7 +203,7 @@ class RanksBreakdown:
     eg_imbalance: float
 
 
-def over_ranks(ranks: Sequence[Sequence[StepBreakdown]]) -> RanksBreakdown:
+def combine_ranks(ranks: Sequence[Sequence[StepBreakdown]]) -> RanksBreakdown:
     """The medians over steps of each rank, put together."""
     embedding = [float(np.median([step.by_family.get("embedding", 0.0) for step in steps])) for steps in ranks]
     step = float(np.median([step.step for steps in ranks for step in steps]))

@@ -64,7 +64,7 @@ _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, patte
 
 
 @cache
-def kernel_family(name: str) -> str:
+def find_kernel_family(name: str) -> str:
     """The family of a kernel, e.g. "gemm"; "communication" for collectives, "other" for names nobody knows."""
     for family, pattern in _COMPILED:
         if pattern.search(name):

@@ -11,7 +11,7 @@ import msgspec
 
 from traincast.ir.collectives import COLLECTIVES, named_in_trace
 from traincast.traces.link import Linked
-from traincast.utils.errors import printable
+from traincast.utils.errors import escape_text
 
 _ANNOTATION = re.compile(r"(?:nccl|gloo|rccl):_?(\w+)")
 # the longest names first: "ReduceScatter" begins like "Reduce"
@@ -45,35 +45,38 @@ class Collective:
     out_splits: tuple[int, ...] = ()
 
 
-def collectives(linked: Linked) -> list[Collective]:
+def find_collectives(linked: Linked) -> list[Collective]:
     """Every collective kernel in order of start."""
     parsed: dict[int, dict[str, Any]] = {}
-    return [_collective(linked, row, parsed) for row in linked.device[linked.communicates(linked.device)].tolist()]
+    return [
+        _make_collective(linked, row, parsed)
+        for row in linked.device[linked.find_communication(linked.device)].tolist()
+    ]
 
 
-def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:
+def _make_collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:
     annotated: dict[str, Any] = {}
     above = int(linked.launch[row])
-    details = [_details(linked, row, parsed)]
+    details = [_read_details(linked, row, parsed)]
     while above >= 0:
-        details.append(_details(linked, above, parsed))
-        annotation = _ANNOTATION.match(linked.name(above))
+        details.append(_read_details(linked, above, parsed))
+        annotation = _ANNOTATION.match(linked.get_name(above))
         if annotation:
-            annotated.setdefault("kind", _kind(annotation[1]))
-            annotated.setdefault("message_bytes", _nbytes(details[-1]))
+            annotated.setdefault("kind", _normalise_kind(annotation[1]))
+            annotated.setdefault("message_bytes", _count_bytes(details[-1]))
         above = int(linked.parent[above])
     metadata: dict[str, Any] = next((d["collective"] for d in details if isinstance(d.get("collective"), dict)), {})
-    kernel = _KERNEL.search(linked.name(row))
+    kernel = _KERNEL.search(linked.get_name(row))
     return Collective(
         row=row,
         seconds=1e-9 * int(linked.events["duration"][row]),
         step=int(linked.step[row]),
         stream=int(linked.events["stream"][row]),
-        **{"kind": _KERNEL_NAMES[kernel[0]] if kernel else "unknown", **annotated, **_from_metadata(metadata)},
+        **{"kind": _KERNEL_NAMES[kernel[0]] if kernel else "unknown", **annotated, **_read_metadata(metadata)},
     )
 
 
-def _details(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _read_details(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> dict[str, Any]:
     index = int(linked.events["details"][row])
     if index not in parsed:
         try:
@@ -84,7 +87,7 @@ def _details(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> dic
     return parsed[index]
 
 
-def _nbytes(details: dict[str, Any]) -> int:
+def _count_bytes(details: dict[str, Any]) -> int:
     """Bytes of the first recorded tensor, or -1."""
     dims, types = details.get("dims"), details.get("types")
     if not (isinstance(dims, list) and isinstance(types, list) and dims and types):
@@ -96,7 +99,7 @@ def _nbytes(details: dict[str, Any]) -> int:
     return math.prod(sizes) * item
 
 
-def _from_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def _read_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """What newer traces write out themselves."""
     if not metadata:
         return {}
@@ -107,23 +110,23 @@ def _from_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     }
     size = metadata.get("group_size")
     return {
-        "kind": _kind(printable(str(metadata["name"]))),
-        "group": printable(str(metadata.get("group", ""))),
+        "kind": _normalise_kind(escape_text(str(metadata["name"]))),
+        "group": escape_text(str(metadata.get("group", ""))),
         "group_size": size if isinstance(size, int) else 0,
-        "group_ranks": _numbers(metadata.get("group_ranks")),
-        "in_splits": _numbers(metadata.get("in_split")),
-        "out_splits": _numbers(metadata.get("out_split")),
+        "group_ranks": _read_integers(metadata.get("group_ranks")),
+        "in_splits": _read_integers(metadata.get("in_split")),
+        "out_splits": _read_integers(metadata.get("out_split")),
         **sizes,
     }
 
 
-def _kind(name: str) -> str:
+def _normalise_kind(name: str) -> str:
     """One name for each collective: "allreduce", "_all_gather_base" and so on are written in many ways."""
     record = named_in_trace(name)
     return record.name if record else name
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
+def _read_integers(value: Any) -> tuple[int, ...]:
     """A list of ranks or split sizes, which traces write as text: "[0, 1, 2]"."""
     if isinstance(value, list):
         return tuple(n for n in value if isinstance(n, int))

@@ -86,7 +86,7 @@ _NOT_RECORDED = (
 )  # fmt: skip
 
 
-def blank_events(count: int) -> Table:
+def make_blank_events(count: int) -> Table:
     """Rows of which nothing is known yet: numbers that may be missing are -1, all others 0."""
     rows = np.zeros(count, dtype=EVENT)
     for column in _NOT_RECORDED:
@@ -117,6 +117,6 @@ class TimelineTrace:
     unread: tuple[tuple[str, int], ...] = ()
     memory: Table = field(default_factory=lambda: np.empty(0, dtype=MEMORY))
 
-    def of_kind(self, *kinds: Kind) -> IntArray:
+    def find_rows(self, *kinds: Kind) -> IntArray:
         """Rows of these kinds, in file order."""
         return np.flatnonzero(np.isin(self.events["kind"], kinds))

@@ -14,7 +14,7 @@ from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
 from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner
-from traincast.utils.errors import printable
+from traincast.utils.errors import escape_text
 
 _RAW = msgspec.Raw(b"")
 _COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)
@@ -100,20 +100,20 @@ class NodeSink(RowSink):
         self.need_counts: list[int] = []
         self._dialects = list(_DECODERS)
 
-    def batch(self, raw: bytes) -> bool:
+    def add_batch(self, raw: bytes) -> bool:
         """Rows of a whole batch, in the dialect that fits it."""
         for dialect in self._dialects:
             try:
                 nodes = _DECODERS[dialect][0].decode(raw)
             except UNREADABLE:
                 continue
-            self._prefer(dialect)
+            self._prefer_dialect(dialect)
             self.seen += len(nodes)
-            self.add([self._row(node) for node in nodes])
+            self.add_rows([self._make_row(node) for node in nodes])
             return True
         return False
 
-    def single(self, raw: bytes) -> None:
+    def add_single(self, raw: bytes) -> None:
         """The row of a node in a batch that did not parse."""
         self.seen += 1
         for dialect in self._dialects:
@@ -121,61 +121,75 @@ class NodeSink(RowSink):
                 node = _DECODERS[dialect][1].decode(raw.decode("utf-8", "replace").encode())
             except UNREADABLE:
                 continue
-            self.add([self._row(node)])
+            self.add_rows([self._make_row(node)])
             return
         self.skipped += 1
 
-    def add(self, rows: list[Row]) -> None:
+    def add_rows(self, rows: list[Row]) -> None:
         """Appends rows."""
         self.kept += len(rows)
         if rows:
-            self.table.append(np.array(rows, dtype=NODE))
+            self.table.append_block(np.array(rows, dtype=NODE))
 
-    def depends(self, needs: list[int]) -> None:
+    def add_dependencies(self, needs: list[int]) -> None:
         """What the next row depends on."""
         self.needs.append(np.array(needs, dtype=np.int64))
         self.need_counts.append(len(needs))
 
-    def _prefer(self, dialect: type[Any]) -> None:
+    def _prefer_dialect(self, dialect: type[Any]) -> None:
         if self._dialects[0] is not dialect:
             self._dialects.remove(dialect)
             self._dialects.insert(0, dialect)
 
-    def _row(self, node: NewNode | OldNode | GraphNode) -> Row:
+    def _make_row(self, node: NewNode | OldNode | GraphNode) -> Row:
         if isinstance(node, GraphNode):
-            self.depends(node.data_deps)
+            self.add_dependencies(node.data_deps)
             duration = round(1000 * node.runtime)
-            return (node.id, 0, -1, -1, 0, -1, duration, 0, self.names[node.name], 0, 0, _small(node.kind))
+            return (node.id, 0, -1, -1, 0, -1, duration, 0, self.names[node.name], 0, 0, _limit_value(node.kind))
         if isinstance(node, OldNode):
             values = node.inputs if _COMMUNICATES.search(node.name) else _RAW
-            details = _arguments(values, node.input_shapes, node.input_types, node.output_shapes, node.output_types)
+            details = _encode_arguments(
+                values, node.input_shapes, node.input_types, node.output_shapes, node.output_types
+            )
             return (
                 node.id, node.parent, node.rf_id, node.seq_id, node.fw_parent, -1, -1, node.tid,
-                self.names[node.name], self.details[details], self.schemas[node.op_schema], _small(node.scope),
+                self.names[node.name], self.details[details], self.schemas[node.op_schema], _limit_value(node.scope),
             )  # fmt: skip
         attributes = {attribute.name: attribute.value for attribute in node.attrs}
         values = node.inputs.values if _COMMUNICATES.search(node.name) else _RAW
         sides = (node.inputs.shapes, node.inputs.types, node.outputs.shapes, node.outputs.types)
         return (
-            node.id, node.ctrl_deps, _whole(attributes.get("rf_id"), -1), _whole(attributes.get("seq_id"), -1),
-            _whole(attributes.get("fw_parent"), 0), -1, -1, _whole(attributes.get("tid"), 0), self.names[node.name],
-            self.details[_arguments(values, *sides)], self.schemas[str(attributes.get("op_schema", ""))],
-            _small(_whole(attributes.get("scope"), 0)),
-        )  # fmt: skip
+            node.id,
+            node.ctrl_deps,
+            _read_integer(attributes.get("rf_id"), -1),
+            _read_integer(attributes.get("seq_id"), -1),
+            _read_integer(attributes.get("fw_parent"), 0),
+            -1,
+            -1,
+            _read_integer(attributes.get("tid"), 0),
+            self.names[node.name],
+            self.details[_encode_arguments(values, *sides)],
+            self.schemas[str(attributes.get("op_schema", ""))],
+            _limit_value(_read_integer(attributes.get("scope"), 0)),
+        )
 
 
-def _arguments(values: Any, *sides: Any) -> bytes:
+def _encode_arguments(values: Any, *sides: Any) -> bytes:
     shapes, types, out_shapes, out_types = (side or b"null" for side in sides)
     return b'{"values":%b,"dims":%b,"types":%b,"output_dims":%b,"output_types":%b}' % (
-        values or b"null", shapes, types, out_shapes, out_types,
-    )  # fmt: skip
+        values or b"null",
+        shapes,
+        types,
+        out_shapes,
+        out_types,
+    )
 
 
-def _whole(value: Any, default: int) -> int:
+def _read_integer(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LIMIT else default
 
 
-def _small(value: int) -> int:
+def _limit_value(value: int) -> int:
     return value if abs(value) < 1 << 31 else -1
 
 
@@ -184,15 +198,15 @@ def read_execution_trace(path: str | Path) -> ExecutionTrace:
     path = Path(path)
     sink = NodeSink()
     ended = scan_file(path, NODE_ARRAYS, sink)
-    return finish(path, sink, str(sink.members.get("schema", "")), ended)
+    return finish_trace(path, sink, str(sink.members.get("schema", "")), ended)
 
 
-def finish(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrace:
+def finish_trace(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrace:
     """The trace from its rows, checked."""
-    notes = sink.checked(path, ended, "no nodes of an execution trace")
+    notes = sink.check_rows(path, ended, "no nodes of an execution trace")
     if schema and not _SCHEMA.match(schema):
         notes.append(f"schema {schema[:40]!r} is not one this reader was checked with (1.0.1 to 1.1.x)")
-    nodes = sink.table.finish()
+    nodes = sink.table.finish_table()
     repeated = len(nodes) - len(np.unique(nodes["id"]))
     if repeated:
         notes.append(f"{repeated} node ids occur more than once; the first of each counts")
@@ -201,7 +215,7 @@ def finish(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrac
         path=path,
         schema=schema,
         nodes=nodes,
-        names=tuple(map(printable, sink.names)),
+        names=tuple(map(escape_text, sink.names)),
         details=tuple(sink.details),
         schemas=tuple(sink.schemas),
         needs=np.concatenate(sink.needs) if sink.needs else np.empty(0, dtype=np.int64),

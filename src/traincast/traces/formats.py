@@ -63,11 +63,11 @@ SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.s
 def read_trace_file(path: str | Path) -> TimelineTrace | ExecutionTrace:
     """Reads a trace of any format; which one is told from its name and content."""
     path = Path(path)
-    start = _first_bytes(path)
+    start = _read_first_bytes(path)
     return next(known for known in FORMATS if known.matches(path.name, start)).read(path)
 
 
-def _first_bytes(path: Path) -> bytes:
+def _read_first_bytes(path: Path) -> bytes:
     source = ByteSource(path)
     try:
         start = source.read(_SNIFFED)

@@ -17,7 +17,7 @@ class Intervals:
     end: IntArray
 
     @staticmethod
-    def union(start: IntArray, end: IntArray) -> Intervals:
+    def from_spans(start: IntArray, end: IntArray) -> Intervals:
         """What at least one of the given intervals covers."""
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
@@ -33,12 +33,12 @@ class Intervals:
         """Nanoseconds covered."""
         return int((self.end - self.start).sum())
 
-    def clip(self, start: int, end: int) -> Intervals:
+    def clip_to(self, start: int, end: int) -> Intervals:
         """The part inside a window."""
         inside = slice(np.searchsorted(self.end, start, side="right"), np.searchsorted(self.start, end, side="left"))
         return Intervals(np.maximum(self.start[inside], start), np.minimum(self.end[inside], end))
 
-    def covered(self, start: IntArray, end: IntArray) -> IntArray:
+    def compute_covered(self, start: IntArray, end: IntArray) -> IntArray:
         """Nanoseconds covered inside each of these windows."""
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
         ends = np.append(self.end, 0)  # the last one is for moments before all intervals
@@ -49,14 +49,14 @@ class Intervals:
 
         return until(end) - until(start)
 
-    def gaps(self, start: int, end: int) -> Intervals:
+    def find_gaps(self, start: int, end: int) -> Intervals:
         """What is not covered inside a window."""
-        within = self.clip(start, end)
+        within = self.clip_to(start, end)
         starts, ends = np.append(start, within.end), np.append(within.start, end)
         real = ends > starts
         return Intervals(starts[real], ends[real])
 
-    def minus(self, other: Intervals) -> int:
+    def subtract_length(self, other: Intervals) -> int:
         """Nanoseconds covered here and not there."""
-        both = Intervals.union(np.append(self.start, other.start), np.append(self.end, other.end))
+        both = Intervals.from_spans(np.append(self.start, other.start), np.append(self.end, other.end))
         return both.total - other.total

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traincast.traces.doubles import without_doubles
-from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, blank_events
+from traincast.traces.duplicates import remove_duplicates
+from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, make_blank_events
 from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
 from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner, Table, TableBuilder
-from traincast.utils.errors import printable
+from traincast.utils.errors import escape_text
 
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
 _LARGEST_US = 9 * 10**15  # in nanoseconds this still fits into a column
@@ -46,17 +46,17 @@ class _KinetoSink(RowSink):
         self.memory = TableBuilder(MEMORY)
         self.unread: Counter[str] = Counter()
 
-    def batch(self, raw: bytes) -> bool:
+    def add_batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
         try:
             events = decode_batch(raw)
         except UNREADABLE:
             return False
         self.seen += len(events)
-        self._sort(events)
+        self._sort_events(events)
         return True
 
-    def single(self, raw: bytes) -> None:
+    def add_single(self, raw: bytes) -> None:
         """The row of an event in a batch that did not parse, as far as it can be understood."""
         self.seen += 1
         try:
@@ -64,9 +64,9 @@ class _KinetoSink(RowSink):
         except UNREADABLE:
             self.skipped += 1
             return
-        self._sort([event])
+        self._sort_events([event])
 
-    def _sort(self, events: list[Event]) -> None:
+    def _sort_events(self, events: list[Event]) -> None:
         """Keeps what took time, forward passes of modules, and allocations."""
         allocations = []
         for event in events:
@@ -74,7 +74,7 @@ class _KinetoSink(RowSink):
                 event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
             elif event.name == _ALLOCATION and event.ph in ("i", "I"):
                 allocations.append(event)
-        self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
+        self._keep_events([event for event in events if event.ph == "X" and event.cat in _CODES])
         self._count_unread(events)
         if allocations:
             self._keep_memory(allocations)
@@ -88,9 +88,15 @@ class _KinetoSink(RowSink):
     def _keep_memory(self, events: list[Event]) -> None:
         """Rows of allocations on devices; those that make no sense are left out."""
         rows = [
-            (event.ts, _whole(a.device_id) or 0, a.allocation, _count(a.allocated), _count(a.reserved))
+            (
+                event.ts,
+                _read_integer(a.device_id) or 0,
+                a.allocation,
+                _parse_count(a.allocated),
+                _parse_count(a.reserved),
+            )
             for event in events
-            if (a := event.args) is not None and a.device_type == _ON_DEVICE and _sound(event.ts, a.allocation)
+            if (a := event.args) is not None and a.device_type == _ON_DEVICE and _is_plausible(event.ts, a.allocation)
         ]
         if rows:
             if self.nanoseconds is None:
@@ -100,10 +106,10 @@ class _KinetoSink(RowSink):
                 zip(("time", "device", "bytes", "allocated", "reserved"), zip(*rows, strict=True), strict=True)
             )
             for name, values in columns.items():
-                table[name] = self._clock(np.array(values)) if name == "time" else values
-            self.memory.append(table)
+                table[name] = self._convert_clock(np.array(values)) if name == "time" else values
+            self.memory.append_block(table)
 
-    def _keep(self, events: list[Event]) -> None:
+    def _keep_events(self, events: list[Event]) -> None:
         if not events:
             return
         if self.nanoseconds is None:
@@ -118,67 +124,67 @@ class _KinetoSink(RowSink):
             starts, durations = starts[sound], durations[sound]
         self.kept += len(events)
         if events:
-            rows = self._rows(events)
-            rows["start"], rows["duration"] = self._clock(starts), self._clock(durations)
-            self.table.append(rows)
+            rows = self._make_rows(events)
+            rows["start"], rows["duration"] = self._convert_clock(starts), self._convert_clock(durations)
+            self.table.append_block(rows)
 
-    def _rows(self, events: list[Event]) -> Table:
+    def _make_rows(self, events: list[Event]) -> Table:
         """Rows without their times. Columns that no event of these kinds has are only filled."""
         arguments = [event.args or _NO_ARGUMENTS for event in events]
-        rows = blank_events(len(events))
+        rows = make_blank_events(len(events))
         kinds = [_CODES[event.cat] for event in events]
         present = set(kinds)
         rows["kind"] = kinds
         rows["name"] = list(map(self.names.__getitem__, [event.name for event in events]))
         rows["track"] = list(map(self.tracks.__getitem__, [(event.pid, event.tid) for event in events]))
         rows["external"] = [a.external if a.external >= 0 else a.external_old for a in arguments]
-        rows["details"] = [self._details_of(a) if a.dims or a.collective else 0 for a in arguments]
+        rows["details"] = [self._number_details(a) if a.dims or a.collective else 0 for a in arguments]
         if present & _HOST:
             rows["record_function"] = [a.record_function for a in arguments]
             rows["sequence"] = [a.sequence for a in arguments]
             rows["forward_thread"] = [a.forward_thread for a in arguments]
-            rows["frames"] = [_frames(a.stack) if a.stack else 0 for a in arguments]
+            rows["frames"] = [_count_frames(a.stack) if a.stack else 0 for a in arguments]
         if present - _HOST:
             rows["correlation"] = [a.correlation for a in arguments]
-            rows["stream"] = [a.stream if isinstance(a.stream, int) else _stream(a.stream) for a in arguments]
+            rows["stream"] = [a.stream if isinstance(a.stream, int) else _parse_stream(a.stream) for a in arguments]
             rows["device"] = [a.device for a in arguments]
-            self._place(rows, events, arguments)
-            rows["bytes"] = [_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
+            self._assign_streams(rows, events, arguments)
+            rows["bytes"] = [_parse_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
         if Kind.SYNC in present:
             rows["waits_for"] = [a.waits_for for a in arguments]
         if self.device < 0 and Kind.KERNEL in present:
             self.device = int(rows["device"][kinds.index(Kind.KERNEL)])
         return rows
 
-    def _place(self, rows: Table, events: list[Event], arguments: list[Arguments]) -> None:
+    def _assign_streams(self, rows: Table, events: list[Event], arguments: list[Arguments]) -> None:
         """Gives what ran on a device its stream and device where the arguments have no number of them: the stream has a
         name, or both are those of the track."""
         on_device = np.isin(rows["kind"], DEVICE_KINDS)
         for place in np.flatnonzero(on_device & (rows["stream"] < 0)).tolist():
             named = arguments[place].stream
-            rows["stream"][place] = self._number(named if isinstance(named, str) else events[place].tid)
+            rows["stream"][place] = self._number_stream(named if isinstance(named, str) else events[place].tid)
         for place in np.flatnonzero(on_device & (rows["device"] < 0)).tolist():
             process = events[place].pid
             rows["device"][place] = process if isinstance(process, int) else number_at_end(process)
 
-    def _number(self, stream: int | str) -> int:
+    def _number_stream(self, stream: int | str) -> int:
         """The number of a stream; names that do not end in one are numbered downwards from -2."""
         if isinstance(stream, int):
             return stream
         number = number_at_end(stream)
         return number if number >= 0 else -2 - self._streams[stream]
 
-    def _details_of(self, a: Arguments) -> int:
+    def _number_details(self, a: Arguments) -> int:
         """Number of the op's arguments; what equal ops recorded is put together only once."""
         recorded = b"|".join((a.dims, a.types, a.strides, a.concrete))
         if a.collective:
-            return self.details[_details(a)]
+            return self.details[_encode_details(a)]
         number = self._recorded.get(recorded)
         if number is None:
-            number = self._recorded[recorded] = self.details[_details(a)]
+            number = self._recorded[recorded] = self.details[_encode_details(a)]
         return number
 
-    def _clock(self, values: Any) -> Any:
+    def _convert_clock(self, values: Any) -> Any:
         if self.nanoseconds:
             return values
         if values.dtype.kind == "i":
@@ -187,29 +193,29 @@ class _KinetoSink(RowSink):
         return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1e3).astype(np.int64)
 
 
-def _frames(stack: msgspec.Raw) -> int:
+def _count_frames(stack: msgspec.Raw) -> int:
     """How many Python frames a recorded stack has; they are parted by semicolons."""
     return min(bytes(stack).count(b";") + 1, 0xFFFF) if len(stack) > len('""') else 0
 
 
-def _stream(handle: str) -> int:
+def _parse_stream(handle: str) -> int:
     """The stream that a handle of the host means: the default one is 0, of any other the number is not known (-1)."""
     return 0 if handle in ("0x0", "0") else -1
 
 
-def _count(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     """A number of bytes, which AMD's traces write as text."""
     if isinstance(value, str) and value.isdigit() and len(value) < 19:
         value = int(value)
     return int(value) if isinstance(value, (int, float)) and 0 <= value <= LIMIT else -1
 
 
-def _sound(time: float, allocation: Any) -> bool:
+def _is_plausible(time: float, allocation: Any) -> bool:
     """Whether a moment and a number of bytes fit into columns."""
     return abs(time) <= _LARGEST_US * 1000 and isinstance(allocation, int) and abs(allocation) <= _LARGEST_US
 
 
-def _details(a: Arguments) -> bytes:
+def _encode_details(a: Arguments) -> bytes:
     """The recorded arguments as one JSON object; equal ops share it."""
     shapes = b'{"dims":%b,"types":%b,"strides":%b,"values":%b' % (
         a.dims or b"null", a.types or b"null", a.strides or b"null", a.concrete or b"null",
@@ -225,15 +231,15 @@ def _details(a: Arguments) -> bytes:
 
 
 def read_kineto(path: str | Path) -> TimelineTrace:
-    """Reads a Kineto trace of any size in bounded memory. Refuses what would make an answer wrong."""
+    """Reads a Kineto trace of any size in bounded memory. Rejects what would make a result wrong."""
     path = Path(path)
     sink = _KinetoSink()
     ended = scan_file(path, ("traceEvents",), sink)
     hint = " (it is an execution trace)" if "schema" in sink.members else ""
-    notes = sink.checked(path, ended, f"no ops, launches or kernels of a Kineto trace{hint}")
+    notes = sink.check_rows(path, ended, f"no ops, launches or kernels of a Kineto trace{hint}")
     if sink.nanoseconds:
         notes.append("times are in nanoseconds")
-    events, doubles = without_doubles(sink.table.finish())
+    events, doubles = remove_duplicates(sink.table.finish_table())
     if doubles:
         notes.append(f"{doubles} events stand in the file more than once and count once")
     distributed = sink.members.get("distributedInfo")
@@ -241,26 +247,26 @@ def read_kineto(path: str | Path) -> TimelineTrace:
     return TimelineTrace(
         path=path,
         events=events,
-        names=tuple(map(printable, sink.names)),
+        names=tuple(map(escape_text, sink.names)),
         details=tuple(sink.details),
         tracks=tuple(sink.tracks),
-        rank=_whole(distributed.get("rank")),
-        world_size=_whole(distributed.get("world_size")),
-        device_name=_device_name(sink.members.get("deviceProperties"), max(sink.device, 0)),
+        rank=_read_integer(distributed.get("rank")),
+        world_size=_read_integer(distributed.get("world_size")),
+        device_name=_find_device_name(sink.members.get("deviceProperties"), max(sink.device, 0)),
         skipped=sink.skipped,
         notes=tuple(notes),
-        unread=tuple((printable(name)[:40], count) for name, count in sink.unread.most_common()),
-        memory=sink.memory.finish(),
+        unread=tuple((escape_text(name)[:40], count) for name, count in sink.unread.most_common()),
+        memory=sink.memory.finish_table(),
     )
 
 
-def _whole(value: Any) -> int | None:
+def _read_integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24 else None
 
 
-def _device_name(properties: Any, number: int) -> str:
+def _find_device_name(properties: Any, number: int) -> str:
     """Name of a device ("" when the file does not say)."""
     for device in properties if isinstance(properties, list) else []:
         if isinstance(device, dict) and device.get("id") == number:
-            return printable(str(device.get("name", "")))
+            return escape_text(str(device.get("name", "")))
     return ""

@@ -96,10 +96,10 @@ def decode_one(raw: bytes) -> Event:
     try:
         return _LENIENT.decode(text)
     except UNREADABLE:
-        return _salvaged(text)
+        return _salvage_event(text)
 
 
-def _salvaged(text: bytes) -> Event:
+def _salvage_event(text: bytes) -> Event:
     document = msgspec.json.decode(text)
     if not isinstance(document, dict):
         raise msgspec.DecodeError("no event")
@@ -108,24 +108,24 @@ def _salvaged(text: bytes) -> Event:
         document[key] = str(document[key])
     event = msgspec.convert(document, Event, strict=False)
     if isinstance(recorded, dict):
-        event.args = _arguments(recorded)
+        event.args = _read_arguments(recorded)
     return event
 
 
-def _arguments(recorded: dict[str, Any]) -> Arguments:
+def _read_arguments(recorded: dict[str, Any]) -> Arguments:
     known = {}
     for field in _FIELDS:
         if field.encode_name in recorded:
             value = recorded[field.encode_name]
             try:
-                known[field.name] = _converted(value, field.type)
+                known[field.name] = _convert_value(value, field.type)
             except UNREADABLE:
                 if field.name == "device" and isinstance(value, str):
                     known[field.name] = number_at_end(value)
     return Arguments(**known)
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _convert_value(value: Any, kind: Any) -> Any:
     if kind is msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(value))
     return msgspec.convert(value, kind, strict=False)

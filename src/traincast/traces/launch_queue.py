@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.traces.link import Linked
-from traincast.utils.arrays import BoolArray, IntArray, grouped
+from traincast.utils.arrays import BoolArray, IntArray, group_positions
 
 _LEAST_DEPTH = 256  # queues of launches take about a thousand; a call behind fewer than this is not held by them
 _USUAL_NS, _LONG_RATIO = 10_000, 1.5  # a call that is not held takes less, under a profiler too; a held one more
-_LEAST_HELD = 5  # so many calls behind the same number of others are no chance
+_LEAST_HELD = 5  # this many calls behind the same number of others are no chance
 _NEAR_FULL = 0.97  # records of events and waits take places too, which a trace does not show
 
 
@@ -51,7 +51,7 @@ def launch_queue(linked: Linked) -> LaunchQueue:
 
     A held call is one behind about as many others as the queue takes, longer than usual, in which a kernel ended.
     """
-    entries = _entries(linked)
+    entries = _list_entries(linked)
     start, lengths = linked.events["start"], linked.events["duration"]
     known = entries.call >= 0
     waiting = np.zeros(len(linked.events), dtype=np.int64)
@@ -61,8 +61,8 @@ def launch_queue(linked: Linked) -> LaunchQueue:
     ended = (last >= 0) & (linked.end[np.maximum(last, 0)] > start[calls])
     possible = ended & (lengths[calls] > _LONG_RATIO * usual) & (entries.waiting[known] >= _LEAST_DEPTH)
     calls, last = calls[possible], last[possible]
-    device = _device_of(linked, calls)
-    depth = _depths(device, waiting[calls])
+    device = _find_devices(linked, calls)
+    depth = _find_depths(device, waiting[calls])
     full = waiting[calls] >= np.array([_NEAR_FULL * depth.get(number, np.inf) for number in device.tolist()])
     released = np.full(len(linked.events), -1, dtype=np.int64)
     released[calls[full]] = last[full]
@@ -71,26 +71,26 @@ def launch_queue(linked: Linked) -> LaunchQueue:
     return LaunchQueue(waiting=waiting, released_by=released, depth=depth, usual=round(min(typical, _USUAL_NS)))
 
 
-def _device_of(linked: Linked, calls: IntArray) -> IntArray:
+def _find_devices(linked: Linked, calls: IntArray) -> IntArray:
     """The device that each call's first kernel ran on."""
     rows = [linked.kernels_of[call][0] for call in calls.tolist()]
     devices: IntArray = linked.events["device"][rows] if rows else np.empty(0, dtype=np.int64)
     return devices
 
 
-def _depths(device: IntArray, waiting: IntArray) -> dict[int, int]:
+def _find_depths(device: IntArray, waiting: IntArray) -> dict[int, int]:
     """Behind how many others most of these calls stand, by device."""
     depths = {}
-    for number, places in grouped(device):
+    for number, places in group_positions(device):
         counts = np.bincount(waiting[places])
         if counts.max() >= _LEAST_HELD:
             depths[number] = int(np.argmax(counts))
     return depths
 
 
-def _entries(linked: Linked) -> _Entries:
+def _list_entries(linked: Linked) -> _Entries:
     device = linked.device
-    parts = [_stream_entries(linked, device[places]) for _, places in grouped(linked.stream[device])]
+    parts = [_stream_entries(linked, device[places]) for _, places in group_positions(linked.stream[device])]
     nothing = (np.empty(0, dtype=np.int64),) * 3
     return _Entries(*(np.concatenate(column) for column in zip(nothing, *parts, strict=True)))
 

@@ -10,15 +10,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from traincast.traces.calls import followed, launches, stream_numbers
-from traincast.traces.classify import COMMUNICATION, OTHER, kernel_family
+from traincast.traces.calls import find_launches, find_previous_launched, stream_numbers
+from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
-from traincast.traces.markers import marker_rows, without_numbers
-from traincast.traces.periods import periodic_rows
+from traincast.traces.markers import find_marker_rows, mask_numbers
+from traincast.traces.periods import find_periodic_rows
 from traincast.traces.tables import Table
-from traincast.traces.tree import host_order, op_tree, thread_numbers
-from traincast.utils.arrays import BoolArray, IntArray, grouped
+from traincast.traces.tree import build_op_tree, number_threads, sort_host_events
+from traincast.utils.arrays import BoolArray, IntArray, group_positions
 from traincast.utils.errors import TraincastError
 
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*|urEnqueue\w+|zeCommandListAppend\w+")
@@ -91,7 +91,7 @@ class Linked:
     @cached_property
     def device(self) -> IntArray:
         """Rows of kernels, copies and memsets, by start."""
-        rows = self.trace.of_kind(*DEVICE_KINDS)
+        rows = self.trace.find_rows(*DEVICE_KINDS)
         return rows[np.argsort(self.events["start"][rows], kind="stable")]
 
     @cached_property
@@ -108,7 +108,7 @@ class Linked:
     @cached_property
     def host(self) -> IntArray:
         """Rows of host events by start; an event comes before what it encloses."""
-        return host_order(self.trace)
+        return sort_host_events(self.trace)
 
     @cached_property
     def scopes(self) -> IntArray:
@@ -120,7 +120,7 @@ class Linked:
     def scopes_by_thread(self) -> dict[int, IntArray]:
         """Rows of every thread's top-level ops, by start."""
         threads = self.thread[self.scopes]
-        return {thread: self.scopes[places] for thread, places in grouped(threads)}
+        return {thread: self.scopes[places] for thread, places in group_positions(threads)}
 
     @cached_property
     def scope_spans(self) -> dict[int, tuple[IntArray, IntArray]]:
@@ -147,9 +147,9 @@ class Linked:
 
     @cached_property
     def _family_of_name(self) -> npt.NDArray[np.str_]:
-        on_device = set(np.unique(self.events["name"][self.trace.of_kind(*DEVICE_KINDS)]).tolist())
+        on_device = set(np.unique(self.events["name"][self.trace.find_rows(*DEVICE_KINDS)]).tolist())
         names = enumerate(self.trace.names)
-        return np.array([kernel_family(name) if number in on_device else OTHER for number, name in names])
+        return np.array([find_kernel_family(name) if number in on_device else OTHER for number, name in names])
 
     @cached_property
     def family_numbers(self) -> tuple[list[str], IntArray]:
@@ -157,31 +157,31 @@ class Linked:
         families, numbers = np.unique(self._family_of_name, return_inverse=True)
         return families.tolist(), numbers.reshape(-1)
 
-    def families(self, rows: IntArray) -> npt.NDArray[np.str_]:
+    def find_families(self, rows: IntArray) -> npt.NDArray[np.str_]:
         """The kernel family of each of these kernels."""
         return np.asarray(self._family_of_name[self.events["name"][rows]])
 
-    def family_of(self, name: int) -> str:
+    def find_family(self, name: int) -> str:
         """The kernel family that the name of this number is of."""
         return str(self._family_of_name[name])
 
-    def communicates(self, rows: IntArray) -> BoolArray:
+    def find_communication(self, rows: IntArray) -> BoolArray:
         """Which of these kernels exchange data with other ranks."""
         return np.asarray((self._family_of_name == COMMUNICATION)[self.events["name"][rows]])
 
-    def enclosing(self, row: int) -> Iterator[int]:
+    def iterate_enclosing(self, row: int) -> Iterator[int]:
         """The host events around a host event, innermost first."""
         above = int(self.parent[row])
         while above >= 0:
             yield above
             above = int(self.parent[above])
 
-    def scope_of_kernel(self, row: int) -> int:
+    def find_scope_of_kernel(self, row: int) -> int:
         """The top-level op that launched a kernel; -1 for none."""
         launch = int(self.launch[row])
         return int(self.scope[launch]) if launch >= 0 else -1
 
-    def runtime_rows(self, pattern: re.Pattern[str]) -> BoolArray:
+    def find_runtime_rows(self, pattern: re.Pattern[str]) -> BoolArray:
         """Which events are runtime calls of this name."""
         matching = np.array([bool(pattern.match(name)) for name in self.trace.names])
         chosen: BoolArray = (self.events["kind"] == Kind.RUNTIME) & matching[self.events["name"]]
@@ -190,46 +190,46 @@ class Linked:
     @cached_property
     def is_launch(self) -> BoolArray:
         """Which events are runtime calls that put work on a stream."""
-        return self.runtime_rows(_LAUNCH)
+        return self.find_runtime_rows(_LAUNCH)
 
     @cached_property
     def is_graph_launch(self) -> BoolArray:
         """Which events are runtime calls that put a graph on a stream."""
-        return self.runtime_rows(_GRAPH_LAUNCH)
+        return self.find_runtime_rows(_GRAPH_LAUNCH)
 
     @cached_property
     def is_synchronise(self) -> BoolArray:
         """Which events are runtime calls that hold the host for the device."""
-        return self.runtime_rows(_SYNCHRONISE)
+        return self.find_runtime_rows(_SYNCHRONISE)
 
     @cached_property
     def is_wait(self) -> BoolArray:
         """Which events are runtime calls that make a stream wait for an event."""
-        return self.runtime_rows(_WAIT_EVENT)
+        return self.find_runtime_rows(_WAIT_EVENT)
 
-    def name(self, row: int) -> str:
+    def get_name(self, row: int) -> str:
         """Name of an event."""
         return self.trace.names[int(self.events["name"][row])]
 
 
-def link(trace: TimelineTrace, marker: str = "") -> Linked:
+def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     """Ties the events of a timeline together. Steps begin at ops or annotations called `marker`; by default at the
     profiler's own markers, else at an optimizer's steps, else at annotations that call themselves steps, else as often
     as the sequence of kernels comes again."""
-    markers = marker_rows(trace, marker)
+    markers = find_marker_rows(trace, marker)
     found = trace.names[int(trace.events["name"][markers[0]])] if len(markers) else ""
-    found = "" if marker or _STEP.match(found) else without_numbers(found)
-    host = host_order(trace)
-    thread = thread_numbers(trace, markers, host)
-    parent, scope = op_tree(trace, thread, host)
-    launch = launches(trace)
+    found = "" if marker or _STEP.match(found) else mask_numbers(found)
+    host = sort_host_events(trace)
+    thread = number_threads(trace, markers, host)
+    parent, scope = build_op_tree(trace, thread, host)
+    launch = find_launches(trace)
     period = 0
     if not len(markers):
-        markers, period = periodic_rows(trace, thread, scope, launch)
-    steps, marked = _steps(trace, markers)
-    steps, cut = _without_begun(steps, trace.events["start"][launch[launch >= 0]])
+        markers, period = find_periodic_rows(trace, thread, scope, launch)
+    steps, marked = _find_steps(trace, markers)
+    steps, cut = _drop_unfinished_step(steps, trace.events["start"][launch[launch >= 0]])
     starts = np.array([step.start for step in steps])
-    before = followed(trace, launch)
+    before = find_previous_launched(trace, launch)
     call = np.where(before >= 0, launch[before], launch)  # one whose call was lost belongs where the one before it does
     at = np.where(call >= 0, trace.events["start"][np.maximum(call, 0)], trace.events["start"])
     step = np.searchsorted(starts, at, side="right") - 1
@@ -239,15 +239,15 @@ def link(trace: TimelineTrace, marker: str = "") -> Linked:
         step[on_device & (call < 0)] = -1  # launched before the window: belongs to no step
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
-        follows=before, waited_for=_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
+        follows=before, waited_for=_find_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
     )  # fmt: skip
 
 
-def _steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
+def _find_steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
     events = trace.events
-    steps = _marked_steps(trace, rows) if len(rows) else ()
+    steps = _find_marked_steps(trace, rows) if len(rows) else ()
     if not steps:
-        host = trace.of_kind(*HOST_KINDS, *DEVICE_KINDS)
+        host = trace.find_rows(*HOST_KINDS, *DEVICE_KINDS)
         start, end = int(events["start"][host].min()), int((events["start"] + events["duration"])[host].max())
         if end <= start:
             raise TraincastError(f"'{trace.path}' has no time in it: all events are at one moment; record it anew")
@@ -255,7 +255,7 @@ def _steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool
     return steps, True
 
 
-def _marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
+def _find_marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
     """Steps from marker to marker; one that took no time is none."""
     events = trace.events
     starts = events["start"][rows].tolist()
@@ -270,7 +270,7 @@ def _marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
     )
 
 
-def _without_begun(steps: tuple[Step, ...], launched: IntArray) -> tuple[tuple[Step, ...], int]:
+def _drop_unfinished_step(steps: tuple[Step, ...], launched: IntArray) -> tuple[tuple[Step, ...], int]:
     """The steps without the last one, and its number, where the profiler stopped before that launched anything
     (`launched` are the moments of all launches) and while it was short; else all of them and -1."""
     if len(steps) < 2:
@@ -283,7 +283,7 @@ def _without_begun(steps: tuple[Step, ...], launched: IntArray) -> tuple[tuple[S
     return steps[:-1], last.number
 
 
-def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
+def _find_waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     """For a kernel that began later than its launch and its stream allow: the kernel elsewhere it waited for.
 
     Few traces record events. What a stream waited for shows in the times: a kernel of another stream, launched
@@ -293,19 +293,19 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     waited = np.full(len(events), -1, dtype=np.int64)
     pattern = np.array([bool(_WAIT_EVENT.match(name)) for name in trace.names])
     calls = np.sort(events["start"][np.flatnonzero(pattern[events["name"]] & (events["kind"] == Kind.RUNTIME))])
-    device = trace.of_kind(*DEVICE_KINDS)
+    device = trace.find_rows(*DEVICE_KINDS)
     device = device[launch[device] >= 0]
     if not len(calls) or not len(device):
         return waited
     device = device[np.argsort(events["start"][launch[device]], kind="stable")]
     issued = events["start"][launch[device]]
     called = np.searchsorted(calls, issued)  # wait calls made before each launch
-    every = trace.of_kind(*DEVICE_KINDS)
+    every = trace.find_rows(*DEVICE_KINDS)
     by_end = every[np.argsort((events["start"] + events["duration"])[every], kind="stable")]
     ends = (events["start"] + events["duration"])[by_end]
     calling = launch[by_end]
     called_at = np.where(calling >= 0, events["start"][calling], -1)  # work from before the trace was earlier
-    late = _late_starts(events, device, streams[device], issued, called)
+    late = _find_late_starts(events, device, streams[device], issued, called)
     for row, at in zip(device[late].tolist(), issued[late].tolist(), strict=True):
         stream, start = streams[row], int(events["start"][row])
         place = int(np.searchsorted(ends, start, side="right")) - 1
@@ -317,7 +317,7 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     return waited
 
 
-def _late_starts(events: Table, rows: IntArray, stream: IntArray, issued: IntArray, waits: IntArray) -> IntArray:
+def _find_late_starts(events: Table, rows: IntArray, stream: IntArray, issued: IntArray, waits: IntArray) -> IntArray:
     """Which kernels, in the order of their launches, began later than launch and stream allow, and had a wait call
     between their launch and the one before on their stream; `waits` counts those calls."""
     order = np.argsort(stream, kind="stable")

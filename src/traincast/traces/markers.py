@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
-from traincast.utils.arrays import BoolArray, IntArray, grouped
-from traincast.utils.errors import TraincastError, printable, unknown
+from traincast.utils.arrays import BoolArray, IntArray, group_positions
+from traincast.utils.errors import TraincastError, escape_text, make_unknown_error
 
 STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 """The profiler's own markers."""
@@ -22,11 +22,11 @@ _CALLED_STEP = re.compile(
 )
 _NUMBER = re.compile(r"\d+")
 _LEAST_STEPS = 3  # of annotations
-_MOST_CALLS = 0.9  # share of the runtime calls of a trace that have to lie between the first and the last of them
+_MOST_CALLS = 0.9  # share of the runtime calls of a trace that have to be between the first and the last of them
 _MOST_TIME = 0.5  # share of that stretch for which they last
 
 
-def without_numbers(name: str) -> str:
+def mask_numbers(name: str) -> str:
     """A name with "#" for every number in it.
 
     >>> without_numbers("execute_context_0(0)_generation_8(8)")
@@ -35,7 +35,7 @@ def without_numbers(name: str) -> str:
     return _NUMBER.sub("#", name)
 
 
-def marker_rows(trace: TimelineTrace, marker: str = "") -> IntArray:
+def find_marker_rows(trace: TimelineTrace, marker: str = "") -> IntArray:
     """The ops and annotations at which steps begin, in order: those called `marker` ("Name#..." counts as "Name", "*"
     stands for anything), or the profiler's own; where it made none, the steps of the optimizer that has most of them,
     if it has two, else annotations that call themselves steps and make up most of the trace. Where nothing of the host
@@ -44,19 +44,21 @@ def marker_rows(trace: TimelineTrace, marker: str = "") -> IntArray:
     annotation = Kind.ANNOTATION if host else Kind.DEVICE_ANNOTATION
     kinds = np.isin(trace.events["kind"], (Kind.OP, annotation))
     if marker:
-        rows = _of_kinds(trace, _named(trace, [_is_marker(name, marker) for name in trace.names]), kinds)
+        rows = _filter_by_kind(trace, _find_named(trace, [_is_marker(name, marker) for name in trace.names]), kinds)
         if len(rows) < 2:
             names = {trace.names[name] for name in trace.events["name"][trace.events["kind"] == annotation]}
-            raise unknown("step marker", marker, sorted(names), "Name an annotation or op that occurs at least twice.")
+            raise make_unknown_error(
+                "step marker", marker, sorted(names), "Name an annotation or op that occurs at least twice."
+            )
         return rows
-    rows = _of_kinds(trace, _named(trace, [bool(STEP.match(name)) for name in trace.names]), kinds)
-    _of_one_process(trace, rows)
+    rows = _filter_by_kind(trace, _find_named(trace, [bool(STEP.match(name)) for name in trace.names]), kinds)
+    _check_one_process(trace, rows)
     if not len(rows):
-        rows = _optimizer_steps(trace, kinds)
-    return rows if len(rows) else _annotated_steps(trace, annotation)
+        rows = _find_optimizer_steps(trace, kinds)
+    return rows if len(rows) else _find_annotated_steps(trace, annotation)
 
 
-def _of_kinds(trace: TimelineTrace, rows: IntArray, kinds: BoolArray) -> IntArray:
+def _filter_by_kind(trace: TimelineTrace, rows: IntArray, kinds: BoolArray) -> IntArray:
     """Those of these rows that are of the kinds that count. Annotations on devices come once for every stream on which
     they have kernels: those of the stream that has most of them."""
     rows = rows[kinds[rows]]
@@ -67,11 +69,11 @@ def _of_kinds(trace: TimelineTrace, rows: IntArray, kinds: BoolArray) -> IntArra
     return chosen
 
 
-def _of_one_process(trace: TimelineTrace, rows: IntArray) -> None:
-    """Refuses steps of several processes: ranks that somebody put together in one file."""
+def _check_one_process(trace: TimelineTrace, rows: IntArray) -> None:
+    """Rejects steps of several processes: ranks that somebody put together in one file."""
     processes = sorted({str(trace.tracks[track][0]) for track in np.unique(trace.events["track"][rows]).tolist()})
     if len(processes) > 1:
-        named = printable(", ".join(processes))[:80]
+        named = escape_text(", ".join(processes))[:80]
         raise TraincastError(
             f"'{trace.path}' holds steps of {len(processes)} processes ({named}); give each of them a file of its own"
         )
@@ -81,27 +83,27 @@ def _is_marker(name: str, marker: str) -> bool:
     return name == marker or name.startswith(f"{marker}#") or ("*" in marker and fnmatchcase(name, marker))
 
 
-def _named(trace: TimelineTrace, chosen: list[bool]) -> IntArray:
+def _find_named(trace: TimelineTrace, chosen: list[bool]) -> IntArray:
     rows = np.flatnonzero(np.array(chosen, dtype=np.bool_)[trace.events["name"]])
     return rows[np.argsort(trace.events["start"][rows], kind="stable")]
 
 
-def _optimizer_steps(trace: TimelineTrace, kinds: BoolArray) -> IntArray:
-    rows = _of_kinds(trace, _named(trace, [bool(_OPTIMIZER.match(name)) for name in trace.names]), kinds)
+def _find_optimizer_steps(trace: TimelineTrace, kinds: BoolArray) -> IntArray:
+    rows = _filter_by_kind(trace, _find_named(trace, [bool(_OPTIMIZER.match(name)) for name in trace.names]), kinds)
     if len(rows):
         numbers = trace.events["name"][rows]
         rows = rows[numbers == np.bincount(numbers).argmax()]
     return rows if len(rows) > 1 else rows[:0]
 
 
-def _annotated_steps(trace: TimelineTrace, annotation: Kind) -> IntArray:
+def _find_annotated_steps(trace: TimelineTrace, annotation: Kind) -> IntArray:
     """Annotations of one thread, alike but for numbers, that call themselves steps: of several the longest. They follow
-    each other, and nearly all runtime calls lie between the first and the last."""
-    rows = _named(trace, [bool(_CALLED_STEP.search(name)) for name in trace.names])
+    each other, and nearly all runtime calls are between the first and the last."""
+    rows = _find_named(trace, [bool(_CALLED_STEP.search(name)) for name in trace.names])
     rows = rows[trace.events["kind"][rows] == annotation]
     patterns: dict[str, int] = {}
-    pattern = np.array([patterns.setdefault(without_numbers(name), len(patterns)) for name in trace.names])
-    groups = grouped(pattern[trace.events["name"][rows]] * len(trace.tracks) + trace.events["track"][rows])
+    pattern = np.array([patterns.setdefault(mask_numbers(name), len(patterns)) for name in trace.names])
+    groups = group_positions(pattern[trace.events["name"][rows]] * len(trace.tracks) + trace.events["track"][rows])
     fitting = [rows[places] for _, places in groups if _make_up(trace, rows[places])]
     return max(fitting, key=lambda steps: int(trace.events["duration"][steps].sum()), default=rows[:0])
 
@@ -112,7 +114,7 @@ def _make_up(trace: TimelineTrace, steps: IntArray) -> bool:
     if len(steps) < _LEAST_STEPS or (start[1:] < (start + length)[:-1]).any():
         return False
     on_device = trace.events["kind"][steps[0]] == Kind.DEVICE_ANNOTATION
-    calls = trace.events["start"][trace.of_kind(*(DEVICE_KINDS if on_device else (Kind.RUNTIME,)))]
+    calls = trace.events["start"][trace.find_rows(*(DEVICE_KINDS if on_device else (Kind.RUNTIME,)))]
     span = int(start[-1] + length[-1] - start[0])
     inside = np.count_nonzero((calls >= start[0]) & (calls <= start[0] + span))
     return bool(inside >= _MOST_CALLS * len(calls) and length.sum() >= _MOST_TIME * span)

@@ -61,12 +61,12 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     queues: dict[_Communicator, dict[int, list[Collective]]] = {}
     notes: list[str] = []
     for index, (linked, made) in enumerate(zip(ranks, calls, strict=True)):
-        for key, call in _keyed(linked, made):
+        for key, call in _add_communicator_keys(linked, made):
             queues.setdefault(key, {}).setdefault(index, []).append(call)
     matched: list[Match] = []
     for key, queue in queues.items():
         if len(queue) > 1:
-            problem = _disagreement(queue)
+            problem = _find_disagreement(queue)
             if problem:
                 notes.append(f"step {key[0]}{f', group {key[1]}' if key[1] else ''}: {problem}; not matched over ranks")
             else:
@@ -75,15 +75,15 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
                     Match(members=members, calls=together)
                     for together in zip(*(queue[m] for m in members), strict=True)
                 ]
-    notes += _missing(matched)
+    notes += _find_missing(matched)
     matched.sort(key=lambda match: int(ranks[match.members[0]].events["start"][match.calls[0].row]))
-    offset, spread = _align(ranks, matched)
+    offset, spread = _align_clocks(ranks, matched)
     if 1e9 * spread > _APART_NS:
         notes.append(f"collectives end up to {1e6 * spread:.0f} us apart after their clocks were aligned")
     return Matches(collectives=tuple(matched), offset=offset, spread=spread, notes=tuple(notes))
 
 
-def _keyed(linked: Linked, calls: Sequence[Collective]) -> list[tuple[_Communicator, Collective]]:
+def _add_communicator_keys(linked: Linked, calls: Sequence[Collective]) -> list[tuple[_Communicator, Collective]]:
     streams: dict[int, int] = {}
     keyed = []
     for call in calls:
@@ -96,7 +96,7 @@ def _keyed(linked: Linked, calls: Sequence[Collective]) -> list[tuple[_Communica
     return keyed
 
 
-def _disagreement(queue: dict[int, list[Collective]]) -> str:
+def _find_disagreement(queue: dict[int, list[Collective]]) -> str:
     """Why these calls cannot be the same ones on all ranks, or nothing."""
     counts = {index: len(calls) for index, calls in queue.items()}
     if len(set(counts.values())) > 1:
@@ -114,7 +114,7 @@ def _disagreement(queue: dict[int, list[Collective]]) -> str:
     return ""
 
 
-def _missing(matched: Sequence[Match]) -> list[str]:
+def _find_missing(matched: Sequence[Match]) -> list[str]:
     sizes = {(m.calls[0].group_size, len(m.members)) for m in matched if m.calls[0].group_size > len(m.members)}
     return [
         f"{traced} of a group's {size} ranks were given: waiting for the others stays part of its collectives"
@@ -122,7 +122,7 @@ def _missing(matched: Sequence[Match]) -> list[str]:
     ]
 
 
-def _align(ranks: Sequence[Linked], matches: Sequence[Match]) -> tuple[FloatArray, float]:
+def _align_clocks(ranks: Sequence[Linked], matches: Sequence[Match]) -> tuple[FloatArray, float]:
     """Clock offsets in nanoseconds, so that the medians of the ends agree; ranks that meet nobody keep theirs."""
     base = min((linked.steps[0].start for linked in ranks), default=0)  # keeps nanoseconds within a float's precision
     ends = [

@@ -49,10 +49,10 @@ class ExecutionTrace:
 
 
 def check_acyclic(trace: ExecutionTrace) -> None:
-    """Refuses a trace in which a node is called from itself or needs itself, however indirectly."""
+    """Rejects a trace in which a node is called from itself or needs itself, however indirectly."""
     ids = trace.nodes["id"]
     order = np.argsort(ids, kind="stable")
-    parents = rows_of(ids[order], order, trace.nodes["parent"])
+    parents = find_rows(ids[order], order, trace.nodes["parent"])
     roots = parents == np.arange(len(ids))
     parents[roots] = -1  # the process is its own parent
     at = parents.copy()
@@ -62,7 +62,7 @@ def check_acyclic(trace: ExecutionTrace) -> None:
         looped = int(ids[int(np.argmax(at >= 0))])
         raise TraincastError(f"'{trace.path}' calls in a circle: node {looped} is its own ancestor")
     if len(trace.needs):
-        _check_needs(trace, rows_of(ids[order], order, trace.needs))
+        _check_needs(trace, find_rows(ids[order], order, trace.needs))
 
 
 def _check_needs(trace: ExecutionTrace, needs: IntArray) -> None:
@@ -89,7 +89,7 @@ def _check_needs(trace: ExecutionTrace, needs: IntArray) -> None:
         raise TraincastError(f"'{trace.path}' has dependencies in a circle, node {stuck} among them")
 
 
-def rows_of(sorted_keys: IntArray, order: IntArray, wanted: IntArray) -> IntArray:
+def find_rows(sorted_keys: IntArray, order: IntArray, wanted: IntArray) -> IntArray:
     """The row (through `order`) of each wanted key, or -1. Of equal keys the first row counts."""
     if not len(sorted_keys):
         return np.full(len(wanted), -1, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.ir.ops import TensorSpec
-from traincast.traces.arguments import contiguous
+from traincast.traces.arguments import make_contiguous_tensor
 
 # ops that take this many tensors; one more is the tensor that the result is written into
 _UNARY = frozenset({
@@ -39,27 +39,27 @@ def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -
         return (first,)
     if name in _PRODUCTS:
         left, right = inputs[-2], inputs[-1]
-        return (contiguous((*left.shape[:-1], right.shape[-1]), left.dtype),)
+        return (make_contiguous_tensor((*left.shape[:-1], right.shape[-1]), left.dtype),)
     if name in _REDUCES:  # gradients are summed over the batch, losses over everything
         summed = backward and len(first.shape) > 1
-        return (contiguous((1, *first.shape[1:]) if summed else (), first.dtype),)
+        return (make_contiguous_tensor((1, *first.shape[1:]) if summed else (), first.dtype),)
     if name in _LOSSES:
-        return (contiguous((), first.dtype),)
+        return (make_contiguous_tensor((), first.dtype),)
     if name in _BAGS and len(inputs) > 2:  # one result a bag, which begin where the third input says
-        return (contiguous((*inputs[2].shape, first.shape[-1]), first.dtype),)
+        return (make_contiguous_tensor((*inputs[2].shape, first.shape[-1]), first.dtype),)
     if name == "aten::embedding":
-        return (contiguous((*inputs[1].shape, first.shape[-1]), first.dtype),)
-    dtype = "bool" if name.removeprefix("aten::") in _COMPARES else _promoted(inputs)
-    return (contiguous(_broadcast(inputs), dtype),)
+        return (make_contiguous_tensor((*inputs[1].shape, first.shape[-1]), first.dtype),)
+    dtype = "bool" if name.removeprefix("aten::") in _COMPARES else _promote_dtype(inputs)
+    return (make_contiguous_tensor(_broadcast_shapes(inputs), dtype),)
 
 
-def _promoted(inputs: Sequence[TensorSpec]) -> str:
-    """The element type of a result: a floating one wins over whole numbers, a tensor over a single number."""
+def _promote_dtype(inputs: Sequence[TensorSpec]) -> str:
+    """The element type of a result: a floating one wins over integers, a tensor over a single number."""
     real = [spec for spec in inputs if spec.shape] or list(inputs)
     return next((spec.dtype for spec in real if "float" in spec.dtype), real[0].dtype)
 
 
-def _broadcast(inputs: Sequence[TensorSpec]) -> tuple[int, ...]:
+def _broadcast_shapes(inputs: Sequence[TensorSpec]) -> tuple[int, ...]:
     """The common shape, or that of the first where the inputs do not go together."""
     rank = max(len(spec.shape) for spec in inputs)
     shape = [1] * rank
@@ -71,7 +71,7 @@ def _broadcast(inputs: Sequence[TensorSpec]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def window_of(image: int, result: int, kernel: int) -> tuple[int, int] | None:
+def infer_window(image: int, result: int, kernel: int) -> tuple[int, int] | None:
     """The smallest stride and the padding that make `result` positions of `image` with a window of `kernel`."""
     for stride in range(1, max(kernel, 4) + 1):
         padding = max(-(-((result - 1) * stride + kernel - image) // 2), 0)

@@ -30,13 +30,13 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
     """Reads files and folders; a timeline and an execution trace of the same rank belong together."""
     timelines: dict[int, TimelineTrace] = {}
     executions: dict[int, ExecutionTrace] = {}
-    for path in _files(paths):
+    for path in _list_files(paths):
         trace = read_trace_file(path)
         if isinstance(trace, TimelineTrace):
             rank = trace.rank if trace.rank is not None else _rank_in_name(path, len(timelines))
-            _add(timelines, rank, trace)
+            _add_trace(timelines, rank, trace)
         else:
-            _add(executions, _rank_in_name(path, len(executions)), trace)
+            _add_trace(executions, _rank_in_name(path, len(executions)), trace)
     if len(timelines) == len(executions) == 1:  # a pair of one run, however the files are called
         executions = {next(iter(timelines)): next(iter(executions.values()))}
     return [
@@ -45,7 +45,7 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
     ]
 
 
-def _add(traces: dict[int, T], rank: int, trace: T) -> None:
+def _add_trace(traces: dict[int, T], rank: int, trace: T) -> None:
     if rank in traces:
         raise TraincastError(
             f"'{traces[rank].path}' and '{trace.path}' are both of rank {rank}; give them one at a time"
@@ -53,7 +53,7 @@ def _add(traces: dict[int, T], rank: int, trace: T) -> None:
     traces[rank] = trace
 
 
-def _files(paths: Sequence[str | Path]) -> list[Path]:
+def _list_files(paths: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for name in paths:
         if not str(name):

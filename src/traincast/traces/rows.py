@@ -20,7 +20,7 @@ LIMIT = 1 << 62
 """No number of a trace may be larger: columns are int64, and sums of two numbers must not overflow."""
 
 Int = Annotated[int, msgspec.Meta(ge=-LIMIT, le=LIMIT)]
-"""A whole number that a column can hold."""
+"""An integer that a column can hold."""
 
 # a profiler that is cut off leaves a row or two amiss; a file with more of them than this is something else
 _MAX_SKIPPED_SHARE, _MAX_SKIPPED = 0.01, 3
@@ -43,7 +43,7 @@ class RowSink:
         self.members: dict[str, Any] = {}
         self.seen = self.kept = self.skipped = 0
 
-    def member(self, key: str, raw: bytes) -> None:
+    def add_member(self, key: str, raw: bytes) -> None:
         """Keeps a member of the document; None where it makes no sense."""
         if key in self.MEMBERS:
             try:
@@ -51,8 +51,8 @@ class RowSink:
             except UNREADABLE:
                 self.members[key] = None
 
-    def checked(self, path: Path, ended: str, nothing: str) -> list[str]:
-        """What was odd about the file, in plain words. Refuses one that has no rows (`nothing` says so), or in which
+    def check_rows(self, path: Path, ended: str, nothing: str) -> list[str]:
+        """What was odd about the file, in plain words. Rejects one that has no rows (`nothing` says so), or in which
         too many make no sense; `ended` says why it ended early ("" when it did not)."""
         if not self.kept:
             raise TraincastError(f"'{path}' has {nothing}" + (f"; it ends early: {ended}" if ended else ""))

@@ -28,13 +28,13 @@ _OPEN = (0x7B, 0x5B)
 class Sink(Protocol):
     """Takes what the scanner finds."""
 
-    def member(self, key: str, raw: bytes) -> None:
+    def add_member(self, key: str, raw: bytes) -> None:
         """A top-level member other than the long array."""
 
-    def batch(self, raw: bytes) -> bool:
+    def add_batch(self, raw: bytes) -> bool:
         """A JSON array of elements; False when it does not parse, and then nothing of it may have been kept."""
 
-    def single(self, raw: bytes) -> None:
+    def add_single(self, raw: bytes) -> None:
         """One element of a batch that did not parse."""
 
 
@@ -44,7 +44,7 @@ def scan_file(path: Path, arrays: Collection[str], sink: Sink) -> str:
     source = ByteSource(path)
     scanner = Scanner(source, arrays)
     try:
-        scanner.run(sink)
+        scanner.scan_document(sink)
     finally:
         source.close()
     return scanner.ended
@@ -68,92 +68,92 @@ class Scanner:
         self._more = True
         self.ended = ""
 
-    def run(self, sink: Sink) -> None:
+    def scan_document(self, sink: Sink) -> None:
         """Feeds the whole document to the sink."""
         try:
-            self._document(sink)
+            self._scan_document(sink)
         except NestedError:
             raise TraincastError(
                 f"'{self._source.path}' has values nested more than {MAX_DEPTH} deep; a trace has none"
             ) from None
         self.ended = self.ended or self._source.damaged
 
-    def _document(self, sink: Sink) -> None:
-        first = self._peek()
+    def _scan_document(self, sink: Sink) -> None:
+        first = self._peek_byte()
         check_encoding(self._buffer, self._source.path)
         if self._buffer.startswith(b"\xef\xbb\xbf"):
             self._at = 3
-            first = self._peek()
+            first = self._peek_byte()
         if first == b"[":
             self._at += 1
-            self._elements(sink)
+            self._scan_elements(sink)
         elif first == b"{":
             self._at += 1
-            self._members(sink)
+            self._scan_members(sink)
         else:
             raise TraincastError(f"'{self._source.path}' is not a trace: it is {'not JSON' if first else 'empty'}")
 
-    def _members(self, sink: Sink) -> None:
+    def _scan_members(self, sink: Sink) -> None:
         seen: set[str] = set()
         while True:
-            following = self._peek()
+            following = self._peek_byte()
             if following == b",":
                 self._at += 1
                 continue
             if following != b'"':
                 if following != b"}":
-                    self._stop("no closing brace" if not following else "something that is not JSON")
+                    self._stop_early("no closing brace" if not following else "something that is not JSON")
                 return None
-            key = self._value()
-            if key is None or self._peek() != b":":
-                return self._stop("a member without a value")
+            key = self._read_value()
+            if key is None or self._peek_byte() != b":":
+                return self._stop_early("a member without a value")
             self._at += 1
             name = key[1:-1].decode("utf-8", "replace")
-            if name in self._arrays and self._peek() == b"[":
+            if name in self._arrays and self._peek_byte() == b"[":
                 if name in seen:
                     raise TraincastError(f"'{self._source.path}' has '{name}' twice; keep one of them")
                 seen.add(name)
                 self._at += 1
-                if not self._elements(sink):
+                if not self._scan_elements(sink):
                     return None
             else:
-                raw = self._value()
+                raw = self._read_value()
                 if raw is None:
-                    return self._stop(f"an unfinished member '{name[:40]}'")
-                sink.member(name, raw)
+                    return self._stop_early(f"an unfinished member '{name[:40]}'")
+                sink.add_member(name, raw)
 
-    def _elements(self, sink: Sink) -> bool:
+    def _scan_elements(self, sink: Sink) -> bool:
         """The elements of an array; False when the document ends inside it."""
         while True:
             cut = self._buffer.rfind(self._mark, self._at) + 1 if self._mark else 0
-            if cut > self._at and sink.batch(_array(self._buffer, self._at, cut)):
-                self._at = _end_of(_BETWEEN, self._buffer, cut)
+            if cut > self._at and sink.add_batch(_make_array(self._buffer, self._at, cut)):
+                self._at = _find_match_end(_BETWEEN, self._buffer, cut)
             else:
                 learning = not self._mark
-                spans, closed = self._spans()
-                self._hand_over(sink, spans)
+                spans, closed = self._find_spans()
+                self._pass_elements(sink, spans)
                 if closed:
                     return True
                 if learning and self._mark:
                     continue
                 if not spans and not self._more:
-                    self._stop("an unfinished array")
+                    self._stop_early("an unfinished array")
                     return False
-            self._fill()
+            self._fill_buffer()
 
-    def _spans(self) -> tuple[list[tuple[int, int]], bool]:
+    def _find_spans(self) -> tuple[list[tuple[int, int]], bool]:
         """Complete elements in the buffer by counting brackets, and whether the array closes behind them."""
         spans: list[tuple[int, int]] = []
         buffer = self._buffer
         while True:
-            start = self._at = _end_of(_BETWEEN, buffer, self._at)
+            start = self._at = _find_match_end(_BETWEEN, buffer, self._at)
             if start >= len(buffer):
                 return spans, False
             if buffer[start] == 0x5D:
                 self._at = start + 1
                 return spans, True
             try:
-                end = _value_end(buffer, start, final=not self._more)
+                end = _find_value_end(buffer, start, final=not self._more)
             except IncompleteError:
                 self._check_size()
                 return spans, False
@@ -162,41 +162,41 @@ class Scanner:
                 self._more = False
                 return spans, False
             spans.append((start, end))
-            self._at = _end_of(_BETWEEN, buffer, end)
+            self._at = _find_match_end(_BETWEEN, buffer, end)
             if not self._mark:
-                self._mark = _separator(buffer, end)
+                self._mark = _find_separator(buffer, end)
                 if self._mark:
                     return spans, False
 
-    def _hand_over(self, sink: Sink, spans: list[tuple[int, int]]) -> None:
-        if spans and not sink.batch(_array(self._buffer, spans[0][0], spans[-1][1])):
+    def _pass_elements(self, sink: Sink, spans: list[tuple[int, int]]) -> None:
+        if spans and not sink.add_batch(_make_array(self._buffer, spans[0][0], spans[-1][1])):
             for start, end in spans:
-                sink.single(self._buffer[start:end])
+                sink.add_single(self._buffer[start:end])
 
-    def _value(self) -> bytes | None:
+    def _read_value(self) -> bytes | None:
         """The complete value at hand, or None when the document ends in it."""
         while True:
-            if self._peek():
+            if self._peek_byte():
                 try:
-                    end = _value_end(self._buffer, self._at, final=not self._more)
+                    end = _find_value_end(self._buffer, self._at, final=not self._more)
                     raw = self._buffer[self._at : end]
                     self._at = end
                     return raw or None
                 except IncompleteError:
                     self._check_size()
-            if not self._fill():
+            if not self._fill_buffer():
                 return None
 
-    def _peek(self) -> bytes:
+    def _peek_byte(self) -> bytes:
         """The next byte that is not white space, which stays unread; empty at the end."""
         while True:
-            self._at = _end_of(_SPACE, self._buffer, self._at)
+            self._at = _find_match_end(_SPACE, self._buffer, self._at)
             if self._at < len(self._buffer):
                 return self._buffer[self._at : self._at + 1]
-            if not self._fill():
+            if not self._fill_buffer():
                 return b""
 
-    def _fill(self) -> bool:
+    def _fill_buffer(self) -> bool:
         # as much again as is waiting, so that a long value is not looked at over and over
         data = self._source.read(max(CHUNK, len(self._buffer) - self._at))
         self._more = bool(data)
@@ -212,28 +212,28 @@ class Scanner:
                 f"{self._consumed + self._at}; a trace has none"
             )
 
-    def _stop(self, what: str) -> None:
+    def _stop_early(self, what: str) -> None:
         self.ended = f"{what} at byte {self._consumed + self._at}"
 
 
-def _array(buffer: bytes, start: int, end: int) -> bytes:
+def _make_array(buffer: bytes, start: int, end: int) -> bytes:
     return b"".join((b"[", memoryview(buffer)[start:end], b"]"))
 
 
-def _end_of(pattern: re.Pattern[bytes], buffer: bytes, at: int) -> int:
+def _find_match_end(pattern: re.Pattern[bytes], buffer: bytes, at: int) -> int:
     match = pattern.match(buffer, at)
     return match.end() if match else at
 
 
-def _separator(buffer: bytes, end: int) -> bytes:
+def _find_separator(buffer: bytes, end: int) -> bytes:
     """The text from the closing brace of an element to the first key of the next, or nothing."""
-    start = _end_of(_BETWEEN, buffer, end)
+    start = _find_match_end(_BETWEEN, buffer, end)
     match = _FIRST_KEY.match(buffer, start)
     return buffer[end - 1 : match.end()] if match and buffer[end - 1] == 0x7D else b""
 
 
-def _value_end(buffer: bytes, start: int, *, final: bool) -> int:
-    """Where the value ends. Raises `IncompleteError` when more bytes could change the answer."""
+def _find_value_end(buffer: bytes, start: int, *, final: bool) -> int:
+    """Where the value ends. Raises `IncompleteError` when more bytes could change the result."""
     if buffer[start] not in _OPEN:
         match = _SCALAR.match(buffer, start)
         if match is None and buffer[start] != 0x22:
@@ -241,7 +241,7 @@ def _value_end(buffer: bytes, start: int, *, final: bool) -> int:
         if match is None or (match.end() == len(buffer) and not final):
             raise IncompleteError
         return match.end()
-    for depth, end in _depths(buffer, start):
+    for depth, end in _iterate_depths(buffer, start):
         if depth == 0:
             return end
         if depth > MAX_DEPTH:
@@ -249,7 +249,7 @@ def _value_end(buffer: bytes, start: int, *, final: bool) -> int:
     raise IncompleteError
 
 
-def _depths(buffer: bytes, start: int) -> Iterator[tuple[int, int]]:
+def _iterate_depths(buffer: bytes, start: int) -> Iterator[tuple[int, int]]:
     depth = 0
     for match in _TOKEN.finditer(buffer, start):
         byte = buffer[match.start()]

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from traincast.ir.ops import Scalar, Signature, TensorSpec
-from traincast.traces.arguments import Recorded, contiguous, parse_arguments
+from traincast.traces.arguments import RecordedArguments, make_contiguous_tensor, parse_arguments
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.outputs import derive_outputs, split_out, window_of
+from traincast.traces.outputs import derive_outputs, infer_window, split_out
 from traincast.utils.arrays import BoolArray, IntArray
 
 _CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
@@ -41,19 +41,19 @@ class SignatureReader:
         self._gradient: dict[tuple[int, int], TensorSpec] = {}  # (step, sequence) -> gradient of that op's result
         self._lookup: dict[int, int] = {}  # backward op -> forward lookup, and the other way round
         self._transposed: dict[int, set[tuple[int, ...]]] = {}  # scope -> shapes that `aten::t` made in it
-        self._scan()
+        self._scan_ops()
 
-    def _scan(self) -> None:
+    def _scan_ops(self) -> None:
         events, host, open_lookups = self.linked.events, self.linked.host, []
         for row in host[(events["kind"][host] == Kind.OP) & self._telling[events["name"][host]]].tolist():
-            name = self.linked.name(row)
+            name = self.linked.get_name(row)
             if name == _TRANSPOSE:
-                recorded = self.recorded(row)
+                recorded = self.get_recorded(row)
                 if recorded and recorded.tensors:
                     scope = int(self.linked.scope[row])
                     self._transposed.setdefault(scope, set()).add(recorded.tensors[0].shape[::-1])
             if events["forward_thread"][row] > 0 and _GRADIENT.search(name):
-                recorded = self.recorded(row)
+                recorded = self.get_recorded(row)
                 if recorded and recorded.tensors:
                     key = (int(self.linked.step[row]), int(events["sequence"][row]))
                     self._gradient.setdefault(key, recorded.tensors[0])
@@ -76,20 +76,20 @@ class SignatureReader:
         ops = ops[np.argsort(self.linked.parent[ops], kind="stable")]
         return ops, self.linked.parent[ops]
 
-    def _called_by(self, row: int) -> set[str]:
+    def _list_called_ops(self, row: int) -> set[str]:
         """The names of the ops directly inside of an op."""
         ops, parents = self._by_parent
         inside = ops[np.searchsorted(parents, row) : np.searchsorted(parents, row, side="right")]
-        return {self.linked.name(op) for op in inside.tolist()}
+        return {self.linked.get_name(op) for op in inside.tolist()}
 
     def _pair_lookup(self, row: int, open_lookups: list[int]) -> None:
         """The last lookup whose number of bags fits the gradient is the one it belongs to."""
-        recorded = self.recorded(row)
+        recorded = self.get_recorded(row)
         if not recorded or not recorded.tensors:
             return
         batch = recorded.tensors[0].shape[0]
         for lookup in reversed(open_lookups):
-            arguments = self.recorded(lookup)
+            arguments = self.get_recorded(lookup)
             if arguments is None or len(arguments.inputs) <= _OFFSETS or not arguments.inputs[_OFFSETS]:
                 continue
             tables = len(arguments.inputs[4]) and arguments.inputs[4][0].numel
@@ -98,7 +98,7 @@ class SignatureReader:
                 open_lookups.remove(lookup)
                 return
 
-    def recorded(self, row: int) -> Recorded | None:
+    def get_recorded(self, row: int) -> RecordedArguments | None:
         """What was recorded about an op's arguments, by the execution trace where it has the op."""
         if self.execution is not None and self.node is not None and self.node[row] >= 0:
             recorded = parse_arguments(self.execution.details[self.execution.nodes["details"][self.node[row]]])
@@ -106,48 +106,48 @@ class SignatureReader:
                 return recorded
         return parse_arguments(self.linked.trace.details[int(self.linked.events["details"][row])])
 
-    def signature(self, row: int, *, strided: bool = False) -> Signature | None:
+    def get_signature(self, row: int, *, strided: bool = False) -> Signature | None:
         """The op as a signature, or None where its shapes are not known. `strided` says that a copy ran a kernel and
         no copy engine, so that its source and target were laid out differently."""
         try:
-            return self._signature(row, strided)
+            return self._make_signature(row, strided)
         except (IndexError, ValueError, ZeroDivisionError):
             return None  # what was recorded does not make a whole op
 
-    def _signature(self, row: int, strided: bool) -> Signature | None:
-        name, recorded = self.linked.name(row), self.recorded(row)
+    def _make_signature(self, row: int, strided: bool) -> Signature | None:
+        name, recorded = self.linked.get_name(row), self.get_recorded(row)
         if _LOOKUP_BACKWARD.match(name):
-            return self._lookup_backward(row)
+            return self._read_lookup_backward(row)
         if recorded is None or not recorded.tensors:
             return None
         if _LOOKUP.match(name):
-            return self._lookup_forward(row, recorded)
+            return self._read_lookup_forward(row, recorded)
         if name in _LISTS and (recorded.incomplete or not self._has_node(row)):
             return None
         if _CONVOLUTION.match(name):
-            return self._convolution(row, name, recorded)
+            return self._read_convolution(row, name, recorded)
         if _CONVOLUTION_BACKWARD.match(name):
-            return self._convolution_backward(row, name, recorded)
+            return self._read_convolution_backward(row, name, recorded)
         if _POOL.match(name) or _POOL_BACKWARD.match(name):
-            return self._pool(row, name, recorded)
-        return self._plain(row, name, recorded, strided)
+            return self._read_pool(row, name, recorded)
+        return self._make_plain_signature(row, name, recorded, strided)
 
     def _has_node(self, row: int) -> bool:
         return self.node is not None and self.node[row] >= 0
 
-    def _plain(self, row: int, name: str, recorded: Recorded, strided: bool) -> Signature:
+    def _make_plain_signature(self, row: int, name: str, recorded: RecordedArguments, strided: bool) -> Signature:
         inputs, out = split_out(name, recorded.tensors)
         large = any(spec.shape for spec in inputs)
         inputs = tuple(replace(spec, device="cpu") if large and not spec.shape else spec for spec in inputs)
         scope = int(self.linked.scope[row])
-        backward = bool(scope >= 0 and _GRADIENT.search(self.linked.name(scope)))
-        backward = backward or self._under_gradient(row)
+        backward = bool(scope >= 0 and _GRADIENT.search(self.linked.get_name(scope)))
+        backward = backward or self._is_under_gradient(row)
         outputs = (out,) if out is not None else recorded.outputs or derive_outputs(name, inputs, backward=backward)
         if not recorded.strided:
-            inputs = self._with_order(name, inputs, scope, backward)
+            inputs = self._restore_operand_order(name, inputs, scope, backward)
             source = inputs[-1]
             if strided and _COPY.match(name) and source.dtype == outputs[0].dtype and len(source.shape) > 1:
-                inputs = (*inputs[:-1], replace(source, stride=_turned(source.shape)))
+                inputs = (*inputs[:-1], replace(source, stride=_compute_transposed_strides(source.shape)))
         scalars: tuple[tuple[str, Scalar], ...] = ()
         if name in ("aten::sum", "aten::mean") and outputs[0].numel > 1:
             scalars = (("dim", (0,)),)
@@ -155,13 +155,13 @@ class SignatureReader:
             scalars = (("accumulate", backward),)
         return Signature(name, inputs, outputs, scalars)
 
-    def _under_gradient(self, row: int) -> bool:
-        return any(_GRADIENT.search(self.linked.name(above)) for above in self.linked.enclosing(row))
+    def _is_under_gradient(self, row: int) -> bool:
+        return any(_GRADIENT.search(self.linked.get_name(above)) for above in self.linked.iterate_enclosing(row))
 
-    def _with_order(
+    def _restore_operand_order(
         self, name: str, inputs: tuple[TensorSpec, ...], scope: int, backward: bool
     ) -> tuple[TensorSpec, ...]:
-        """Operands of products that `aten::t` turned: the weight of a linear layer, the gradient in its backward.
+        """Operands of GEMMs that `aten::t` turned: the weight of a linear layer, the gradient in its backward.
 
         (A weight that backward turns again is in order.)
         """
@@ -172,33 +172,33 @@ class SignatureReader:
             return inputs
         if backward and inputs[place].shape[0] == inputs[place].shape[1]:
             return inputs
-        turned = replace(inputs[place], stride=_turned(inputs[place].shape))
+        turned = replace(inputs[place], stride=_compute_transposed_strides(inputs[place].shape))
         return (*inputs[:place], turned, *inputs[place + 1 :])
 
-    def _convolution(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+    def _read_convolution(self, row: int, name: str, recorded: RecordedArguments) -> Signature | None:
         image, weight, *rest = recorded.tensors
         gradient = self._gradient.get((int(self.linked.step[row]), int(self.linked.events["sequence"][row])))
         result = recorded.outputs[0] if recorded.outputs else gradient
-        written = _written_geometry(recorded, first=3) if name in _WRITES_GEOMETRY else None
+        written = _read_geometry(recorded, first=3) if name in _WRITES_GEOMETRY else None
         if written is not None and result is None:
-            result = _convolved(image, weight, written)
-        scalars = written or _geometry(image, weight, result)
+            result = _infer_convolution_output(image, weight, written)
+        scalars = written or _infer_geometry(image, weight, result)
         if result is None or scalars is None:
             return None
         bias = tuple(rest[:1])
         groups = (("input", 1), ("weight", 1), *((("bias", 1),) if bias else ()))
         return Signature(name, (image, weight, *bias), (result,), scalars, groups)
 
-    def _convolution_backward(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+    def _read_convolution_backward(self, row: int, name: str, recorded: RecordedArguments) -> Signature | None:
         if len(recorded.tensors) < 3:
             return None
         first, second, weight = recorded.tensors[:3]
         image, gradient = (first, second) if "cudnn" in name else (second, first)
-        scalars = _written_geometry(recorded, first=4) if name == "aten::convolution_backward" else None
-        scalars = scalars or _geometry(image, weight, gradient)
+        scalars = _read_geometry(recorded, first=4) if name == "aten::convolution_backward" else None
+        scalars = scalars or _infer_geometry(image, weight, gradient)
         if scalars is None:
             return None
-        children = " ".join(self._called_by(row))
+        children = " ".join(self._list_called_ops(row))
         data = image.shape[1] > _IMAGE_CHANNELS
         if "backward_input" in children or "backward_weight" in children:
             data = "backward_input" in children
@@ -208,7 +208,7 @@ class SignatureReader:
         groups = (("grad_output", 1), ("input", 1), ("weight", 1))
         return Signature("aten::convolution_backward", (gradient, image, weight), (image, weight), scalars, groups)
 
-    def _pool(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+    def _read_pool(self, row: int, name: str, recorded: RecordedArguments) -> Signature | None:
         """Where the window was not recorded: one as wide as its stride and half as much again, as pools usually are."""
         if _POOL_BACKWARD.match(name):
             gradient, image = recorded.tensors[:2]
@@ -220,7 +220,7 @@ class SignatureReader:
             image, gradient = recorded.tensors[0], result
         if len(image.shape) != 4 or len(gradient.shape) != 4 or not all(gradient.shape):
             return None
-        written = None if "adaptive" in name else recorded.numbers(2 if _POOL_BACKWARD.match(name) else 1)
+        written = None if "adaptive" in name else recorded.get_integers(2 if _POOL_BACKWARD.match(name) else 1)
         window = written or tuple(-(-3 * image.shape[axis] // (2 * gradient.shape[axis])) for axis in (2, 3))
         scalars: tuple[tuple[str, Scalar], ...] = (("kernel_size", window),)
         if _POOL_BACKWARD.match(name):
@@ -228,7 +228,7 @@ class SignatureReader:
         outputs = (gradient, replace(gradient, dtype="int64")) if "indices" in name else (gradient,)
         return Signature(name, recorded.tensors, outputs, scalars)
 
-    def _lookup_parts(self, recorded: Recorded) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...] | None:
+    def _split_lookup(self, recorded: RecordedArguments) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...] | None:
         if len(recorded.inputs) <= _INDEX_WEIGHTS:
             return None
         named = (
@@ -239,19 +239,19 @@ class SignatureReader:
         )
         return named if all(specs for _, specs in named[:3]) else None
 
-    def _lookup_forward(self, row: int, recorded: Recorded) -> Signature | None:
-        parts = self._lookup_parts(recorded)
-        backward = self.recorded(self._lookup[row]) if row in self._lookup else None
+    def _read_lookup_forward(self, row: int, recorded: RecordedArguments) -> Signature | None:
+        parts = self._split_lookup(recorded)
+        backward = self.get_recorded(self._lookup[row]) if row in self._lookup else None
         if parts is None or backward is None:
             return None
         inputs = tuple(spec for _, specs in parts for spec in specs)
         groups = tuple((name, len(specs)) for name, specs in parts if specs)
-        return Signature(self.linked.name(row), inputs, backward.tensors[:1], (), groups)
+        return Signature(self.linked.get_name(row), inputs, backward.tensors[:1], (), groups)
 
-    def _lookup_backward(self, row: int) -> Signature | None:
-        forward = self.recorded(self._lookup[row]) if row in self._lookup else None
-        gradient, kind = self.recorded(row), _LOOKUP_BACKWARD.match(self.linked.name(row))
-        parts = self._lookup_parts(forward) if forward is not None else None
+    def _read_lookup_backward(self, row: int) -> Signature | None:
+        forward = self.get_recorded(self._lookup[row]) if row in self._lookup else None
+        gradient, kind = self.get_recorded(row), _LOOKUP_BACKWARD.match(self.linked.get_name(row))
+        parts = self._split_lookup(forward) if forward is not None else None
         if parts is None or gradient is None or kind is None:
             return None
         weighted = "weighted" if parts[3][1] else "unweighted"
@@ -261,7 +261,7 @@ class SignatureReader:
         return Signature(name, inputs, (), (), groups)
 
 
-def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_transposed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor whose last two dimensions are stored the other way round."""
     rest = shape[:-2]
     strides = [1, shape[-2]]
@@ -272,11 +272,11 @@ def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*strides[: len(rest)], 1, shape[-2])
 
 
-def _written_geometry(recorded: Recorded, first: int) -> tuple[tuple[str, Scalar], ...] | None:
+def _read_geometry(recorded: RecordedArguments, first: int) -> tuple[tuple[str, Scalar], ...] | None:
     """Stride, padding and groups of a convolution where the trace has its arguments: stride, padding, dilation,
     transposed, output padding, groups, from argument `first` on. Others than plain ones are left to be guessed."""
-    stride, padding, dilation = (recorded.numbers(first + i) for i in range(3))
-    groups = recorded.numbers(first + 5)
+    stride, padding, dilation = (recorded.get_integers(first + i) for i in range(3))
+    groups = recorded.get_integers(first + 5)
     if stride is None or padding is None or groups is None or recorded.values[first + 3] != "False":
         return None
     if dilation is None or set(dilation) != {1} or len(stride) != len(padding) or len(groups) != 1:
@@ -284,7 +284,9 @@ def _written_geometry(recorded: Recorded, first: int) -> tuple[tuple[str, Scalar
     return (("stride", stride), ("padding", padding), ("groups", groups[0]))
 
 
-def _convolved(image: TensorSpec, weight: TensorSpec, geometry: tuple[tuple[str, Scalar], ...]) -> TensorSpec | None:
+def _infer_convolution_output(
+    image: TensorSpec, weight: TensorSpec, geometry: tuple[tuple[str, Scalar], ...]
+) -> TensorSpec | None:
     """The result of a convolution."""
     stride, padding = (dict(geometry)[name] for name in ("stride", "padding"))
     if not isinstance(stride, tuple) or not isinstance(padding, tuple):
@@ -293,17 +295,17 @@ def _convolved(image: TensorSpec, weight: TensorSpec, geometry: tuple[tuple[str,
     sizes = tuple((i + 2 * int(p) - k) // max(int(s), 1) + 1 for i, k, s, p in window)  # type: ignore[arg-type]
     if len(sizes) != len(image.shape) - 2 or not all(size > 0 for size in sizes):
         return None
-    return contiguous((image.shape[0], weight.shape[0], *sizes), image.dtype)
+    return make_contiguous_tensor((image.shape[0], weight.shape[0], *sizes), image.dtype)
 
 
-def _geometry(
+def _infer_geometry(
     image: TensorSpec, weight: TensorSpec, result: TensorSpec | None
 ) -> tuple[tuple[str, Scalar], ...] | None:
     """Stride, padding and groups of a convolution, from the three shapes; dilation is taken to be 1."""
     if result is None or not 3 <= len(image.shape) == len(weight.shape) == len(result.shape):
         return None
     sizes = zip(image.shape[2:], result.shape[2:], weight.shape[2:], strict=True)
-    windows = [window_of(*size) for size in sizes]
+    windows = [infer_window(*size) for size in sizes]
     known = [window for window in windows if window is not None]
     if len(known) < len(windows) or not weight.shape[1] or image.shape[1] % weight.shape[1]:
         return None

@@ -32,10 +32,10 @@ class ByteSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damaged = ""
-        self._file: io.BufferedReader | zipfile.ZipExtFile = _open(path)
+        self._file: io.BufferedReader | zipfile.ZipExtFile = _open_file(path)
         self._zipped = 0  # bytes that a zip archive needs for the file; 0 for none
         if self._file.peek(4)[:4] == _ZIP:
-            self._file, self._zipped = _only_member(path, self._file)
+            self._file, self._zipped = _find_only_member(path, self._file)
         self._gzip = self._file.peek(2)[:2] == _GZIP
         self._inflate = zlib.decompressobj(wbits=31)
         self._packed, self._unpacked, self._members = 0, 0, 1
@@ -69,7 +69,7 @@ class ByteSource:
 
     def _read_gzip(self, size: int) -> bytes:
         while not self.damaged:
-            packed = self._next_member() if self._inflate.eof else self._inflate.unconsumed_tail
+            packed = self._open_next_member() if self._inflate.eof else self._inflate.unconsumed_tail
             if not packed and not self._inflate.eof:
                 packed = self._file.read(_READ)
                 self._packed += len(packed)
@@ -88,7 +88,7 @@ class ByteSource:
                 return data
         return b""
 
-    def _next_member(self) -> bytes:
+    def _open_next_member(self) -> bytes:
         """The start of a further gzip member; zero padding and other rubbish behind the last one is not data."""
         rest = self._inflate.unused_data
         if len(rest) < len(_GZIP):
@@ -104,7 +104,7 @@ class ByteSource:
         return rest
 
 
-def _open(path: Path) -> io.BufferedReader:
+def _open_file(path: Path) -> io.BufferedReader:
     try:
         if path.is_dir():
             raise TraincastError(f"'{path}' is a folder; a trace file was expected")
@@ -118,7 +118,7 @@ def _open(path: Path) -> io.BufferedReader:
         raise TraincastError(f"cannot read '{path}': {reason}") from None
 
 
-def _only_member(path: Path, archive: io.BufferedReader) -> tuple[zipfile.ZipExtFile, int]:
+def _find_only_member(path: Path, archive: io.BufferedReader) -> tuple[zipfile.ZipExtFile, int]:
     """The only file in a zip archive, and how many bytes it takes there."""
     try:
         packed = zipfile.ZipFile(archive)
@@ -134,7 +134,7 @@ def _only_member(path: Path, archive: io.BufferedReader) -> tuple[zipfile.ZipExt
 
 
 def check_encoding(start: bytes, path: Path) -> None:
-    """Refuses the encodings that JSON is not written in, and what is packed in other ways than gzip and zip."""
+    """Rejects the encodings that JSON is not written in, and what is packed in other ways than gzip and zip."""
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), "")
     packed = packed or ("tar" if start[_TAR_AT:].startswith(_TAR) else "")
     if packed:

@@ -42,23 +42,23 @@ class TableBuilder:
         self._held, self._spilled = 0, 0
         self._file: IO[bytes] | None = None
 
-    def append(self, block: Table) -> None:
+    def append_block(self, block: Table) -> None:
         """Adds rows of the table's dtype."""
         self._blocks.append(block)
         self._held += len(block)
         if self._held > _ROWS_IN_MEMORY:
-            self._spill()
+            self._spill_to_disk()
 
-    def finish(self) -> Table:
+    def finish_table(self) -> Table:
         """All rows, in memory or mapped; the builder is used up."""
         if self._file is None:
             return np.concatenate(self._blocks) if self._blocks else np.empty(0, dtype=self.dtype)
-        self._spill()
+        self._spill_to_disk()
         self._file.flush()
         mapped = np.memmap(self._file, dtype=self.dtype, mode="r+", shape=(self._spilled,))
         return mapped.view(np.ndarray)  # single values of a memmap take five times as long to read
 
-    def _spill(self) -> None:
+    def _spill_to_disk(self) -> None:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="traincast-")  # noqa: SIM115 - lives as long as the map

@@ -16,26 +16,26 @@ _WRAPPER = re.compile(
 )
 
 
-def host_order(trace: TimelineTrace) -> IntArray:
+def sort_host_events(trace: TimelineTrace) -> IntArray:
     """Rows of host events by start; an event comes before what it encloses."""
-    rows = trace.of_kind(*HOST_KINDS)
+    rows = trace.find_rows(*HOST_KINDS)
     start, duration, kind = (trace.events[column][rows] for column in ("start", "duration", "kind"))
     return rows[np.lexsort((kind == Kind.RUNTIME, -duration, start))]
 
 
-def thread_keys(trace: TimelineTrace) -> IntArray:
+def number_thread_keys(trace: TimelineTrace) -> IntArray:
     """A number for the process and thread of every event; traces write the same one as a number and as text."""
     keys: dict[tuple[str, str], int] = {}
     number = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks], dtype=np.int64)
     return np.asarray(number[trace.events["track"]])
 
 
-def thread_numbers(trace: TimelineTrace, marker: IntArray, host: IntArray) -> IntArray:
+def number_threads(trace: TimelineTrace, marker: IntArray, host: IntArray) -> IntArray:
     """Host threads by number: the marked one first, then by first event. Devices get -1."""
     thread = np.full(len(trace.events), -1, dtype=np.int64)
     if not len(host):
         return thread
-    event_key = thread_keys(trace)
+    event_key = number_thread_keys(trace)
     marked = len(marker) and trace.events["kind"][marker[0]] in HOST_KINDS
     first = int(event_key[marker[0]]) if marked else int(np.bincount(event_key[host]).argmax())
     keys, appears = np.unique(event_key[host], return_index=True)
@@ -46,7 +46,7 @@ def thread_numbers(trace: TimelineTrace, marker: IntArray, host: IntArray) -> In
     return thread
 
 
-def op_tree(trace: TimelineTrace, thread: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
+def build_op_tree(trace: TimelineTrace, thread: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
     """Parent and scope of every host event, by containment in time on its thread."""
     parent, scope = (np.full(len(trace.events), -1, dtype=np.int64) for _ in range(2))
     if not len(host):
@@ -54,16 +54,16 @@ def op_tree(trace: TimelineTrace, thread: IntArray, host: IntArray) -> tuple[Int
     host = host[np.argsort(thread[host], kind="stable")]
     start, kind = trace.events["start"][host], trace.events["kind"][host]
     encloses = kind != Kind.RUNTIME
-    above = _enclosing(thread[host], start, start + trace.events["duration"][host], encloses)
+    above = _find_enclosing(thread[host], start, start + trace.events["duration"][host], encloses)
     allowed = np.array([_can_be_scope(name) for name in trace.names])
     unit = np.zeros(len(host), dtype=np.bool_)
     unit[encloses] = allowed[trace.events["name"][host[encloses]], kind[encloses]]
-    top = _outermost(above, unit)
+    top = _find_outermost(above, unit)
     parent[host], scope[host] = np.where(above >= 0, host[above], -1), np.where(top >= 0, host[top], -1)
     return parent, scope
 
 
-def _enclosing(thread: IntArray, start: IntArray, end: IntArray, encloses: BoolArray) -> IntArray:
+def _find_enclosing(thread: IntArray, start: IntArray, end: IntArray, encloses: BoolArray) -> IntArray:
     """The place of the innermost event around each one, -1 for none; they are sorted by thread, then start.
 
     It is the last one before that has not ended. Whoever looks for it at an event that has ended goes on from where
@@ -80,7 +80,7 @@ def _enclosing(thread: IntArray, start: IntArray, end: IntArray, encloses: BoolA
     return above
 
 
-def _outermost(above: IntArray, unit: BoolArray) -> IntArray:
+def _find_outermost(above: IntArray, unit: BoolArray) -> IntArray:
     """The outermost unit among each event and those around it; -1 for none."""
     top, beyond = np.where(unit, np.arange(len(above)), -1), above
     while (beyond >= 0).any():

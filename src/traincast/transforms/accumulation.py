@@ -27,7 +27,7 @@ _KEPT = ("aten::detach", "aten::clone")
 """What makes a new gradient the parameter's where there was none."""
 
 
-def accumulated(step: Workload, passes: int) -> tuple[Workload, str]:
+def accumulate_gradients(step: Workload, passes: int) -> tuple[Workload, str]:
     """The step with `passes` batches before its update; a step then has as many times the samples."""
     if step.mode != "training":
         raise TraincastError(f"'{step.name}' is a step of {step.mode}; gradients are accumulated in training")
@@ -40,12 +40,14 @@ def accumulated(step: Workload, passes: int) -> tuple[Workload, str]:
         made = known[key] = known[key] if key in known else _repeated(program, passes)
         programs.append(replace(program, symbolic=made.symbolic, names=made.names, columns=made.columns))
     edited = replace(step, programs=tuple(programs), meta={**step.meta, "accumulation": str(passes)})
-    said = f"a step is {passes} batches of {step.batch_size} samples and one update"
-    said += ", gradients are exchanged in the last pass only" * (len(step.ranks) > 1)
-    return edited, said + "; tables that backward itself updates are updated in every pass" * _fused(step.programs[0])
+    notes = f"a step is {passes} batches of {step.batch_size} samples and one update"
+    notes += ", gradients are reduced in the last pass only" * (len(step.ranks) > 1)
+    return edited, notes + "; tables that backward itself updates are updated in every pass" * _fuse_ops(
+        step.programs[0]
+    )
 
 
-def _fused(program: Program) -> bool:
+def _fuse_ops(program: Program) -> bool:
     """Whether backward updates embedding tables: it is given their weights then."""
     c = program.columns
     weights = c.storage_kind[c.tensor_storage[c.input_tensor]] == StorageKind.PARAMETER
@@ -62,7 +64,7 @@ def _repeated(program: Program, passes: int) -> Program:
     end = backward[-1] + 1
     once, rest = editor.scopes[:end], editor.scopes[end:]
     late = _find_reductions(editor, once)
-    # DDP sends buffers before the first pass only: those after it follow a pass without an exchange
+    # DDP sends buffers before the first pass only: those after it follow a pass without a collective
     again = [scope for scope in once if not scope.name.startswith((_ZERO, _BROADCAST))]
     copies = [_Pass(editor, again) for _ in range(1, passes)]
     for before, copy in pairwise([once, *(copy.scopes for copy in copies)]):
@@ -94,7 +96,7 @@ class _Pass:
     def _op(self, op: OpRow, scope: str) -> OpRow:
         inputs = self.tensors.copy(op.inputs)
         name = op.signature.name
-        if scope == ACCUMULATE_GRAD and name in _KEPT and self.editor.storage_of(op.outputs[0]).made:
+        if scope == ACCUMULATE_GRAD and name in _KEPT and self.editor.get_storage(op.outputs[0]).made:
             # there is a gradient already: the new one is added to it, and who reads it reads the sum
             grad, spec = op.outputs[0], op.signature.outputs[0]
             add = Signature("aten::add_", (spec, spec), (spec,), (("alpha", 1),), (("self", 1), ("other", 1)), "Tensor")
@@ -108,10 +110,10 @@ class _Pass:
 
 
 def _find_reductions(editor: ProgramEditor, scopes: Sequence[ScopeRow]) -> set[OpRow]:
-    """Ops of these scopes that are left out without an exchange of gradients."""
+    """Ops of these scopes that are left out without a collective of gradients."""
     ops = [op for scope in scopes for op in scope.ops]
     buckets = _find_buckets(editor, ops)
-    _check_exchanges(editor, scopes, buckets)
+    _check_collectives(editor, scopes, buckets)
     found: set[OpRow] = set()
     events: set[int] = set()
     for place, op in enumerate(ops):
@@ -137,8 +139,8 @@ def _find_events(ops: Sequence[OpRow], place: int) -> set[int]:
     return {event for event in found if isinstance(event, int)}
 
 
-def _check_exchanges(editor: ProgramEditor, scopes: Sequence[ScopeRow], buckets: set[int]) -> None:
-    """Refuses exchanges of gradients that are no plain all-reduces of buckets."""
+def _check_collectives(editor: ProgramEditor, scopes: Sequence[ScopeRow], buckets: set[int]) -> None:
+    """Rejects collectives of gradients that are no plain all-reduces of buckets."""
     for scope in scopes:
         for op in scope.ops:
             kind = op.signature.scalar("collective")
@@ -148,8 +150,8 @@ def _check_exchanges(editor: ProgramEditor, scopes: Sequence[ScopeRow], buckets:
                     "capture the step with the passes you run"
                 )
             copied = scope.name == ACCUMULATE_GRAD and op.signature.name in _COPIES
-            into = {editor.tensors[tensor] for tensor in op.outputs if not editor.storage_of(tensor).made}
+            into = {editor.tensors[tensor] for tensor in op.outputs if not editor.get_storage(tensor).made}
             if copied and not into <= buckets:
                 raise TraincastError(
-                    "its gradients are exchanged by a hook of its own; capture the step with the passes you run"
+                    "its gradients are reduced by a hook of its own; capture the step with the passes you run"
                 )

@@ -19,8 +19,8 @@ ADDED = "the rows of the new table are added to those of {}, so that no layer ch
 
 
 def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
-    """The step with a table of so many rows, looked up so often a sample, beside the last one that is looked up as
-    often."""
+    """The step with a table of this many rows, looked up so often per sample, alongside the last one that is looked up
+    as often."""
     check_tables(step)
     program = step.programs[0]
     scratch = ProgramEditor(program)
@@ -30,7 +30,7 @@ def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, st
     if not alike:
         known = ", ".join(f"{rows}x{count:g}" for count in sorted({*often.values()}) if count and count == int(count))
         raise TraincastError(
-            f"no table of '{step.name}' is looked up {lookups} times a sample by one op; write {known}"
+            f"no table of '{step.name}' is looked up {lookups} times per sample by one op; write {known}"
             if known
             else f"the tables of '{step.name}' are looked up by several ops each, or not by samples; capture the model"
         )
@@ -49,7 +49,7 @@ def _lookups(program: Program, table: StepTable) -> float:
 
 
 class _Adding:
-    """A program in which the ops of one table are repeated for another of so many rows."""
+    """A program in which the ops of one table are repeated for another of this many rows."""
 
     def __init__(self, program: Program, number: int, height: int) -> None:
         self.program, self.editor = program, ProgramEditor(program)
@@ -80,8 +80,8 @@ class _Adding:
         return found
 
     def rewrite(self) -> None:
-        """Puts the copies beside the ops they are of: of the backward pass before them, since autograd runs the node of
-        what was computed last first."""
+        """Puts the copies alongside the ops they are of: of the backward pass before them, since autograd runs the node
+        of what was computed last first."""
         whole = {self.editor.ops[place] for place, shared in self.mine.items() if not shared}
         lists = {self.editor.ops[place]: shared for place, shared in self.mine.items() if shared}
         scopes: list[ScopeRow] = []
@@ -113,10 +113,10 @@ class _Adding:
     def _added(self, lookup: OpRow, scope: ScopeRow) -> ScopeRow:
         """The sum of both results, which all who used the old one use."""
         old, new = lookup.outputs[0], self.tensors[lookup.outputs[0]]
-        held = self.editor.storage_of(old)
+        held = self.editor.get_storage(old)
         form = lookup.signature.outputs[0]
-        total = self.editor.new_tensor(held.size, held.kind)
-        after = self.editor.storage_of(total)
+        total = self.editor.add_tensor(held.size, held.kind)
+        after = self.editor.get_storage(total)
         after.free, after.lasts, held.free, held.lasts = held.free, held.lasts, None, False
         self.editor.storages[self.editor.tensors[new]].free = None
         mine = {lookup, *self.copies.values()}
@@ -137,7 +137,7 @@ class _Adding:
         return copy
 
     def _lengthen(self, op: OpRow, shared: set[int]) -> None:
-        """One more place in the lists of an op, beside the table's."""
+        """One more place in the lists of an op, alongside the table's."""
         old, inputs, tensors, groups = op.signature, list[TensorSpec](), list[int](), []
         for name, span in old.spans():
             places = range(span.start, span.stop)
@@ -171,10 +171,10 @@ class _Adding:
             storage = self.editor.tensors[tensor]
             if storage not in self.storages:
                 old = self.editor.storages[storage]
-                new = self.editor.new_tensor(self._bytes(storage), old.kind, made=old.made)
-                self.editor.storage_of(new).lasts = old.lasts
+                new = self.editor.add_tensor(self._bytes(storage), old.kind, made=old.made)
+                self.editor.get_storage(new).lasts = old.lasts
                 self.storages[storage] = self.editor.tensors[new]
-            self.tensors[tensor] = self.editor.new_view(self.storages[storage])
+            self.tensors[tensor] = self.editor.add_view(self.storages[storage])
         return self.tensors[tensor]
 
     def _bytes(self, storage: int) -> int:

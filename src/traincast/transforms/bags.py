@@ -41,7 +41,7 @@ class Bag:
 
 
 def find_bags(editor: ProgramEditor, sizes: list[int]) -> list[Bag]:
-    """The bags of a step, one a table, that one table-batched op could stand for."""
+    """The bags of a step, one per table, that one table-batched op could stand for."""
     bags: list[Bag] = []
     for scope in editor.scopes:
         for op in scope.ops:

@@ -77,8 +77,8 @@ def _tables(step: Resizing, op: OpRow) -> tuple[BatchedTable, ...]:
     signature, values = op.signature, step.values
     if signature.scalar("load") is not None:
         raise TraincastError("its tables are told by their load alone; describe the model in YAML")
-    heights, dims = _numbers(signature, "rows", values), _numbers(signature, "dims", values)
-    if not heights or len(heights) != len(dims):
+    row_counts, dims = _numbers(signature, "rows", values), _numbers(signature, "dims", values)
+    if not row_counts or len(row_counts) != len(dims):
         raise TraincastError("it does not say how high each of its tables is; capture it again")
     bags = values[signature.outputs[0].shape[0]]
     (indices,), (offsets,) = signature.tensors("indices"), signature.tensors("offsets")
@@ -89,10 +89,10 @@ def _tables(step: Resizing, op: OpRow) -> tuple[BatchedTable, ...]:
     lookups = [Fraction(n) for n in known] if len(known) == len(dims) else [even] * len(dims)
     form = step.form(step.storage(op, *_WEIGHTS))
     whole = signature.scalar("pooling_mode") is not None  # FBGEMM's own: all rows are there
-    held = _held(heights, dims if len(form) == 1 else (1,) * len(dims), form[0], whole=whole)
+    held = _held(row_counts, dims if len(form) == 1 else (1,) * len(dims), form[0], whole=whole)
     return tuple(
         BatchedTable(rows=rows, held=here, dim=dim, lookups=often)
-        for rows, here, dim, often in zip(heights, held, dims, lookups, strict=True)
+        for rows, here, dim, often in zip(row_counts, held, dims, lookups, strict=True)
     )
 
 
@@ -101,14 +101,14 @@ def _numbers(signature: Signature, name: str, values: Sequence[int]) -> tuple[in
     return tuple(values[item] for item in value if isinstance(item, SizeRef)) if isinstance(value, tuple) else ()
 
 
-def _held(heights: Sequence[int], widths: Sequence[int], memory: int, *, whole: bool) -> list[int]:
+def _held(row_counts: Sequence[int], widths: Sequence[int], memory: int, *, whole: bool) -> list[int]:
     """Rows of each table that are on the device: all, or of higher tables no more than a common limit."""
-    low, high = 0, max(heights)
+    low, high = 0, max(row_counts)
     while low < high and not whole:
         middle = (low + high) // 2
-        enough = sum(min(rows, middle) * width for rows, width in zip(heights, widths, strict=True)) >= memory
+        enough = sum(min(rows, middle) * width for rows, width in zip(row_counts, widths, strict=True)) >= memory
         low, high = (low, middle) if enough else (middle + 1, high)
-    held = [min(rows, high) for rows in heights]
+    held = [min(rows, high) for rows in row_counts]
     if sum(rows * width for rows, width in zip(held, widths, strict=True)) != memory:
         raise TraincastError("some of its lookups share a table, or rows are elsewhere; capture the changed model")
     return held
@@ -119,21 +119,21 @@ def write_tables(step: Resizing, module: BatchedTables, tables: Sequence[Batched
     ops = (module.lookup, *module.others)
     for op in ops:
         step.allow(op)
-    heights = {_elements(module.tables): _elements(tables), _rows(module.tables): _rows(tables)}
+    row_counts = {_elements(module.tables): _elements(tables), _rows(module.tables): _rows(tables)}
     more = sum((one.lookups for one in tables), Fraction(0)) / sum((one.lookups for one in module.tables), Fraction(0))
     ends = step.sizes.total([module.lookup.signature.outputs[0].shape[0]], times=len(tables), plus=1)
     for op in ops:
         for name, storage in step.named(op):
             height = step.form(storage)[0] if step.form(storage) else 0
-            if name in _WEIGHTS or (name.startswith("momentum") and height in heights):
-                step.become(storage, heights[height])
+            if name in _WEIGHTS or (name.startswith("momentum") and height in row_counts):
+                step.become(storage, row_counts[height])
             elif name in _BY_TABLE:
                 step.become(storage, len(tables) + _BY_TABLE[name])
             elif name in ("indices", "indice_weights"):
                 step.scale(storage, more)
             elif name == "offsets" and len(tables) != len(module.tables):
                 step.resize(storage, lambda _: ends)
-        op.signature = _told(op.signature, module, tables, step)
+        op.signature = _update_arguments(op.signature, module, tables, step)
 
 
 def _elements(tables: Sequence[BatchedTable]) -> int:
@@ -144,7 +144,9 @@ def _rows(tables: Sequence[BatchedTable]) -> int:
     return sum(one.held for one in tables)
 
 
-def _told(signature: Signature, module: BatchedTables, tables: Sequence[BatchedTable], step: Resizing) -> Signature:
+def _update_arguments(
+    signature: Signature, module: BatchedTables, tables: Sequence[BatchedTable], step: Resizing
+) -> Signature:
     """What an op is told of its tables."""
 
     def numbers(values: Sequence[int]) -> Scalar:

@@ -21,7 +21,7 @@ _TRACED = "gradients and updates of tensors that have the form of a table were t
 _SAID = "all tables are looked up by one table-batched op, whose backward updates their rows by SGD"
 
 
-def batched_bags(step: Workload) -> tuple[Workload, str]:
+def batch_bags(step: Workload) -> tuple[Workload, str]:
     """The step with its bags fused."""
     if len(step.ranks) > 1:
         raise TraincastError(f"'{step.name}' runs on {len(step.ranks)} GPUs; fuse the bags of its step on one GPU")
@@ -113,10 +113,10 @@ class _Batching:
         all_rows = TensorSpec((rows, self.dim), (self.dim, self.one), weight.dtype)
         begins = TensorSpec((self.count,), (self.one,), "int64")
         dim = self.plain[self.dim]
-        weights = self.editor.new_tensor(
+        weights = self.editor.add_tensor(
             self.sizes.total([rows], times=dim * weight.itemsize), StorageKind.PARAMETER, made=False
         )
-        offset = self.editor.new_tensor(self.sizes.constant(8 * len(self.bags)), StorageKind.BUFFER, made=False)
+        offset = self.editor.add_tensor(self.sizes.constant(8 * len(self.bags)), StorageKind.BUFFER, made=False)
         lookups = self.sizes.total([bag.input("indices")[1].shape[0] for bag in self.bags])
         bounds = self.sizes.total([self.batch], times=len(self.bags), plus=1)
         indices, offsets = self._fed("indices", lookups), self._fed("offsets", bounds)
@@ -130,9 +130,9 @@ class _Batching:
         copies = find_host_copies(self.editor, (bag.input(name)[0] for bag in self.bags))
         copy = copies[0]
         if copy is None:
-            return self.editor.new_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec
-        host = self.editor.new_tensor(number_of_bytes, self.editor.storage_of(copy.inputs[0]).kind, made=False)
-        there = self.editor.new_tensor(number_of_bytes, self.editor.storage_of(copy.outputs[0]).kind)
+            return self.editor.add_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec
+        host = self.editor.add_tensor(number_of_bytes, self.editor.get_storage(copy.inputs[0]).kind, made=False)
+        there = self.editor.add_tensor(number_of_bytes, self.editor.get_storage(copy.outputs[0]).kind)
         from_host = replace(spec, device=copy.signature.inputs[0].device)
         signature = replace(copy.signature, inputs=(from_host,), outputs=(spec,))
         at = next(i for i, scope in enumerate(self.editor.scopes) if any(op is copy for op in scope.ops))
@@ -151,7 +151,7 @@ class _Batching:
         batch = self.plain[self.batch]
         if len(set(lookups)) > 1:
             if any(number % batch for number in lookups):
-                raise TraincastError("its bags hold no whole number of lookups a sample")
+                raise TraincastError("its bags hold no integer number of lookups per sample")
             forms.append(("pooling", tuple(SizeRef(self.sizes.constant(number // batch)) for number in lookups)))
         return tuple(forms)
 
@@ -166,7 +166,7 @@ class _Batching:
 
     def _lookup(self, operands: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> tuple[ScopeRow, int]:
         first = self.bags[0]
-        pooled = self.editor.new_tensor(self._bytes(), StorageKind.ACTIVATION)
+        pooled = self.editor.add_tensor(self._bytes(), StorageKind.ACTIVATION)
         self.pooled = self.editor.storages[-1]
         name = "traincast::batched_embedding_forward"
         signature = Signature(name, specs, (self._pooled(),), self._forms, ARGUMENTS)
@@ -182,17 +182,17 @@ class _Batching:
             outputs = tuple(bag.op.outputs[0] for bag in self.bags)
             for tensor in outputs:
                 self.editor.tensors[tensor] = storage
-            piece = replace(self._pooled(), shape=(self.batch, self.dim), stride=(self.columns, self.one))
+            block = replace(self._pooled(), shape=(self.batch, self.dim), stride=(self.columns, self.one))
             signature = Signature(
                 "aten::unbind",
                 (self._pooled(),),
-                len(outputs) * (piece,),
+                len(outputs) * (block,),
                 (("dim", SizeRef(self.one)),),
                 (("self", 1),),
             )
             view = OpRow(signature, (pooled,), outputs, first.module, first.stream)
             return [ScopeRow("aten::unbind", Phase.FORWARD, scope.thread, [view])]
-        tensor = self.editor.new_view(storage)
+        tensor = self.editor.add_view(storage)
         size = (SizeRef(self.batch), SizeRef(self.columns))
         signature = Signature("aten::view", (self._pooled(),), (flat,), (("size", size),), (("self", 1),))
         start = self.cat.inputs.index(self.bags[0].op.outputs[0])
@@ -226,7 +226,7 @@ class _Batching:
         slices.sort(key=lambda op: grads.index(op.outputs[0]))
         if self.cat is not None and len(slices) == len(grads) and len({op.inputs for op in slices}) == 1:
             return self._sliced(slices, scope)
-        whole = self.editor.new_tensor(self._bytes(), StorageKind.ACTIVATION)
+        whole = self.editor.add_tensor(self._bytes(), StorageKind.ACTIVATION)
         inputs = tuple(op.signature.inputs[0] for op in backward)
         signature = Signature(
             "aten::stack", inputs, (self._pooled(),), (("dim", SizeRef(self.one)),), (("tensors", len(inputs)),)
@@ -246,7 +246,7 @@ class _Batching:
             scalars=tuple((name, kept.get(name, value)) for name, value in first.signature.scalars),
         )  # fmt: skip
         self.pruning.gone.update(slices[1:])
-        grad = self.editor.new_view(self.editor.tensors[first.outputs[0]])
+        grad = self.editor.add_view(self.editor.tensors[first.outputs[0]])
         form = replace(self._pooled(), stride=(row, self.dim, self.one))
         size = tuple(map(SizeRef, form.shape))
         signature = Signature("aten::view", (flat,), (form,), (("size", size),), (("self", 1),))

@@ -12,13 +12,13 @@ from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 LAYERS = "layers"
 _ANY = "*"
 
 
-def checkpointed(step: Workload, modules: str) -> tuple[Workload, str]:
+def checkpoint_layers(step: Workload, modules: str) -> tuple[Workload, str]:
     """The step with `torch.utils.checkpoint` (not re-entrant) around every module whose path fits a pattern such as
     `*.layers.*`, or around each repeated layer ("layers", "*")."""
     if step.mode != "training":
@@ -31,8 +31,8 @@ def checkpointed(step: Workload, modules: str) -> tuple[Workload, str]:
     programs = tuple(_Checkpointing(program, chosen).run() for program in step.programs)
     if all(new is old for new, old in zip(programs, step.programs, strict=True)):
         raise TraincastError(f"{chosen[0]} and the like keep nothing for the backward pass")
-    said = f"{len(chosen)} modules ({chosen[0]} to {chosen[-1]}) compute their activations again in the backward pass"
-    return replace(step, programs=programs), said
+    notes = f"{len(chosen)} modules ({chosen[0]} to {chosen[-1]}) compute their activations again in the backward pass"
+    return replace(step, programs=programs), notes
 
 
 def _paths(program: Program) -> list[str]:
@@ -52,7 +52,8 @@ def _fitting(names: list[str], pattern: str) -> list[str]:
     outer = [name for name in fit if not any(name.startswith(f"{other}.") for other in fit)]
     if not outer:
         raise TraincastError(
-            f"no module fits {shown(pattern)}; the step has {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+            f"no module fits {shorten_value(pattern)}; the step has "
+            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
         )
     return _in_order(outer)
 

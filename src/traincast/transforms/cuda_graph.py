@@ -19,7 +19,7 @@ _HOLDS = (ControlKind.DEVICE_SYNCHRONIZE, ControlKind.STREAM_SYNCHRONIZE, Contro
 _SHOWN = 4  # ops that break graphs, by name
 
 
-def graphed_step(workload: Workload) -> tuple[Workload, str]:
+def apply_cuda_graphs(workload: Workload) -> tuple[Workload, str]:
     """The step with everything behind its inputs replayed as CUDA graphs, and what is to be said about that.
 
     Inputs are copied before, into tensors that stay. An op for which the host waits, or which copies to or from
@@ -39,11 +39,11 @@ def graphed_step(workload: Workload) -> tuple[Workload, str]:
         programs.append(replace(program, names=graph.names, columns=graph.columns))
         launches = [name.startswith(LAUNCH) for name in graph.names]
         graphs = max(graphs, int(np.array(launches)[graph.columns.scope_name].sum()))
-    said = f"the step is replayed as {graphs} CUDA graph{'s'[: graphs != 1]}, its inputs are copied before"
+    notes = f"the step is replayed as {graphs} CUDA graph{'s'[: graphs != 1]}, its inputs are copied before"
     if breaks:
         shown = ", ".join(sorted(breaks)[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
-        said += f"; the host waits in {shown}, which no graph can hold: make the step do without for a single graph"
-    return replace(workload, programs=tuple(programs)), said
+        notes += f"; the host waits in {shown}, which no graph can hold: make the step do without for a single graph"
+    return replace(workload, programs=tuple(programs)), notes
 
 
 def _breaking_ops(program: Program, context: LoweringContext) -> BoolArray:

@@ -1,6 +1,6 @@
 """What a compiler makes of an eager step: chains of element-wise ops and row reductions as one kernel each.
 
-Follows what TorchInductor does in the large: matrix products, convolutions, attention and lookups stay calls of their
+Follows what TorchInductor does in the large: GEMMs, convolutions, attention and lookups stay calls of their
 libraries; element-wise ops, copies, softmax, layer norms and reductions that hand each other their results over the
 same elements become one kernel, which reads what comes from outside and writes what is wanted outside. Views cost
 nothing and constants are part of the kernels that use them.
@@ -68,7 +68,7 @@ class _Form:
 
 @dataclass(slots=True)
 class _FusedOps:
-    """Ops of one kernel; `closed` once an op outside has used a result."""
+    """Ops of one kernel; `closed` once per op outside has used a result."""
 
     elements: int
     rows: int
@@ -84,7 +84,7 @@ class _FusedOps:
         return self.rows > 0 and form.elements == self.rows and not form.rows
 
 
-def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
+def compile_step(workload: Workload, context: LoweringContext) -> Workload:
     """The workload as a compiler would run it: a step of inference whole, of training the model and its backward pass,
     as they are captured under `torch.compile(model)`."""
     if "compiled" in workload.meta:
@@ -92,12 +92,12 @@ def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
     check_follows_tensors(workload)
     if workload.mode != "inference":
         marked = tuple(with_compiled_model(program) for program in workload.programs)
-        return compiled_regions(replace(workload, programs=marked), context)
+        return compile_regions(replace(workload, programs=marked), context)
     programs = tuple(_compiled(program, context) for program in workload.programs)
     return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
 
 
-def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
+def compile_regions(workload: Workload, context: LoweringContext) -> Workload:
     """The workload with what its script compiled run as a compiler would run it; the rest stays as it is."""
     marked = [compiled_ops(program) for program in workload.programs]
     if "compiled" in workload.meta or not any(ops.any() for ops in marked):
@@ -106,8 +106,8 @@ def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
         _compiled(program, context, ops & (program.columns.op_stream == 0)) if ops.any() else program
         for program, ops in zip(workload.programs, marked, strict=True)
     )
-    said = _SAID if workload.mode == "inference" else f"{_SAID}; {_STORED}"
-    return replace(workload, programs=programs, meta={**workload.meta, "compiled": said})
+    notes = _SAID if workload.mode == "inference" else f"{_SAID}; {_STORED}"
+    return replace(workload, programs=programs, meta={**workload.meta, "compiled": notes})
 
 
 def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
@@ -148,18 +148,18 @@ def _part_scopes(scopes: list[ScopeRow], kernels: set[OpRow], gone: set[OpRow], 
     return parted
 
 
-def fused(step: Workload) -> tuple[Workload, str]:
+def fuse_ops(step: Workload) -> tuple[Workload, str]:
     """The step with chains of element-wise ops and row reductions as one kernel each, none across two phases."""
     check_follows_tensors(step)
     context = lowering_context(step)
-    programs = tuple(_fused(program, context) for program in step.programs)
+    programs = tuple(_fuse_ops(program, context) for program in step.programs)
     before, after = (sum(p.num_ops for p in ps) for ps in (step.programs, programs))
     if before == after:
         raise TraincastError(f"'{step.name}' has no chains of element-wise ops to fuse")
     return replace(step, programs=programs), FUSED_CHAINS
 
 
-def _fused(program: Program, context: LoweringContext) -> Program:
+def _fuse_ops(program: Program, context: LoweringContext) -> Program:
     ops = _Ops(program, _forms(program, context), fold=False)
     editor = ProgramEditor(program)
     kernels, gone = ops.merge(editor, ops.groups(program.op_phase.tolist()))
@@ -216,7 +216,7 @@ class _Ops:
 
     def groups(self, apart: Sequence[int] = ()) -> list[_FusedOps]:
         """Which ops run together. Every group runs where its last op ran: an op joins those that made what it reads
-        as long as nothing else has used their results, and (with `apart`, a number an op) those have its number."""
+        as long as nothing else has used their results, and (with `apart`, a number per op) those have its number."""
         group_of: dict[int, _FusedOps] = {}
         writer: dict[int, int] = {}
         groups: list[_FusedOps] = []

@@ -13,16 +13,16 @@ from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
 from traincast.ir.workload import Workload
-from traincast.models.data_parallel.data_parallel import gradients_of
+from traincast.models.data_parallel.data_parallel import find_gradients
 from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.layers.builder import Communicator, Ref
-from traincast.models.layers.optimizers import TITLES, step_together, with_state
+from traincast.models.layers.optimizers import TITLES, make_optimizer_state, step_together
 from traincast.utils.errors import TraincastError
 
 LISTS_SINCE = 2  # the PyTorch whose optimizers work on lists by default
 
 
-def with_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
+def change_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
     """The step with another update of the parameters that have gradients."""
     if step.mode != "training":
         raise TraincastError(f"'{step.name}' is a step of {step.mode}; only training has an optimizer")
@@ -30,13 +30,13 @@ def with_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
         raise TraincastError(f"'{step.name}' follows PyTorch {step.framework_version}; capture it with {optimizer}")
     bare = without_phase(step, Phase.OPTIMIZER)
     programs = tuple(_stepped(program, optimizer) for program in bare.programs)
-    said = f"{TITLES[optimizer]} updates by lists of parameters (foreach), as PyTorch does by default"
-    return replace(bare, programs=programs), said
+    notes = f"{TITLES[optimizer]} updates by lists of parameters (foreach), as PyTorch does by default"
+    return replace(bare, programs=programs), notes
 
 
 def _stepped(program: Program, optimizer: str) -> Program:
     try:
-        gradients = [one.grad for one in gradients_of(program)]
+        gradients = [one.grad for one in find_gradients(program)]
     except TraincastError:  # a gradient of two tensors
         raise TraincastError(
             f"some of its gradients are sparse, which are not updated by lists; capture it with {optimizer}, or with "
@@ -46,15 +46,15 @@ def _stepped(program: Program, optimizer: str) -> Program:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
     builder = InsertingBuilder(program, Communicator(0, (0,)))
     builder.insert_before(program.num_scopes)
-    stepped = with_state(builder, optimizer, _parameters(program, gradients))
+    stepped = make_optimizer_state(builder, optimizer, _parameters(program, gradients))
     step_together(builder, optimizer, stepped, gradients)
     # what the training loop still held when the old optimizer was done, it holds until the new one is
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
-        builder.insertion.free(storage)
+        builder.insertion.free_storage(storage)
     backward = np.flatnonzero(program.columns.scope_phase == Phase.BACKWARD)
     builder.insertion.set_wait(program.num_scopes, int(backward[-1]))  # the first new scope
-    built = builder.build()
+    built = builder.build_program()
     return replace(built, names=tuple(_renamed(name, optimizer) for name in built.names))
 
 

@@ -32,8 +32,8 @@ class Pruning:
                 self.users[tensor].append(op)
 
     def follow(self, storages: set[int], tensors: set[int], check: Callable[[OpRow], None]) -> None:
-        """All that is done with `tensors`, and with what lies in `storages`, goes: whole ops, or their places in lists
-        of tensors; `check` refuses an op that must not go. Results of ops that go, and gradients and state that they
+        """All that is done with `tensors`, and with what is in `storages`, goes: whole ops, or their places in lists
+        of tensors; `check` rejects an op that must not go. Results of ops that go, and gradients and state that they
         work on, are followed too."""
         found = -1
         while found != len(storages) + len(tensors) + len(self.gone):
@@ -55,7 +55,7 @@ class Pruning:
                     tensors |= {*op.outputs}
 
     def _check_alone(self, op: OpRow, storages: set[int], tensors: set[int]) -> None:
-        """Refuses to take out an op that makes something new of what goes and of what stays."""
+        """Rejects to take out an op that makes something new of what goes and of what stays."""
         own = storages | self._own(op)
         stays = {t for t in op.inputs if t not in tensors and self.editor.tensors[t] not in own}
         going = {self.editor.tensors[t] for t in op.inputs if t not in stays}
@@ -123,7 +123,7 @@ class Pruning:
         """Gradients that the step before left, and that are freed before an op could use them, are no more: as many of
         each size as these ops of the backward pass make."""
         used = {self.editor.tensors[t] for op in self.ops for t in (*op.inputs, *op.outputs)}
-        made = [self.editor.storage_of(t).size for op in backward for t in op.outputs]
+        made = [self.editor.get_storage(t).size for op in backward for t in op.outputs]
         for number, row in enumerate(self.editor.storages):
             stale = not row.made and row.kind == StorageKind.GRADIENT and number not in used
             if stale and row.size in made:
@@ -140,7 +140,7 @@ class Pruning:
         touched: Counter[int] = Counter()
         for op in (op for scope in editor.scopes for op in scope.ops):
             for tensor in op.inputs:
-                row = editor.storage_of(tensor)
+                row = editor.get_storage(tensor)
                 if row.made and editor.tensors[tensor] in lost and not touched[editor.tensors[tensor]]:
                     raise TraincastError(f"what its bags share with others is used by {op.signature.name}")
             touched.update(editor.tensors[t] for t in (*op.inputs, *op.outputs))

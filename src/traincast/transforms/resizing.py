@@ -61,12 +61,12 @@ class Resizing:
         self._allowed.add(op)
 
     def become(self, storage: int, height: int) -> None:
-        """Gives memory a first dimension of so many, unless it has it."""
+        """Gives memory a first dimension of this many, unless it has it."""
         if self.form(storage)[0] != height:
             self.resize(storage, lambda _: self.sizes.constant(height))
 
     def scale(self, storage: int, factor: Fraction) -> None:
-        """Makes the first dimension so many times as large, also of what it is put together from."""
+        """Makes the first dimension this many times as large, also of what it is put together from."""
         if factor != 1:
             self._reached(storage, (*_COPIES, "aten::cat"), lambda size: self.sizes.scaled(size, factor))
 

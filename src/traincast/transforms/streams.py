@@ -10,22 +10,22 @@ from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
 from traincast.ir.workload import Workload
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 RECORD, WAIT = "cuda::event_record", "cuda::stream_wait_event"
 
 
-def moved(step: Workload, name: str, stream: int) -> tuple[Workload, str]:
+def move_to_stream(step: Workload, name: str, stream: int) -> tuple[Workload, str]:
     """The step with all ops of a name on another stream."""
     names = {signature.name for program in step.programs for signature in program.symbolic}
     if name not in names:
-        raise unknown("op", name, names, "Name one of the step's ops.")
+        raise make_unknown_error("op", name, names, "Name one of the step's ops.")
     check_follows_tensors(step)
-    programs = tuple(_moved(program, name, stream) for program in step.programs)
+    programs = tuple(_move_to_stream(program, name, stream) for program in step.programs)
     return replace(step, programs=programs), f"{name} runs on stream {stream}, with events where data crosses"
 
 
-def _moved(program: Program, name: str, stream: int) -> Program:
+def _move_to_stream(program: Program, name: str, stream: int) -> Program:
     editor = ProgramEditor(program)
     taken = [signature.scalar("event") for signature in program.signatures]
     events = _Events(1 + max((event for event in taken if isinstance(event, int)), default=-1))

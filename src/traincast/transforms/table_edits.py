@@ -23,7 +23,7 @@ Change = Callable[[Fraction], int]
 """From an old number to a new one."""
 
 
-def dropped(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
+def drop_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables."""
     check_step(step)
     if not looks_up_together(step):
@@ -42,8 +42,8 @@ def dropped(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     return _written(step, resizing), DROPPED.format(" and ".join(names))
 
 
-def added(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
-    """The step with a table of so many rows, looked up so often a sample."""
+def add_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
+    """The step with a table of this many rows, looked up so often per sample."""
     check_step(step)
     if not looks_up_together(step):
         return add_own_table(step, rows, lookups)
@@ -55,7 +55,7 @@ def added(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
     return _written(step, resizing), ADDED.format(list(_names([module]))[-1])
 
 
-def with_lookups(step: Workload, change: Change) -> tuple[Workload, str]:
+def set_lookups(step: Workload, change: Change) -> tuple[Workload, str]:
     """The step with other numbers of lookups of every bag."""
 
     def changed(module: BatchedTables) -> list[BatchedTable]:
@@ -64,7 +64,7 @@ def with_lookups(step: Workload, change: Change) -> tuple[Workload, str]:
     return _each(step, changed, "its rows are looked up by an op for each table")
 
 
-def with_heights(step: Workload, change: Change) -> tuple[Workload, str]:
+def set_row_counts(step: Workload, change: Change) -> tuple[Workload, str]:
     """The step with tables of other heights; rows that were not on the device are not there either."""
 
     def changed(module: BatchedTables) -> list[BatchedTable]:

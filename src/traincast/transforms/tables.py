@@ -44,7 +44,7 @@ def find_tables(editor: ProgramEditor, program: Program) -> list[StepTable]:
 
 
 def check_step(step: Workload) -> None:
-    """Refuses a step whose tables cannot be told apart from what else it does."""
+    """Rejects a step whose tables cannot be told apart from what else it does."""
     if len(step.ranks) > 1:
         raise TraincastError(
             f"'{step.name}' runs on {len(step.ranks)} GPUs; change the tables of its step on one GPU, and give `gpus`"
@@ -53,7 +53,7 @@ def check_step(step: Workload) -> None:
 
 
 def check_tables(step: Workload) -> None:
-    """Refuses a step in which no op looks up a table of its own."""
+    """Rejects a step in which no op looks up a table of its own."""
     if not {signature.name for signature in step.programs[0].symbolic} & set(LOOKUPS):
         raise TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
 
@@ -87,14 +87,14 @@ def drop_own_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str
     for table in gone:
         follow_table(pruning, table)
         for lookup in table.lookups:
-            result = editor.storage_of(lookup.outputs[0])
+            result = editor.get_storage(lookup.outputs[0])
             result.made, result.lasts, result.kind = False, True, int(StorageKind.BUFFER)
     pruning.unused()
     results = {editor.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
     pruning.drop(stay=results)
     restack(editor)
-    said = " and ".join(table.module or "the table" for table in gone)
-    return replace(step, programs=(editor.build(),)), DROPPED.format(said)
+    notes = " and ".join(table.module or "the table" for table in gone)
+    return replace(step, programs=(editor.build(),)), DROPPED.format(notes)
 
 
 def find_ops_around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
@@ -139,7 +139,7 @@ def _counters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
         if op.signature.name in ("aten::add_", "aten::_foreach_add_"):
             first = op.signature.groups[0][1]
             for tensor, spec in zip(op.inputs[:first], op.signature.inputs[:first], strict=True):
-                if not spec.shape and not editor.storage_of(tensor).made:
+                if not spec.shape and not editor.get_storage(tensor).made:
                     found[editor.tensors[tensor]] = None
     return list(found)
 
@@ -149,6 +149,6 @@ def _updated(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     found = dict[int, None]()
     for op in scope.ops:
         for tensor in op.inputs:
-            if editor.storage_of(tensor).kind == StorageKind.PARAMETER:
+            if editor.get_storage(tensor).kind == StorageKind.PARAMETER:
                 found[editor.tensors[tensor]] = None
     return list(found)

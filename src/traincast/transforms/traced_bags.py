@@ -1,4 +1,4 @@
-"""Bags of a traced step, one a table, as one table-batched lookup: found by their names and forms alone."""
+"""Bags of a traced step, one per table, as one table-batched lookup: found by their names and forms alone."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Traced:
         forms: list[tuple[str, Scalar]] = [("rows", rows), ("dims", len(rows) * (self._number(self.dim),))]
         if len(set(self.lookups)) > 1:
             if any(number % self.batch for number in self.lookups):
-                raise TraincastError("its bags hold no whole number of lookups a sample")
+                raise TraincastError("its bags hold no integer number of lookups per sample")
             forms.append(("pooling", tuple(self._number(number // self.batch) for number in self.lookups)))
         return tuple(forms)
 
@@ -112,7 +112,7 @@ class _Traced:
 
     def _tensor(self, spec: TensorSpec) -> int:
         """As in a trace, a tensor is there for its op only."""
-        return self.editor.new_tensor(
+        return self.editor.add_tensor(
             self.sizes.product(spec.shape, times=DTYPE_BYTES[spec.dtype]), StorageKind.ACTIVATION
         )
 

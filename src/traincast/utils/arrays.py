@@ -1,4 +1,4 @@
-"""The array types that every room speaks in."""
+"""The array types that every package speaks in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IndexArray = npt.NDArray[np.intp]
 """Positions, as numpy's own sorts and searches give them."""
 
 
-def grouped(keys: IntArray | Int32Array) -> Iterator[tuple[int, IntArray]]:
+def group_positions(keys: IntArray | Int32Array) -> Iterator[tuple[int, IntArray]]:
     """Every key with the places where it stands, both in order; in one pass, however many keys there are.
 
     >>> [(key, places.tolist()) for key, places in grouped(np.array([7, 3, 7]))]

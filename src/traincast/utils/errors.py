@@ -15,19 +15,19 @@ class TraincastError(ValueError):
 _LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that is known has as many
 
 
-def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> TraincastError:
+def make_unknown_error(kind: str, name: str, known: Iterable[str], remedy: str) -> TraincastError:
     """An error for a name nobody knows, with the nearest known names."""
     is_short = len(name) <= _LONGEST_NAME and name.isprintable()
     names = list(known)
     longer = [one for one in names if name and one.startswith(name)]  # "a100" is short for "a100-80gb"
     nearest = list(dict.fromkeys(longer + difflib.get_close_matches(name, names, n=3, cutoff=0.4))) if is_short else []
     hint = f" Did you mean {', '.join(nearest[:3])}?" if nearest else ""
-    quoted = f"'{name}'" if is_short else shown(name)
+    quoted = f"'{name}'" if is_short else shorten_value(name)
     return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
 
 
-def printable(text: str) -> str:
-    """A name of a stranger as it may be shown: line breaks, terminal escapes and the like are written as escapes.
+def escape_text(text: str) -> str:
+    """An untrusted name as it may be shown: line breaks, terminal escapes and the like are written as escapes.
 
     >>> printable("two" + chr(10) + "lines")
     'two\\\\nlines'
@@ -44,8 +44,8 @@ _SHORT.maxstring = _SHORT.maxother = 80  # characters; a message stays on one li
 _SHORT.maxlong = 40
 
 
-def shown(value: Any) -> str:
-    """A value of a stranger for a message: short, on one line, without escape sequences, however large it is.
+def shorten_value(value: Any) -> str:
+    """An untrusted value for a message: short, on one line, without escape sequences, however large it is.
 
     >>> len(shown("a" * 1000)) <= 80
     True
@@ -54,5 +54,5 @@ def shown(value: Any) -> str:
     """
     try:
         return _SHORT.repr(value)
-    except (ValueError, RecursionError):  # a whole number too long to print
+    except (ValueError, RecursionError):  # an integer too long to print
         return f"a {type(value).__name__}"

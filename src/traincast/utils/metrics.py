@@ -37,7 +37,7 @@ class ErrorRow:
     covered: float | None = None
 
 
-def error_row(
+def compute_error_row(
     suite: str,
     group: str,
     predicted: npt.ArrayLike,
@@ -47,7 +47,7 @@ def error_row(
     inside: BoolArray | None = None,
 ) -> ErrorRow:
     """The accuracy of predictions against measurements that took no part in fitting; `inside` says of each whether
-    it lies in its 90 % interval."""
+    it is in its 90 % interval."""
     p = np.asarray(predicted, dtype=np.float64)
     m = np.asarray(measured, dtype=np.float64)
     if p.shape != m.shape or p.ndim != 1:
@@ -72,11 +72,11 @@ def error_row(
     )
 
 
-def mean_error_percent(predicted: FloatArray, measured: FloatArray) -> float:
+def compute_mean_error_percent(predicted: FloatArray, measured: FloatArray) -> float:
     """Mean absolute error, percent of what was measured."""
     return 100 * float(np.mean(np.abs(predicted / measured - 1)))
 
 
-def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
-    """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
+def is_within_interval(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
+    """Which measurements are in the 90 % interval of a prediction with this log-sigma."""
     return np.asarray(np.abs(np.log(predicted / measured)) <= Z90 * sigma)

@@ -36,55 +36,58 @@ class Part:
         return self.share * max(self.spread - MEASURED, 0.0)
 
 
-def half_width(parts: Mapping[Key, Part]) -> float:
+def compute_half_width(parts: Mapping[Key, Part]) -> float:
     """Half the 90 % interval of the step, as a share of its time."""
-    return _width(sum(error**2 for error in _by_group(parts).values()))
+    return _compute_width(sum(error**2 for error in _sum_errors_by_group(parts).values()))
 
 
-def ranked(parts: Mapping[Key, Part]) -> dict[Key, float]:
+def rank_by_remaining_width(parts: Mapping[Key, Part]) -> dict[Key, float]:
     """The half-width that is left when each part alone is measured, the one that narrows most first.
 
     >>> [name for name in ranked({"gemm": Part(0.8, 0.1), "host": Part(0.1, 0.4), "copy": Part(0.1, 0.03)})]
     ['gemm', 'host', 'copy']
     """
-    errors = _by_group(parts)
+    errors = _sum_errors_by_group(parts)
     whole = sum(error**2 for error in errors.values())
-    left = {key: _width(whole - _narrowed(errors[_group(key, part)], part)) for key, part in parts.items()}
+    left = {
+        key: _compute_width(whole - _compute_variance_reduction(errors[_group_key(key, part)], part))
+        for key, part in parts.items()
+    }
     return dict(sorted(left.items(), key=lambda item: item[1]))
 
 
-def in_turn(parts: Mapping[Key, Part]) -> dict[Key, float]:
+def order_by_narrowing(parts: Mapping[Key, Part]) -> dict[Key, float]:
     """The order in which to measure, each time what narrows most of what is left; with the half-width left then."""
-    errors = _by_group(parts)
+    errors = _sum_errors_by_group(parts)
     waiting: dict[Hashable, list[Key]] = defaultdict(list)  # of a group, the one that removes most at the end
     for key in sorted(parts, key=lambda key: (parts[key].removed, parts[key].error)):
-        waiting[_group(key, parts[key])].append(key)
+        waiting[_group_key(key, parts[key])].append(key)
     order: dict[Key, float] = {}
     while waiting:
-        best = max(waiting, key=lambda group: _narrowed(errors[group], parts[waiting[group][-1]]))
+        best = max(waiting, key=lambda group: _compute_variance_reduction(errors[group], parts[waiting[group][-1]]))
         key = waiting[best].pop()
         errors[best] -= parts[key].removed
-        order[key] = _width(sum(error**2 for error in errors.values()))
+        order[key] = _compute_width(sum(error**2 for error in errors.values()))
         if not waiting[best]:
             del waiting[best]
     return order
 
 
-def _group(key: Hashable, part: Part) -> Hashable:
+def _group_key(key: Hashable, part: Part) -> Hashable:
     return ("alone", key) if part.group is None else ("group", part.group)
 
 
-def _by_group(parts: Mapping[Key, Part]) -> dict[Hashable, float]:
+def _sum_errors_by_group(parts: Mapping[Key, Part]) -> dict[Hashable, float]:
     errors: dict[Hashable, float] = defaultdict(float)
     for key, part in parts.items():
-        errors[_group(key, part)] += part.error
+        errors[_group_key(key, part)] += part.error
     return errors
 
 
-def _narrowed(error: float, part: Part) -> float:
+def _compute_variance_reduction(error: float, part: Part) -> float:
     """By how much the variance of a step falls when a part of a group with this error is measured."""
     return error**2 - (error - part.removed) ** 2
 
 
-def _width(variance: float) -> float:
+def _compute_width(variance: float) -> float:
     return math.exp(Z90 * math.sqrt(max(variance, 0.0))) - 1

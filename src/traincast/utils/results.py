@@ -21,7 +21,7 @@ _MOST_ROWS = 20  # of a table in a notebook; `frames()` has them all
 
 
 class Result:
-    """An answer. A subclass says what it is: `to_dict`, `headline` and, where it has rows, `records`.
+    """A result. A subclass says what it is: `to_dict`, `headline` and, where it has rows, `records`.
 
     A dataclass among them is declared with `repr=False`, or it would hide the short `__repr__` of this class.
     """
@@ -33,11 +33,11 @@ class Result:
         raise NotImplementedError(type(self).__name__)
 
     def headline(self) -> str:
-        """What the answer is, in a line or a few."""
+        """What the result is, in a line or a few."""
         raise NotImplementedError(type(self).__name__)
 
     def records(self) -> Records:
-        """The rows of the answer by the name of their table; plain values."""
+        """The rows of the result by the name of their table; plain values."""
         return {}
 
     def frames(self) -> dict[str, pl.DataFrame]:
@@ -52,13 +52,13 @@ class Result:
     def chart(self) -> str:
         """What a notebook shows between the headline and the tables, as HTML; bars of the first table in ms unless a
         subclass knows better, nothing where there is none."""
-        from traincast.utils.display.html import html_bars
+        from traincast.utils.display.html import format_html_bars
 
         for name, rows in self.records().items():
             columns = list(rows[0]) if rows else []
             if columns[1:] == ["ms"]:
                 shown = [(str(row[columns[0]]), float(row["ms"])) for row in rows[:_MOST_BARS]]
-                return html_bars((columns[0], name), shown, unit="ms")
+                return format_html_bars((columns[0], name), shown, unit="ms")
         return ""
 
     def __repr__(self) -> str:
@@ -67,14 +67,14 @@ class Result:
         return "\n".join([f"{type(self).__name__}: {lines[0]}", *lines[1:_MOST_LINES], *left_out])
 
     def _repr_html_(self) -> str:
-        from traincast.utils.display.html import html_lines  # only notebooks need it
+        from traincast.utils.display.html import format_html_lines  # only notebooks need it
 
-        tables = [_folded(name, rows) for name, rows in self.records().items() if rows]
-        return "".join([html_lines(repr(self)), self.chart(), *tables])
+        tables = [_format_details(name, rows) for name, rows in self.records().items() if rows]
+        return "".join([format_html_lines(repr(self)), self.chart(), *tables])
 
 
 class ResultList(Result, Sequence[Item]):
-    """An answer that is a sequence: a subclass says what its items are."""
+    """A result that is a sequence: a subclass says what its items are."""
 
     __slots__ = ("_items",)
 
@@ -92,7 +92,7 @@ class ResultList(Result, Sequence[Item]):
         return len(self._items)
 
 
-def flat(row: dict[str, Any]) -> dict[str, Any]:
+def drop_nested_values(row: dict[str, Any]) -> dict[str, Any]:
     """The plain values of a row: what is itself a list or a dictionary is left out.
 
     >>> flat({"gpus": 8, "interval_ms": [1.0, 2.0]})
@@ -101,20 +101,22 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
 
 
-def _folded(name: str, rows: list[dict[str, Any]]) -> str:
-    from traincast.utils.display.html import html_folded, html_table
+def _format_details(name: str, rows: list[dict[str, Any]]) -> str:
+    from traincast.utils.display.html import format_html_details, format_html_table
 
     header = list(dict.fromkeys(column for row in rows for column in row))
     shown = rows[:_MOST_ROWS]
     numbers = [at for at, column in enumerate(header) if any(_is_number(row.get(column)) for row in shown)]
     more = f", the first {_MOST_ROWS} of them here" if len(rows) > len(shown) else ""
     title = f"{name} ({len(rows)} row{'s' * (len(rows) > 1)}{more})"
-    return html_folded(title, html_table(header, [[_cell(row.get(c)) for c in header] for row in shown], right=numbers))
+    return format_html_details(
+        title, format_html_table(header, [[_format_cell(row.get(c)) for c in header] for row in shown], right=numbers)
+    )
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

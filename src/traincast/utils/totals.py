@@ -8,7 +8,7 @@ from typing import TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-def totals(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+def sum_by_key(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     """What is said of each key together, the largest first; of equal ones the first that was named.
 
     >>> totals([("gemm", 1.0), ("copy", 5.0), ("gemm", 2.0)])

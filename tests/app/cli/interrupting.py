@@ -1,9 +1,9 @@
-"""Every verb that writes, ended at random moments: `python -m tests.app.cli.interrupting --times 50 --seed 1`.
+"""Every command that writes, ended at random moments: `python -m tests.app.cli.interrupting --times 50 --seed 1`.
 
 Nothing may be half written, and what was there before stays or gives way to the whole new file. Half of the signals
 come at any moment of the command, half while a draft of its output exists. Commands run in forks of one process that
 has imported everything, so that the moments fall into their work; `test_manners.py` has those of start-up. The disk is
-full in another round: the system refuses to write more than a part of the file.
+full in another round: the system rejects to write more than a part of the file.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Trial:
             return os.waitstatus_to_exitcode(status), stderr.read().decode()
 
     def drafts(self) -> list[Path]:
-        """Files half written, beside the target."""
+        """Files half written, alongside the target."""
         return [path for path in self.targets[0].parent.iterdir() if path.name.endswith(".tmp")]
 
     def ended(self, number: int, rng: random.Random) -> str:
@@ -116,7 +116,7 @@ class Trial:
         return self.wrong(number, code, said)
 
     def wrong(self, number: int, code: int, said: str) -> str:
-        """What is wrong with the files and the answer after a signal ("" for nothing)."""
+        """What is wrong with the files and the result after a signal ("" for nothing)."""
         drafts = self.drafts()
         for draft in drafts:
             draft.unlink()
@@ -174,13 +174,13 @@ def _become(words: list[str], folder: Path, stderr: int, prepare: Callable[[], N
 
 
 def imported(*commands: str) -> None:
-    """Imports what the verbs of these commands need."""
-    for verb in {command.split()[0] for command in commands}:
-        importlib.import_module(f"traincast.app.cli.commands.{verb}")
+    """Imports what the commands of these commands need."""
+    for command in {command.split()[0] for command in commands}:
+        importlib.import_module(f"traincast.app.cli.commands.{command}")
 
 
 def broken(name: str, times: int, seed: int, folder: Path, *, warm: bool = False) -> Counter[str]:
-    """What broke the promise, and how often, of so many SIGKILLs, SIGINTs and full disks, and a fifth of SIGTERMs."""
+    """What broke the promise, and how often, of this many SIGKILLs, SIGINTs and full disks, and a fifth of SIGTERMs."""
     trial, rng, problems = Trial(name, folder, warm=warm), random.Random(f"{name} {seed}"), Counter[str]()
     for time_number in range(times):
         for number in (signal.SIGKILL, signal.SIGINT, *([signal.SIGTERM] if time_number % 5 == 0 else [])):

@@ -1,4 +1,4 @@
-"""Absurd values of every option and positional of every verb: refused in one line, or answered; never worse."""
+"""Absurd values of every option and positional of every command: rejected in one line, or answered; never worse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
-from traincast.app.cli.verbs import known_verbs, parsers
+from traincast.app.cli.registry import list_commands, parsers
 
 ABSURD = (
     "", " ", "-1", "0", "0.5", "1e999", "-1e308", "nan", "-inf", "inf", str(10**30), "9" * 5000, "x" * 5000, "a\nb",
@@ -34,7 +34,7 @@ ABSURD_NAMES = (
 )
 NAMES = {"out", "trace_out", "workload_out", "torchrec_out", "name"}
 """Where any name is fine, so that a value which is absurd elsewhere costs a whole answer."""
-_PREDICTING = ("report", "whatif", "sweep")  # verbs that take the options of predict
+_PREDICTING = ("report", "whatif", "sweep")  # commands that take the options of predict
 SECONDS = 20  # of CPU time for one command; all of them take far less than one
 _PATIENCE = 300  # seconds by the clock until a command that computes nothing counts as a hang
 
@@ -88,7 +88,7 @@ SOUND = {
     "measure": ["here.py:make_step --repeats 3 --seconds 0.1"],
     "completion": ["bash"],
 }
-"""For each verb, arguments that are fine (or fail for want of measurements); one of them is then made absurd."""
+"""For each command, arguments that are fine (or fail for want of measurements); one of them is then made absurd."""
 
 
 def absurd_commands(verb: str, sound: str) -> list[list[str]]:
@@ -96,7 +96,7 @@ def absurd_commands(verb: str, sound: str) -> list[list[str]]:
     _, made = parsers({verb, "predict"})
     words = sound.split()
     commands = []
-    # those of a prediction are tried with predict, where an answer costs least
+    # those of a prediction are tried with predict, where a result costs least
     known = {action.dest for action in made["predict"]._actions} - {"on"} if verb in _PREDICTING else set()
     for action in made[verb]._actions:
         if isinstance(action, argparse._HelpAction) or (action.option_strings and action.nargs == 0):
@@ -140,11 +140,11 @@ def trouble(arguments, capsys):
         return f"not one line: {captured.err}"
     none_said = "'None':" in "".join(lines) and not any(word.endswith("None") for word in arguments)
     if code == 2 and (captured.out or not lines[0].isprintable() or none_said):
-        return f"a strange refusal: {captured.out[:100]!r} {lines[0]!r}"
+        return f"a strange rejection: {captured.out[:100]!r} {lines[0]!r}"
     return None if code == 2 or captured.out else "no answer"
 
 
-@pytest.mark.parametrize("verb", known_verbs())
+@pytest.mark.parametrize("verb", list_commands())
 def test_absurd_values_are_refused_in_one_line_or_answered(verb, folder, capsys):
     if verb in ("capture", "measure"):
         pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def test_absurd_values_are_refused_in_one_line_or_answered(verb, folder, capsys)
     assert list(folder.rglob("*.tmp")) == []
 
 
-@pytest.mark.parametrize("verb", known_verbs())
+@pytest.mark.parametrize("verb", list_commands())
 def test_unknown_options_are_one_line(verb, folder, capsys):
     for sound in SOUND[verb]:
         assert main([verb, *sound.split(), "--nonsense\u202e=1"]) == 2

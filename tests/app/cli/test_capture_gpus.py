@@ -71,6 +71,6 @@ def test_a_step_for_one_gpu_becomes_data_parallel(capsys, script, tmp_path):
     assert main(["capture", f"{script}:alone", "-o", str(out)]) == 0
     capsys.readouterr()
     assert main(["predict", str(out), "--on", "dgx-a100", "--gpus", "4", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["gpus"] == 4
-    assert "collective" in answer["per_family"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["gpus"] == 4
+    assert "collective" in result["per_family"]

@@ -11,11 +11,11 @@ import pytest
 
 from traincast.app.cli.completion import describe, script
 from traincast.app.cli.main import main
-from traincast.app.cli.verbs import known_verbs
+from traincast.app.cli.registry import list_commands
 
 
 @pytest.fixture(scope="module")
-def verb():
+def command():
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("-o", "--out", help="where it's written")
@@ -24,17 +24,17 @@ def verb():
     return describe("predict", "how long a step takes", parser, {"WORKLOAD": ["resnet50", "vgg13"]})
 
 
-def test_a_verb_is_described_by_its_parser(verb):
-    names = [option.names for option in verb.options]
+def test_a_verb_is_described_by_its_parser(command):
+    names = [option.names for option in command.options]
     assert names == [("-h", "--help"), ("-o", "--out"), ("--dtype",), ("--compiled",)]
-    assert [option.takes_value for option in verb.options] == [False, True, True, False]
-    assert verb.options[2].values == ("fp32", "bf16")
-    assert verb.words == ("resnet50", "vgg13")
+    assert [option.takes_value for option in command.options] == [False, True, True, False]
+    assert command.options[2].values == ("fp32", "bf16")
+    assert command.words == ("resnet50", "vgg13")
 
 
-def test_fish_has_a_line_for_everything(verb):
+def test_fish_has_a_line_for_everything(command):
     seen = "complete -c traincast -n '__fish_seen_subcommand_from predict'"
-    assert script("fish", [verb]).splitlines() == [
+    assert script("fish", [command]).splitlines() == [
         "complete -c traincast -n __fish_use_subcommand -f -a predict -d 'how long a step takes'",
         f"{seen} -a 'resnet50 vgg13'",
         f"{seen} -s h -l help -d 'show this help message and exit'",
@@ -44,9 +44,9 @@ def test_fish_has_a_line_for_everything(verb):
     ]
 
 
-def test_zsh_runs_the_script_of_bash(verb):
-    assert script("zsh", [verb]).endswith(script("bash", [verb]))
-    assert "bashcompinit" in script("zsh", [verb])
+def test_zsh_runs_the_script_of_bash(command):
+    assert script("zsh", [command]).endswith(script("bash", [command]))
+    assert "bashcompinit" in script("zsh", [command])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def completed():
 
 
 def test_bash_completes_verbs(capsys, completed):
-    assert completed(capsys, "traincast", "") == list(known_verbs())
+    assert completed(capsys, "traincast", "") == list(list_commands())
     assert completed(capsys, "traincast", "p") == ["predict", "plan", "platforms"]
 
 

@@ -1,4 +1,4 @@
-"""`--gpus`: one number, several numbers, and what is refused."""
+"""`--gpus`: one number, several numbers, and what is rejected."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.app.cli.test_bad_input import refusal
 from traincast.app.cli.main import main
 from traincast.ir.file import save_workload
 from traincast.models.catalog import load_model
-from traincast.models.data_parallel import data_parallel
+from traincast.models.data_parallel import apply_data_parallel
 
 
-def answer(capsys, *arguments):
+def result(capsys, *arguments):
     assert main([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_data_parallel_training_on_one_node(capsys):
-    alone = answer(capsys, "predict", "vgg13", "--on", "dgx-a100")
-    eight = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 8)
+    alone = result(capsys, "predict", "vgg13", "--on", "dgx-a100")
+    eight = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 8)
     assert (alone["gpus"], eight["gpus"]) == (1, 8)
     assert eight["iteration_ms"] > alone["iteration_ms"]
     assert "collective" in eight["per_family"]
@@ -28,29 +28,29 @@ def test_data_parallel_training_on_one_node(capsys):
 
 
 def test_more_gpus_than_a_node_holds_are_several_nodes(capsys):
-    eight = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 8)
-    sixteen = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 16)
+    eight = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 8)
+    sixteen = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 16)
     # 25 GB/s between nodes against 300 inside
     assert sixteen["per_family"]["collective"] > 1.2 * eight["per_family"]["collective"]
 
 
 def test_a_bare_device_says_which_links_were_assumed(capsys):
-    precision, warning = answer(capsys, "predict", "vgg13", "--on", "a100-80gb", "--gpus", 4)["warnings"]
+    precision, warning = result(capsys, "predict", "vgg13", "--on", "a100-80gb", "--gpus", 4)["warnings"]
     assert "run in TF32" in precision and "dgx-a100" in warning
-    (warning,) = answer(capsys, "predict", "vgg13", "--on", "t4", "--gpus", 2, "--batch-size", 8)["warnings"]
+    (warning,) = result(capsys, "predict", "vgg13", "--on", "t4", "--gpus", 2, "--batch-size", 8)["warnings"]
     assert "8 to a server, joined by PCIe 3 at 16 GB/s" in warning
 
 
 def test_inference_on_many_gpus_takes_as_long_as_on_one(capsys):
-    one = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--mode", "inference")
-    many = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--mode", "inference", "--gpus", 64)
+    one = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--mode", "inference")
+    many = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--mode", "inference", "--gpus", 64)
     assert many["gpus"] == 64
     assert many["iteration_ms"] == pytest.approx(one["iteration_ms"])
     assert many["exposed_comm_ms"] == 0
 
 
 def test_weak_scaling(capsys):
-    curve = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", "4,1,16", "--batch-size", 32)
+    curve = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", "4,1,16", "--batch-size", 32)
     assert curve["scaling"] == "weak"
     rows = curve["rows"]
     assert [(r["gpus"], r["nodes"], r["batch_size"], r["global_batch"]) for r in rows] == [
@@ -66,7 +66,7 @@ def test_weak_scaling(capsys):
 
 
 def test_strong_scaling_divides_the_batch(capsys):
-    curve = answer(
+    curve = result(
         capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", "1,2,8", "--batch-size", 64, "--scaling", "strong"
     )
     assert [(r["batch_size"], r["global_batch"]) for r in curve["rows"]] == [(64, 64), (32, 64), (8, 64)]
@@ -83,16 +83,16 @@ def test_the_curve_as_text(capsys):
 
 
 def test_a_thousand_gpus(capsys):
-    row = answer(capsys, "predict", "vgg13", "--on", "dgx-h100", "--gpus", "8,1024")["rows"][1]
+    row = result(capsys, "predict", "vgg13", "--on", "dgx-h100", "--gpus", "8,1024")["rows"][1]
     assert (row["gpus"], row["nodes"]) == (1024, 128)
 
 
 def test_a_workload_of_several_ranks_runs_on_its_own_number(capsys, tmp_path):
     path = tmp_path / "four.tc"
-    save_workload(data_parallel(load_model("vgg13"), 4), path)
-    made = answer(capsys, "predict", path, "--on", "dgx-a100")
-    assert made["gpus"] == answer(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 4)["gpus"] == 4
-    direct = answer(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 4)
+    save_workload(apply_data_parallel(load_model("vgg13"), 4), path)
+    made = result(capsys, "predict", path, "--on", "dgx-a100")
+    assert made["gpus"] == result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 4)["gpus"] == 4
+    direct = result(capsys, "predict", "vgg13", "--on", "dgx-a100", "--gpus", 4)
     assert made["iteration_ms"] == pytest.approx(direct["iteration_ms"])
     assert "4 GPUs" in refusal(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 8)
     assert "4 GPUs" in refusal(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 1)
@@ -119,18 +119,18 @@ def test_a_timeline_needs_one_number(capsys, tmp_path):
 
 
 def test_a_dlrm_shards_its_tables(capsys):
-    eight = answer(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 8)
+    eight = result(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 8)
     assert eight["gpus"] == 8
     (warning,) = eight["warnings"]
     assert "hybrid parallel" in warning and "traincast shard" in warning
-    rows = answer(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", "1,8")["rows"]
+    rows = result(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", "1,8")["rows"]
     assert rows[1]["iteration_ms"] == pytest.approx(eight["iteration_ms"])
     # a curve compares like with like: its first point is sharded as well, on one GPU
     assert 0.5 < rows[1]["efficiency"] < 1.5
 
 
 def test_a_table_too_large_for_one_gpu_is_split(capsys):
-    (warning, *_) = answer(capsys, "predict", "dlrm-mlperf", "--on", "dgx1-v100", "--gpus", 16)["warnings"]
+    (warning, *_) = result(capsys, "predict", "dlrm-mlperf", "--on", "dgx1-v100", "--gpus", 16)["warnings"]
     assert "split by rows" in warning
 
 
@@ -149,23 +149,23 @@ def test_what_a_sharded_dlrm_does_not_have(capsys, option, value, said):
 def test_a_saved_step_with_fused_tables_is_sharded(capsys, tmp_path):
     path = tmp_path / "saved.tc"
     save_workload(load_model("dlrm-v2"), path)
-    found = answer(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 8)
+    found = result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 8)
     assert found["gpus"] == 8 and found["exposed_comm_ms"] > 0
     assert any("table" in warning for warning in found["warnings"])
 
 
 def test_dlrm_v2_shards_its_tables(capsys):
-    eight = answer(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", 8)
+    eight = result(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", 8)
     assert (eight["gpus"], eight["batch_size"]) == (8, 8192)
     assert "MLPs and cross network under DDP" in eight["warnings"][0]
-    rows = answer(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", "2,8")["rows"]
+    rows = result(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", "2,8")["rows"]
     assert rows[1]["iteration_ms"] == pytest.approx(eight["iteration_ms"])
 
 
 @pytest.mark.parametrize("model", ["dlrm-default", "dlrm-v2"])
 def test_mixed_precision_of_a_sharded_dlrm(capsys, model):
     full, bf16, fp16 = (
-        answer(capsys, "predict", model, "--on", "dgx-a100", "--gpus", 4, "--batch-size", 8192, "--dtype", dtype)
+        result(capsys, "predict", model, "--on", "dgx-a100", "--gpus", 4, "--batch-size", 8192, "--dtype", dtype)
         for dtype in ("fp32", "bf16", "fp16")
     )
     assert bf16["per_family"]["gemm"] < 0.5 * full["per_family"]["gemm"]
@@ -180,14 +180,14 @@ def test_a_curve_of_a_described_dlrm_in_mixed_precision(capsys, tmp_path):
         "bottom_mlp: [13, 64, 32]\ntop_mlp: [64, 1]\nnum_tables: 4\nrows_per_table: 1000\nlookups_per_table: 3\n"
         "embedding_dim: 32\nbatch_size: 4096\n"
     )
-    curve = answer(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "1,4", "--dtype", "bf16")
+    curve = result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "1,4", "--dtype", "bf16")
     assert [row["global_batch"] for row in curve["rows"]] == [4096, 16384]
 
 
 def test_a_cluster_of_your_own(capsys, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("device: a100-80gb\ngpus_per_node: 4\nlink_gbs: 300\nnetwork_gbs_per_gpu: 12.5\n")
-    curve = answer(capsys, "predict", "vgg13", "--on", path, "--gpus", "4,8")
+    curve = result(capsys, "predict", "vgg13", "--on", path, "--gpus", "4,8")
     assert [row["nodes"] for row in curve["rows"]] == [1, 2]
     (precision,) = curve["warnings"]
     assert "run in TF32" in precision

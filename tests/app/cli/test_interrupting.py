@@ -1,4 +1,4 @@
-"""Verbs that write, ended at random moments and on a full disk; `scripts/interrupt` does it fifty times for each."""
+"""Commands that write, ended at random moments and on a full disk; `scripts/interrupt` does it fifty times for each."""
 
 from __future__ import annotations
 

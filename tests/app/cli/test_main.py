@@ -1,4 +1,4 @@
-"""Verbs, exit codes, and messages as the command line writes them."""
+"""Commands, exit codes, and messages as the command line writes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from traincast.app.cli.main import main
 from traincast.app.cli.options import in_options
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar, progress_line
+from traincast.app.cli.registry import list_commands, options, parsers
 from traincast.app.cli.scenario import gpu_numbers, scenario_values
-from traincast.app.cli.verbs import known_verbs, options, parsers
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 from traincast.utils.version import __version__
@@ -50,7 +50,7 @@ def test_parameters_are_written_as_options_of_the_verb(message, written):
 
 
 def test_only_the_command_line_writes_options():
-    _, made = parsers(known_verbs())
+    _, made = parsers(list_commands())
     written = {name for parser in made.values() for name in options(parser).values()}
     package = Path(traincast.__file__).parent
     library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
@@ -86,11 +86,11 @@ def test_only_the_verbs_wanted_are_imported():
 
 
 def test_every_verb_has_a_summary_and_a_description():
-    _, made = parsers(known_verbs())
+    _, made = parsers(list_commands())
 
-    assert list(made) == list(known_verbs())
-    for verb, parser in made.items():
-        assert parser.description, verb
+    assert list(made) == list(list_commands())
+    for command, parser in made.items():
+        assert parser.description, command
         assert "--json" in options(parser).values()
 
 
@@ -99,7 +99,7 @@ def test_help_lists_every_verb(capsys):
         main(["--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert all(verb in shown for verb in known_verbs())
+    assert all(command in shown for command in list_commands())
 
 
 def test_version(capsys):

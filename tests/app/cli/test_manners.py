@@ -1,4 +1,4 @@
-"""Streams, signals and the user's own code: a command says one line, cleans up, and leaves stdout to its answer."""
+"""Streams, signals and the user's own code: a command says one line, cleans up, and leaves stdout to its result."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_outputs_that_are_no_regular_files_are_refused_before_the_work(command, 
         words = [output if word == "OUT" else word for word in command.split()]
         start = time.process_time()
         assert main(words) == 2, output
-        assert not output or time.process_time() - start < 5  # the first one imports what the verb needs
+        assert not output or time.process_time() - start < 5  # the first one imports what the command needs
         assert capsys.readouterr().err.count("\n") == 1
     assert victim.read_text() == "precious"
 
@@ -127,7 +127,7 @@ def test_closed_stderr():
     assert (done.returncode, done.stdout) == (2, "")
 
 
-# (verb and options, what it writes); each takes about a second, most of it start-up
+# (command and options, what it writes); each takes about a second, most of it start-up
 KILLED = ["predict dlrm-ddp --on v100 --trace-out out", "export dlrm-ddp -o out", "export dlrm-ddp --to chakra -o out"]
 MOMENTS = [(command, number) for command in KILLED for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)]
 
@@ -169,7 +169,7 @@ def test_a_signal_at_a_random_moment_leaves_the_file_whole(command, number, tmp_
 
 @pytest.mark.parametrize("command", KILLED)
 def test_a_full_disk_leaves_the_file_whole(command, tmp_path):
-    """The system refuses to write more than a few bytes of any file."""
+    """The system rejects to write more than a few bytes of any file."""
     target = tmp_path / "out"
     target.write_text("what was there before")
     code = (

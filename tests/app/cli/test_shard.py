@@ -1,4 +1,4 @@
-"""`traincast shard`: the page, the JSON document, exit codes and refusals."""
+"""`traincast shard`: the page, the JSON document, exit codes and rejections."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ def test_a_search_prints_a_page_and_writes_the_plan(capsys, tables, tmp_path):
         assert name in page
     # the plan that was written ranks first when it is given back
     code, text, _ = _run(capsys, *given[:-1], "--candidates", out, "--json")
-    answer = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert answer["plan"] == json.loads(out.read_text())
+    assert result["plan"] == json.loads(out.read_text())
 
 
 def test_the_document_says_what_the_page_says(capsys, tables):
     code, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--json", "--seed", "3")
-    answer = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert answer["fits"] and answer["missing_gb"] == 0
-    assert len(answer["ranks"]) == 2
-    assert set(answer["plan"]["tables"]) == {"user", "item", "shop", "city"}
-    compared = {each["name"]: each for each in answer["compared"]}
-    assert all(each["iteration_ms"] >= answer["iteration_ms"] for each in compared.values())
+    assert result["fits"] and result["missing_gb"] == 0
+    assert len(result["ranks"]) == 2
+    assert set(result["plan"]["tables"]) == {"user", "item", "shop", "city"}
+    compared = {each["name"]: each for each in result["compared"]}
+    assert all(each["iteration_ms"] >= result["iteration_ms"] for each in compared.values())
     assert compared["search"]["slower_percent"] == 0
-    for rank in answer["ranks"]:
+    for rank in result["ranks"]:
         assert rank["memory_gb"]["device"] > 0
         assert rank["ms"]["lookup"] >= 0
 
@@ -80,10 +80,10 @@ def test_candidates_are_only_ranked(capsys, tables, tmp_path):
     file.write_text(json.dumps({"plans": {"heaped": _plan((0, 0, 0, 0)), "spread": _plan((0, 1, 1, 1))}}))
     code, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--candidates", file, "--json",
                          "--batch-size", "8192")  # fmt: skip
-    answer = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert [each["name"] for each in answer["compared"]] == ["spread", "heaped"]
-    assert "rank 0" in answer["compared"][1]["why"]
+    assert [each["name"] for each in result["compared"]] == ["spread", "heaped"]
+    assert "rank 0" in result["compared"][1]["why"]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_what_does_not_fit_is_an_answer_with_exit_code_one(capsys, tmp_path):
     path.write_text("name,rows,dim\n" + "".join(f"t{i},300000000,128\n" for i in range(5)))
     code, text, _ = _run(capsys, path, "--on", "dgx-a100", "--gpus", "4", "--no-torchrec", "--json",
                          "--time-limit", "1")  # fmt: skip
-    answer = json.loads(text)
+    result = json.loads(text)
     assert code == 1
-    assert not answer["fits"]
-    assert answer["missing_gb"] > 1
+    assert not result["fits"]
+    assert result["missing_gb"] > 1
 
 
 def test_a_dense_part_takes_part_in_the_step(capsys, tables, tmp_path):

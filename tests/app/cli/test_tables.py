@@ -1,4 +1,4 @@
-"""Tables of an answer as files."""
+"""Tables of a result as files."""
 
 from __future__ import annotations
 

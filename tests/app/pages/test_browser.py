@@ -82,7 +82,7 @@ def test_the_wheel_zooms_where_the_pointer_is_and_dragging_moves(page):
     page.cdp("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-100, modifiers=2)
     page.until(f"Traincast.views[0].high - Traincast.views[0].low < {0.9 * whole}")
     low = page.run("Traincast.views[0].low")
-    assert low > 0  # a quarter of what was left out lies before
+    assert low > 0  # a quarter of what was left out is before
     page.cdp("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
     page.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x - 40, y=y, button="left", buttons=1)
     page.cdp("Input.dispatchMouseEvent", type="mouseReleased", x=x - 40, y=y, button="left", clickCount=1)

@@ -7,36 +7,36 @@ import json
 import pytest
 
 import traincast
-from traincast.app.pages.decided import sweep_file_page, what_if_rows
+from traincast.app.pages.decisions import sweep_file_page, what_if_rows
 from traincast.app.pages.sources import is_sweep, is_trace
-from traincast.app.pages.written import page_of, with_what_ifs
+from traincast.app.pages.writing import page_of, with_what_ifs
 from traincast.utils.errors import TraincastError
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     return traincast.predict("dlrm-default", on="v100", batch_size=1024)
 
 
-def test_a_report_of_a_prediction_has_what_ifs_with_money(answer):
-    rows = what_if_rows(answer, 3.6)
+def test_a_report_of_a_prediction_has_what_ifs_with_money(result):
+    rows = what_if_rows(result, 3.6)
 
-    page = with_what_ifs(page_of(answer, 3.6), answer, 3.6)
+    page = with_what_ifs(page_of(result, 3.6), result, 3.6)
     html = {section.key: section.html for section in page.sections}["money"]
     assert [row.edits[0] for row in rows if row.change.ratio < 1]
-    assert all(row.before.iteration == pytest.approx(answer.iteration) for row in rows)
+    assert all(row.before.iteration == pytest.approx(result.iteration) for row in rows)
     for row in rows:
         assert row.edits[0] in html
         assert f"{row.cost_after.to_dict()['dollars_per_million_samples']:,.4g}" in html
 
 
 def test_a_what_if_shows_both_steps():
-    answer = traincast.whatif("dlrm-default", on="v100", edits=["host-speed=2"], batch_size=1024)
+    result = traincast.whatif("dlrm-default", on="v100", edits=["host-speed=2"], batch_size=1024)
 
-    sections = {section.key: section for section in page_of(answer).sections}
+    sections = {section.key: section for section in page_of(result).sections}
     assert list(sections)[:2] == ["answer", "why"]
-    assert f"{1e3 * answer.before.iteration:.2f} ms" in sections["answer"].html
-    assert answer.verdict in sections["answer"].html
+    assert f"{1e3 * result.before.iteration:.2f} ms" in sections["answer"].html
+    assert result.verdict in sections["answer"].html
     assert "timeline" in sections
 
 

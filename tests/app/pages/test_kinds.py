@@ -10,9 +10,9 @@ import traincast
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
 from traincast.app.pages.page import page_html
-from traincast.app.pages.written import page_of
+from traincast.app.pages.writing import page_of
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import error_row
+from traincast.utils.metrics import compute_error_row
 from traincast_evaluation.page import evaluation_file_page
 from traincast_evaluation.suites.registry import Evaluation
 
@@ -44,9 +44,9 @@ def plan():
 
 
 def test_a_layout_says_what_its_step_waits_for():
-    answer = traincast.predict("mpt-125m", on="dgx-h100", gpus=2, tp=2)
+    result = traincast.predict("mpt-125m", on="dgx-h100", gpus=2, tp=2)
 
-    page = sections(page_of(answer, 2.0))
+    page = sections(page_of(result, 2.0))
 
     assert list(page)[:5] == ["answer", "why", "timeline", "memory", "money"]
     assert "exposed: tensor parallel" in page["why"].html
@@ -54,9 +54,9 @@ def test_a_layout_says_what_its_step_waits_for():
 
 
 def test_a_layout_that_does_not_fit_is_called_refused():
-    answer = traincast.predict("llama3-70b", on="dgx-h100", gpus=2, tp=2)
+    result = traincast.predict("llama3-70b", on="dgx-h100", gpus=2, tp=2)
 
-    assert "Refused: it does not fit in memory" in sections(page_of(answer))["answer"].html
+    assert "Rejected: it does not fit in memory" in sections(page_of(result))["answer"].html
 
 
 def test_a_search_lists_layouts_and_shows_the_best_in_full(plan):
@@ -70,9 +70,9 @@ def test_a_search_lists_layouts_and_shows_the_best_in_full(plan):
 def test_a_sharding_shows_every_rank_and_table(tmp_path):
     tables = tmp_path / "tables.yaml"
     tables.write_text("tables:\n- {name: a<b>, rows: 1000, dim: 16}\n- {name: c, rows: 2000, dim: 8}\n")
-    answer = traincast.shard(tables, on="dgx1-v100", gpus=2, batch_size=64, torchrec=False, time_limit=0.1)
+    result = traincast.shard(tables, on="dgx1-v100", gpus=2, batch_size=64, torchrec=False, time_limit=0.1)
 
-    page = page_of(answer)
+    page = page_of(result)
 
     assert list(sections(page))[:5] == ["answer", "why", "timeline", "ranks", "tables"]
     assert "a&lt;b&gt;" in sections(page)["tables"].html
@@ -112,7 +112,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path, text, said):
 
 
 def test_an_evaluation_in_memory_is_the_same_page():
-    row = error_row("here", "all", [1.1], [1.0], ["a"])
+    row = compute_error_row("here", "all", [1.1], [1.0], ["a"])
 
     page = page_of(Evaluation(suite="here", summary=(row,), notes=("two steps were left out",)))
 

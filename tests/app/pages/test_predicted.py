@@ -8,95 +8,95 @@ import pytest
 
 import traincast
 from traincast.app.pages.charts import roofline_points
-from traincast.app.pages.predicted import prediction_page
+from traincast.app.pages.prediction import prediction_page
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     return traincast.predict("dlrm-default", on="v100", batch_size=1024, clock_mhz=1297)
 
 
 @pytest.fixture(scope="module")
-def sections(answer):
-    return {section.key: section for section in prediction_page(answer, price=3.6).sections}
+def sections(result):
+    return {section.key: section for section in prediction_page(result, price=3.6).sections}
 
 
 def test_sections_come_in_reading_order(sections):
     assert list(sections) == ["answer", "why", "timeline", "memory", "money", "roofline", "provenance"]
 
 
-def test_title_names_model_and_device(answer):
-    page = prediction_page(answer)
+def test_title_names_model_and_device(result):
+    page = prediction_page(result)
 
     assert page.title == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
     assert page.subtitle == "batch 1024"
 
 
-def test_the_number_stands_first_with_its_interval_and_evidence(answer, sections):
+def test_the_number_stands_first_with_its_interval_and_evidence(result, sections):
     html = sections["answer"].html
 
-    assert html.startswith(f'<p class="answer">{1e3 * answer.iteration:.2f} <small>ms a step</small></p>')
-    low, high = (f"{1e3 * limit:.2f}" for limit in answer.interval)
+    assert html.startswith(f'<p class="answer">{1e3 * result.iteration:.2f} <small>ms per step</small></p>')
+    low, high = (f"{1e3 * limit:.2f}" for limit in result.interval)
     assert f"90 % interval: {low} to {high} ms" in html
     assert re.search(r'<p class="verdict">(Inside what was measured|Partly extrapolated|Mostly extrapolated)</p>', html)
 
 
-def test_parts_of_the_step_add_up(answer, sections):
+def test_parts_of_the_step_add_up(result, sections):
     label = re.search(r'aria-label="(One step: [^"]*)"', sections["why"].html)[1]
 
     shares = [int(share) for share in re.findall(r"(\d+)%", label)]
     assert 99 <= sum(shares) <= 101
-    assert "exposed" not in label  # one GPU exchanges nothing
+    assert "exposed" not in label  # one GPU communicates nothing
 
 
-def test_the_timeline_has_every_launch_and_the_whole_path(answer, sections):
+def test_the_timeline_has_every_launch_and_the_whole_path(result, sections):
     data = sections["timeline"].charts["timeline"]
 
     device = [track for track in data["tracks"] if track["side"] == "device"]
-    assert sum(len(track["length"]) for track in device) == len(answer.timeline.launches)
-    assert sum(part[2] for part in data["path"]) == pytest.approx(1e9 * answer.iteration, rel=1e-3)
+    assert sum(len(track["length"]) for track in device) == len(result.timeline.launches)
+    assert sum(part[2] for part in data["path"]) == pytest.approx(1e9 * result.iteration, rel=1e-3)
 
 
-def test_memory_over_the_step_reaches_the_peak(answer, sections):
+def test_memory_over_the_step_reaches_the_peak(result, sections):
     chart = sections["memory"].charts["memory"]
 
     live = chart["series"][0]["y"]
-    assert max(live) == pytest.approx(answer.memory.peak_bytes / 1e9, rel=1e-3)
+    assert max(live) == pytest.approx(result.memory.peak_bytes / 1e9, rel=1e-3)
     assert chart["x"] == sorted(chart["x"])
     assert len(chart["x"]) == len(live)
 
 
-def test_money_is_price_times_gpus_times_seconds(answer, sections):
+def test_money_is_price_times_gpus_times_seconds(result, sections):
     # $3.6 an hour is a thousandth of a dollar a second
-    assert f"${1e6 * 1e-3 * answer.iteration / 1024:,.4g}" in sections["money"].html
+    assert f"${1e6 * 1e-3 * result.iteration / 1024:,.4g}" in sections["money"].html
 
 
-def test_without_a_price_no_dollars_are_made_up(answer):
-    html = prediction_page(answer).sections[4].html
+def test_without_a_price_no_dollars_are_made_up(result):
+    html = prediction_page(result).sections[4].html
 
     assert "$" not in html
     assert "No price" in html
 
 
-def test_roofline_points_are_products_below_the_peak(answer):
-    points = roofline_points(answer.timeline)
+def test_roofline_points_are_products_below_the_peak(result):
+    points = roofline_points(result.timeline)
 
     products = [point for point in points if point.family == "gemm"]
     assert products
     for point in products:
-        assert point.flops / point.seconds < answer.platform.device.peak("fp32")
+        assert point.flops / point.seconds < result.platform.device.get_peak_flops("fp32")
     assert {point.family for point in points} >= {"gemm", "embedding", "elementwise"}
     assert "memcpy" not in {point.family for point in points}
 
 
-def test_roofline_chart_keeps_kernels_where_they_are(answer, sections):
+def test_roofline_chart_keeps_kernels_where_they_are(result, sections):
     chart = sections["roofline"].charts["roofline"]
 
     assert chart["x"] == sorted(chart["x"])
     for series in chart["series"]:
         assert len(series["y"]) == len(chart["x"])
     drawn = sum(y is not None for series in chart["series"] if series["kind"] == "points" for y in series["y"])
-    assert drawn == len(roofline_points(answer.timeline))
+    assert drawn == len(roofline_points(result.timeline))
 
 
 def test_provenance_names_tables_rows_profile_and_commit(sections):
@@ -107,9 +107,9 @@ def test_provenance_names_tables_rows_profile_and_commit(sections):
 
 
 def test_ranks_that_differ_have_a_row_each():
-    answer = traincast.predict("dlrm-ddp", on="dgx1-v100", gpus=2, batch_size=64)
+    result = traincast.predict("dlrm-ddp", on="dgx1-v100", gpus=2, batch_size=64)
 
-    html = {section.key: section.html for section in prediction_page(answer).sections}["memory"]
+    html = {section.key: section.html for section in prediction_page(result).sections}["memory"]
 
-    assert html.count("rank ") >= len(answer.ranks)
+    assert html.count("rank ") >= len(result.ranks)
     assert "Ranks: time and memory" in html

@@ -11,13 +11,13 @@ from traincast.app.report.chrome import chrome_trace
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     return traincast.predict("dlrm-default", on="v100", batch_size=512)
 
 
 @pytest.fixture(scope="module")
-def events(answer):
-    return chrome_trace(answer)["traceEvents"]
+def events(result):
+    return chrome_trace(result)["traceEvents"]
 
 
 def slices(events, process):
@@ -29,13 +29,13 @@ def test_it_is_plain_json(events):
     assert json.loads(json.dumps(events, allow_nan=False)) == events
 
 
-def test_one_slice_per_kernel_and_per_scope(answer, events):
-    assert len(slices(events, "device")) == len(answer.timeline.launches)
-    assert len(slices(events, "host")) == answer.timeline.program.num_scopes
+def test_one_slice_per_kernel_and_per_scope(result, events):
+    assert len(slices(events, "device")) == len(result.timeline.launches)
+    assert len(slices(events, "host")) == result.timeline.program.num_scopes
 
 
-def test_every_slice_lies_inside_the_step(answer, events):
-    length = 1e6 * answer.iteration
+def test_every_slice_lies_inside_the_step(result, events):
+    length = 1e6 * result.iteration
     for event in events:
         if event["ph"] == "X":
             assert event["ts"] >= 0
@@ -51,6 +51,6 @@ def test_flows_start_on_the_host_and_end_on_the_device(events):
         assert start["ts"] <= ends[key]["ts"]
 
 
-def test_the_critical_path_adds_up_to_the_step(answer, events):
+def test_the_critical_path_adds_up_to_the_step(result, events):
     total = sum(e["dur"] for e in slices(events, "critical path"))
-    assert total == pytest.approx(1e6 * answer.iteration, rel=1e-6)
+    assert total == pytest.approx(1e6 * result.iteration, rel=1e-6)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
-from traincast.app.report.measured import TOP, measured_text
+from traincast.app.report.measured import TOP, format_measured
 from traincast.app.report.measured_path import gain_lines
 from traincast.app.report.measured_ranks import together_text
 from traincast.hardware.platform import load_platform
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 
 PAGE = """\
 Rank 0: small.json
@@ -37,7 +37,7 @@ Ops (device time of the median step)
   aten::mm                                    0.400 ms  ████████████
   aten::add                                   0.020 ms  ▋
 
-Kernels with most time (a step)
+Kernels with most time (per step)
 kernel                         family       count  mean us     ms  share
 ─────────────────────────────  ───────────  ─────  ───────  ─────  ─────
 volta_sgemm_128x64             gemm             1    400.0  0.400  95.2%
@@ -126,20 +126,20 @@ def small(tmp_path):
 
 
 def test_the_page_of_a_rank(small):
-    assert measured_text(analyse_traces([small])) == PAGE
+    assert format_measured(analyse_traces([small])) == PAGE
 
 
 def test_the_page_over_ranks_comes_last(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
     assert together_text(report.together, TOP) == TOGETHER
-    assert measured_text(report).endswith("\n\n" + TOGETHER)
+    assert format_measured(report).endswith("\n\n" + TOGETHER)
 
 
 def test_a_prediction_is_shown_section_by_section(small):
-    question = TraceQuestion(platform=load_platform("v100"), host="study-2022")
+    question = TraceOptions(platform=load_platform("v100"), host="study-2022")
 
-    page = measured_text(analyse_traces([small], question))
+    page = format_measured(analyse_traces([small], question))
 
     places = [page.index(section) for section in SECTIONS]
     assert places == sorted(places)
@@ -147,18 +147,18 @@ def test_a_prediction_is_shown_section_by_section(small):
 
 
 def test_a_scaled_host_is_compared_with_the_one_as_shipped(small):
-    question = TraceQuestion(platform=load_platform("v100"), host="study-2022", host_scale=2.0)
+    question = TraceOptions(platform=load_platform("v100"), host="study-2022", host_scale=2.0)
 
-    page = measured_text(analyse_traces([small], question))
+    page = format_measured(analyse_traces([small], question))
 
     assert "Prediction on v100 (host profile study-2022 times 2.00): GMAE " in page
     assert "+ overheads  host as shipped" in page
 
 
 def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
-    question = TraceQuestion(platform=load_platform("dgx1-v100"), host="study-2022")
+    question = TraceOptions(platform=load_platform("dgx1-v100"), host="study-2022")
 
-    page = measured_text(analyse_traces([write_two_ranks(tmp_path)], question))
+    page = format_measured(analyse_traces([write_two_ranks(tmp_path)], question))
 
     assert "Predicted together (collectives on dgx1-v100; ranks begin when they did): GMAE " in page
     assert "error  + walk  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
@@ -167,7 +167,7 @@ def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
 def test_what_was_odd_is_noted_below_the_title(tmp_path):
     path = write_trace(tmp_path / "bare.json", small_events()[1:])
 
-    lines = measured_text(analyse_traces([path])).splitlines()
+    lines = format_measured(analyse_traces([path])).splitlines()
 
     assert lines[0] == "Rank 0: bare.json"
     assert " ".join(" ".join(lines[1:3]).split()) == f"note: {NOTE}"
@@ -185,6 +185,6 @@ def test_of_many_steps_the_first_are_shown_and_the_rest_counted(tmp_path):
     events = [launch(1, 10), kernel(1, 20, 100)]
     events += [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 900 + 10 * (n == 24)) for n in range(25)]
 
-    text = measured_text(analyse_traces([write_trace(tmp_path / "t.json", events)]))
+    text = format_measured(analyse_traces([write_trace(tmp_path / "t.json", events)]))
 
     assert "5 more in the JSON; of all: shortest 0.910, median 1.00, longest 1.00 ms" in text

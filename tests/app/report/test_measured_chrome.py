@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.traces.timelines import small_events, write_trace, write_two_ranks
-from traincast.app.report.measured_chrome import measured_chrome_trace
+from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.hardware.platform import load_platform
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 
 
 def processes(document):
@@ -25,7 +25,7 @@ def small(tmp_path):
 
 
 def test_a_rank_has_a_track_for_each_view(small):
-    document = measured_chrome_trace(analyse_traces([small]))
+    document = make_measured_chrome_trace(analyse_traces([small]))
 
     assert processes(document) == {
         0: "rank 0: host, measured",
@@ -37,14 +37,14 @@ def test_a_rank_has_a_track_for_each_view(small):
 
 
 def test_kernels_stand_where_they_were_measured(small):
-    document = measured_chrome_trace(analyse_traces([small]))
+    document = make_measured_chrome_trace(analyse_traces([small]))
 
     measured = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in slices(document, 1)]
     assert measured == [("volta_sgemm_128x64", 7, 150.0, 400.0), ("vectorized_elementwise_kernel", 7, 560.0, 20.0)]
 
 
 def test_an_arrow_goes_from_every_launch_to_its_kernel(small):
-    events = measured_chrome_trace(analyse_traces([small]))["traceEvents"]
+    events = make_measured_chrome_trace(analyse_traces([small]))["traceEvents"]
 
     begin = {e["id"]: (e["pid"], e["ts"]) for e in events if e["ph"] == "s"}
     end = {e["id"]: (e["pid"], e["ts"]) for e in events if e["ph"] == "f"}
@@ -54,7 +54,7 @@ def test_an_arrow_goes_from_every_launch_to_its_kernel(small):
 
 
 def test_the_host_shows_its_steps_and_top_level_ops(small):
-    document = measured_chrome_trace(analyse_traces([small]))
+    document = make_measured_chrome_trace(analyse_traces([small]))
 
     assert [(e["name"], e["cat"]) for e in slices(document, 0)] == [
         ("step 3", "step"), ("aten::mm", "op"), ("aten::view", "op"), ("aten::add", "op"),
@@ -62,16 +62,16 @@ def test_the_host_shows_its_steps_and_top_level_ops(small):
 
 
 def test_a_predicted_run_has_one_track_more(small):
-    report = analyse_traces([small], TraceQuestion(platform=load_platform("v100"), host="study-2022"))
+    report = analyse_traces([small], TraceOptions(platform=load_platform("v100"), host="study-2022"))
 
-    document = measured_chrome_trace(report)
+    document = make_measured_chrome_trace(report)
 
     assert processes(document)[3] == "rank 0: device, predicted"
     assert len(slices(document, 3)) == 2
 
 
 def test_ranks_share_a_clock_and_the_late_one_points_at_those_that_waited(tmp_path):
-    document = measured_chrome_trace(analyse_traces([write_two_ranks(tmp_path, clock=5_000_000)]))
+    document = make_measured_chrome_trace(analyse_traces([write_two_ranks(tmp_path, clock=5_000_000)]))
 
     (start,) = [e for e in document["traceEvents"] if e["ph"] == "s" and e["cat"] == "collective"]
     (finish,) = [e for e in document["traceEvents"] if e["ph"] == "f" and e["cat"] == "collective"]

@@ -14,16 +14,16 @@ from traincast.simulator.prediction.outside import OutsideOp
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     return traincast.predict("resnet50", on="v100", batch_size=4)
 
 
-def lines_with(answer, start):
-    return [line for line in prediction_text(answer).splitlines() if start in line]
+def lines_with(result, start):
+    return [line for line in prediction_text(result).splitlines() if start in line]
 
 
-def test_warnings_are_the_last_lines(answer):
-    page = prediction_text(replace(answer, warnings=("first", "second")))
+def test_warnings_are_the_last_lines(result):
+    page = prediction_text(replace(result, warnings=("first", "second")))
 
     assert page.splitlines()[-2:] == ["warning: first", "warning: second"]
 
@@ -36,9 +36,9 @@ def test_warnings_are_the_last_lines(answer):
         (tuple(f"aten::{letter}" for letter in "abcdefg"), "aten::a, aten::b, aten::c, aten::d, aten::e and 2 more"),
     ],
 )
-def test_marked_ops_have_their_share_of_kernel_time(answer, ops, said):
-    kernels = sum(answer.by_family.values())
-    marked = replace(answer, estimated_ops=ops, estimated_seconds=0.25 * kernels)
+def test_marked_ops_have_their_share_of_kernel_time(result, ops, said):
+    kernels = sum(result.by_family.values())
+    marked = replace(result, estimated_ops=ops, estimated_seconds=0.25 * kernels)
 
     (line,) = lines_with(marked, "of kernel time")
     assert line == f"25% of kernel time without a kernel model (costed from bytes and flops): {said}"
@@ -48,48 +48,48 @@ def outside(op, shift, factor=1.0, *, new_gpu=False):
     return OutsideOp(op=op, seconds=1e-3, shift=shift, factor=factor, new_gpu=new_gpu)
 
 
-def test_ops_outside_are_named_by_what_they_may_shift_how_far_and_why(answer):
+def test_ops_outside_are_named_by_what_they_may_shift_how_far_and_why(result):
     ops = (outside("aten::mm", 0.05, 8.04), outside("aten::bmm", 0.081, new_gpu=True), outside("aten::sum", 0.06))
 
-    (line,) = lines_with(replace(answer, outside=ops), "outside what was fitted")
+    (line,) = lines_with(replace(result, outside=ops), "outside what was fitted")
     assert line == (
         "outside what was fitted, by standard deviation of the step: aten::bmm 8% (GPU not measured), "
         "aten::sum 6% (kind or type not measured), aten::mm 5% (sizes up to 8.0 x beyond)"
     )
 
 
-def test_ops_outside_that_do_not_matter_for_the_step_are_not_named(answer):
-    assert lines_with(replace(answer, outside=(outside("aten::mm", 0.0399, 1e6),)), "outside what was fitted") == []
+def test_ops_outside_that_do_not_matter_for_the_step_are_not_named(result):
+    assert lines_with(replace(result, outside=(outside("aten::mm", 0.0399, 1e6),)), "outside what was fitted") == []
 
 
-def test_of_many_ops_outside_three_are_named(answer):
+def test_of_many_ops_outside_three_are_named(result):
     ops = tuple(outside(f"aten::{letter}", 0.05) for letter in "abcde")
 
-    (line,) = lines_with(replace(answer, outside=ops), "outside what was fitted")
+    (line,) = lines_with(replace(result, outside=ops), "outside what was fitted")
     assert line.endswith("aten::c 5% (kind or type not measured) and 2 more")
 
 
-def test_a_page_without_marked_ops_says_nothing_of_them(answer):
-    quiet = replace(answer, estimated_ops=(), outside=())
+def test_a_page_without_marked_ops_says_nothing_of_them(result):
+    quiet = replace(result, estimated_ops=(), outside=())
 
     assert lines_with(quiet, "of kernel time") == lines_with(quiet, "outside what was fitted") == []
 
 
-def test_shares_of_the_step_and_of_kernels_are_percent(answer):
-    (active,) = lines_with(answer, "device active")
-    assert f"{answer.device_active / answer.iteration:.1%}" in active
-    (conv,) = [line for line in prediction_text(answer).splitlines() if line.startswith("conv")]
-    assert f"{answer.by_family['conv'] / sum(answer.by_family.values()):.1%}" in conv
+def test_shares_of_the_step_and_of_kernels_are_percent(result):
+    (active,) = lines_with(result, "device active")
+    assert f"{result.device_active / result.iteration:.1%}" in active
+    (conv,) = [line for line in prediction_text(result).splitlines() if line.startswith("conv")]
+    assert f"{result.by_family['conv'] / sum(result.by_family.values()):.1%}" in conv
 
 
-def test_sources_and_host_profile_are_named(answer):
-    (line,) = lines_with(answer, "host profile")
-    assert line.startswith(f"{len(answer.timeline.launches)} kernels; durations: ")
-    assert line.endswith(f"host profile: {answer.host_profile}")
+def test_sources_and_host_profile_are_named(result):
+    (line,) = lines_with(result, "host profile")
+    assert line.startswith(f"{len(result.timeline.launches)} kernels; durations: ")
+    assert line.endswith(f"host profile: {result.host_profile}")
 
 
-def test_one_gpu_has_no_table_of_ranks(answer):
-    assert "exposed" not in prediction_text(answer)
+def test_one_gpu_has_no_table_of_ranks(result):
+    assert "exposed" not in prediction_text(result)
 
 
 def test_a_compiled_inference_says_so_in_its_first_line():

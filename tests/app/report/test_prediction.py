@@ -16,12 +16,12 @@ CONTRACT = {
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     return traincast.predict("dlrm-default", on="v100", batch_size=1024, clock_mhz=1297)
 
 
-def test_json_has_every_key_of_the_contract(answer):
-    document = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+def test_json_has_every_key_of_the_contract(result):
+    document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
 
     assert document.keys() >= CONTRACT
     assert document["batch_size"] == 1024
@@ -29,8 +29,8 @@ def test_json_has_every_key_of_the_contract(answer):
     assert document["platform"] == "v100"
 
 
-def test_json_numbers_agree_with_each_other(answer):
-    document = answer.to_dict()
+def test_json_numbers_agree_with_each_other(result):
+    document = result.to_dict()
 
     low, high = document["interval_ms"]
     assert 0 < low < document["iteration_ms"] < high
@@ -41,11 +41,11 @@ def test_json_numbers_agree_with_each_other(answer):
     assert sum(document["critical_path"].values()) == pytest.approx(document["iteration_ms"])
 
 
-def test_page_names_what_was_asked_and_what_it_is_made_of(answer):
-    lines = prediction_text(answer).splitlines()
+def test_page_names_what_was_asked_and_what_it_is_made_of(result):
+    lines = prediction_text(result).splitlines()
 
     assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
-    assert lines[1].startswith(f"batch 1024: {1e3 * answer.iteration:.2f} ms a step, 90 % interval ")
+    assert lines[1].startswith(f"batch 1024: {1e3 * result.iteration:.2f} ms per step, 90 % interval ")
     # 8 tables of a million rows of 64 fp32; the MLPs' 2.5 M weights with their gradients
     (memory,) = [line for line in lines if line.startswith("peak memory")]
     assert (

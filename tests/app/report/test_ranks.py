@@ -18,13 +18,13 @@ def program(size):
 
 
 @pytest.fixture(scope="module")
-def answer():
+def result():
     """Two ranks alike and one with more to compute."""
     return predict(program(1024), program(2048), ranks=(0, 0, 1))
 
 
-def test_json_has_every_class_of_ranks(answer):
-    document = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+def test_json_has_every_class_of_ranks(result):
+    document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
 
     assert document["gpus"] == 3
     assert [entry["ranks"] for entry in document["ranks"]] == [[0, 1], [2]]
@@ -43,8 +43,8 @@ def test_one_gpu_is_one_rank():
     assert document["exposed_comm_ms"] == 0
 
 
-def test_page_names_the_ranks_and_who_holds_them_back(answer):
-    lines = prediction_text(answer).splitlines()
+def test_page_names_the_ranks_and_who_holds_them_back(result):
+    lines = prediction_text(result).splitlines()
 
     assert lines[0] == "small (training) on 3 x NVIDIA A100-SXM4-40GB"
     rows = [line for line in lines if line.startswith(("rank 2 ", "ranks 0, 1 "))]
@@ -53,8 +53,8 @@ def test_page_names_the_ranks_and_who_holds_them_back(answer):
     assert any(line.startswith("exposed communication") for line in lines)
 
 
-def test_trace_has_processes_for_every_class_of_ranks(answer):
-    events = chrome_trace(answer)["traceEvents"]
+def test_trace_has_processes_for_every_class_of_ranks(result):
+    events = chrome_trace(result)["traceEvents"]
 
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == [
@@ -63,12 +63,12 @@ def test_trace_has_processes_for_every_class_of_ranks(answer):
     flows = [e["id"] for e in events if e["ph"] == "s"]
     assert len(set(flows)) == len(flows)
     path = [e for e in events if e["ph"] == "X" and e["cat"] == "critical"]
-    assert sum(e["dur"] for e in path) == pytest.approx(1e6 * answer.iteration, rel=1e-6)
+    assert sum(e["dur"] for e in path) == pytest.approx(1e6 * result.iteration, rel=1e-6)
     assert {e["args"]["rank"] for e in path} == {2}
 
 
-def test_collectives_end_at_the_same_time_on_all_ranks(answer):
-    events = chrome_trace(answer)["traceEvents"]
+def test_collectives_end_at_the_same_time_on_all_ranks(result):
+    events = chrome_trace(result)["traceEvents"]
 
     ends = {}
     for e in events:

@@ -11,7 +11,7 @@ from traincast.simulator.prediction.scaling import ScalingCurve, ScalingPoint
 
 
 def point(gpus, seconds, efficiency, *, exposed=0.0, warnings=()):
-    answer = SimpleNamespace(
+    result = SimpleNamespace(
         workload=SimpleNamespace(name="net", mode="training", seq_len=128, batch_size=32),
         platform=SimpleNamespace(key="node", device=SimpleNamespace(name="GPU 9000")),
         iteration=seconds,
@@ -21,7 +21,7 @@ def point(gpus, seconds, efficiency, *, exposed=0.0, warnings=()):
         memory=SimpleNamespace(peak_bytes=12_340_000_000),
         warnings=warnings,
     )
-    return ScalingPoint(gpus, -(-gpus // 8), 32 * gpus, 32 * gpus / seconds, efficiency, answer)
+    return ScalingPoint(gpus, -(-gpus // 8), 32 * gpus, 32 * gpus / seconds, efficiency, result)
 
 
 CURVE = ScalingCurve(
@@ -38,14 +38,14 @@ def test_the_page():
     assert scaling_text(CURVE).splitlines() == [
         "net (training) on GPU 9000, 128 tokens: weak scaling, batch of a GPU fixed",
         "",
-        "GPUs  nodes  batch  a GPU  ms a step  90 % interval  samples/s  exposed comm  GB a GPU  efficiency",
-        "────  ─────  ─────  ─────  ─────────  ─────────────  ─────────  ────────────  ────────  ──────────  "
+        "GPUs  nodes  batch  per GPU  ms per step  90 % interval  samples/s  exposed comm  GB per GPU  efficiency",
+        "────  ─────  ─────  ───────  ───────────  ─────────────  ─────────  ────────────  ──────────  ──────────  "
         + "─" * 20,
-        "   1      1     32     32        500     450 to 550      64.00      0.000 ms      12.3      100.0%  "
+        "   1      1     32       32          500     450 to 550      64.00      0.000 ms        12.3      100.0%  "
         + "█" * 20,
-        "   8      1    256     32        520     468 to 572        492       4.00 ms      12.3       96.2%  "
+        "   8      1    256       32          520     468 to 572        492       4.00 ms        12.3       96.2%  "
         + "█" * 19 + "▎",
-        "  16      2    512     32        625     562 to 688        819        100 ms      12.3       80.0%  "
+        "  16      2    512       32          625     562 to 688        819        100 ms        12.3       80.0%  "
         + "█" * 16,
         "warning: needs 3 GB",
         "warning: left out",

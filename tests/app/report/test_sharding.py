@@ -8,7 +8,7 @@ from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan
 from traincast.planner.sharding.search import rank_plans
 from traincast.planner.sharding.task import make_task
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 NAMES = ("hot", "cold")
 
@@ -19,32 +19,32 @@ def _answer(tables, **plans):
 
 
 def test_the_rank_that_lacks_host_memory_is_named():
-    tables = [Table(name=name, rows=400_000_000, dim=128, pooling=Pooling.constant(2)) for name in NAMES]
+    tables = [Table(name=name, rows=400_000_000, dim=128, pooling=Pooling.from_constant(2)) for name in NAMES]
     host = (Placement("table_wise", (1,), "fused_uvm"), Placement("table_wise", (1,), "fused_uvm"))
-    answer = _answer(tables, host=host)
-    assert answer.best.why_slower(answer.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
-    assert "does not fit: 281.6 GB of host memory missing on the fullest rank, 1" in sharding_text(answer)
+    result = _answer(tables, host=host)
+    assert result.best.why_slower(result.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
+    assert "does not fit: 281.6 GB of host memory missing on the fullest rank, 1" in sharding_text(result)
 
 
 def test_the_term_that_a_slower_plan_spends_more_on_is_named_with_its_rank():
-    hot = Table(name="hot", rows=2_000_000, dim=128, pooling=Pooling.constant(100), access=Zipf(0.8))
-    tables = [hot, Table(name="cold", rows=2_000_000, dim=128, pooling=Pooling.constant(100), access=Zipf(0.8))]
+    hot = Table(name="hot", rows=2_000_000, dim=128, pooling=Pooling.from_constant(100), access=Zipf(0.8))
+    tables = [hot, Table(name="cold", rows=2_000_000, dim=128, pooling=Pooling.from_constant(100), access=Zipf(0.8))]
     apart = (Placement("table_wise", (0,)), Placement("table_wise", (1,)))
     together = (Placement("table_wise", (1,)), Placement("table_wise", (1,)))
-    answer = _answer(tables, apart=apart, together=together)
-    assert [plan.name for plan in answer.plans] == ["apart", "together"]
-    said = answer.plans[1].why_slower(answer.best)
+    result = _answer(tables, apart=apart, together=together)
+    assert [plan.name for plan in result.plans] == ["apart", "together"]
+    said = result.plans[1].why_slower(result.best)
     assert said.startswith("update ") and "on rank 1" in said
 
 
 def test_a_term_that_is_less_than_half_of_the_difference_is_said_with_all_of_it():
     tables = [
-        Table(name="hot", rows=40_000_000, dim=64, pooling=Pooling.constant(40), access=Zipf(1.05)),
-        Table(name="cold", rows=1_000_000, dim=128, pooling=Pooling.constant(20), dtype="fp16", optimizer="sgd"),
+        Table(name="hot", rows=40_000_000, dim=64, pooling=Pooling.from_constant(40), access=Zipf(1.05)),
+        Table(name="cold", rows=1_000_000, dim=128, pooling=Pooling.from_constant(20), dtype="fp16", optimizer="sgd"),
     ]
     whole = (Placement("table_wise", (0,)), Placement("table_wise", (1,)))
-    answer = _answer(tables, whole=whole, split=(Placement.row_wise(2), Placement.row_wise(2)))
-    slower = answer.plans[1]
+    result = _answer(tables, whole=whole, split=(Placement.make_row_wise(2), Placement.make_row_wise(2)))
+    slower = result.plans[1]
     assert slower.name == "split"
-    slow, fast = (max(own.compute for own in plan.prediction.ranks) for plan in (slower, answer.best))
-    assert slower.why_slower(answer.best).startswith(f"kernels {milliseconds(slow - fast)} ms longer; of that ")
+    slow, fast = (max(own.compute for own in plan.prediction.ranks) for plan in (slower, result.best))
+    assert slower.why_slower(result.best).startswith(f"kernels {format_milliseconds(slow - fast)} ms longer; of that ")

@@ -37,4 +37,4 @@ def test_every_track_has_a_name():
     events = untangled([piece(0, 2), piece(1, 2), piece(0, 1, 3, "op"), piece(0, 1, 1000, "step")])
 
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {7: "stream 7", 100_007: "stream 7, beside", 3: "thread 3", 1000: "steps"}
+    assert names == {7: "stream 7", 100_007: "stream 7, alongside", 3: "thread 3", 1000: "steps"}

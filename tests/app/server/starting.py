@@ -12,10 +12,10 @@ import urllib.request
 
 
 def fetched(url, data=None, method=None, **headers):
-    """The JSON of an answer."""
+    """The JSON of a result."""
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return json.loads(answer.read() or b"null")
+    with urllib.request.urlopen(request, timeout=300) as result:
+        return json.loads(result.read() or b"null")
 
 
 @contextlib.contextmanager

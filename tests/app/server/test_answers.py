@@ -1,4 +1,4 @@
-"""Questions by HTTP get the answers of the Python calls, in every form."""
+"""Questions by HTTP get the results of the Python calls, in every form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DLRM = {"workload": "dlrm-default", "on": "v100", "batch_size": "1024"}
 
 
 def test_the_answer_is_the_document_of_the_call(client):
-    answer = client.get("/api/answer", params=DLRM)
+    result = client.get("/api/answer", params=DLRM)
 
-    assert answer.status_code == 200
-    assert answer.json() == traincast.predict("dlrm-default", on="v100", batch_size=1024).to_dict()
+    assert result.status_code == 200
+    assert result.json() == traincast.predict("dlrm-default", on="v100", batch_size=1024).to_dict()
 
 
 def test_the_page_has_sections_and_the_data_of_its_charts(client):
@@ -49,10 +49,10 @@ def test_several_numbers_of_gpus_are_a_curve(client):
 
 
 def test_a_layout_is_a_transformer_over_gpus(client):
-    answer = client.get("/api/answer", params={"workload": "llama3-8b", "on": "dgx-h100", "gpus": "8", "tp": "2"})
+    result = client.get("/api/answer", params={"workload": "llama3-8b", "on": "dgx-h100", "gpus": "8", "tp": "2"})
 
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["layout"]["tp"] == 2
+    assert result.status_code == 200, result.text
+    assert result.json()["layout"]["tp"] == 2
 
 
 def test_edits_show_what_they_would_bring(client):

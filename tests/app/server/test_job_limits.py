@@ -12,8 +12,8 @@ import pytest
 
 from traincast.app.server import jobs as module
 from traincast.app.server.jobs import CANCELLED, FAILED, FINISHED, Jobs, Limits
-from traincast.app.server.question import ask
-from traincast.app.server.refusals import Refusal
+from traincast.app.server.rejections import Rejection
+from traincast.app.server.request import ask
 
 SLOW = [("of", "sharding"), ("workload", "dlrm-2022-788"), ("on", "dgx-a100"), ("gpus", "8")]
 
@@ -57,7 +57,7 @@ def test_an_answer_is_remembered_and_a_refusal_is_tried_again():
     assert first is again and first.status == FINISHED
     assert json.loads(first.answer())["batch_size"] == 64
     assert wrong is not other and wrong.status == other.status == FAILED
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Rejection) as refused:
         wrong.answer()
     assert (refused.value.status, refused.value.field) == (422, "seq_len")
 
@@ -76,7 +76,7 @@ def test_of_many_jobs_the_oldest_are_forgotten(monkeypatch):
     jobs, (oldest, *others) = asyncio.run(scenario())
 
     assert [jobs.find(key).status for key in others] == [FINISHED] * 2
-    with pytest.raises(Refusal, match="no such job"):
+    with pytest.raises(Rejection, match="no such job"):
         jobs.find(oldest)
 
 
@@ -123,7 +123,7 @@ def test_an_upload_that_cannot_be_read_is_named_without_its_place(tmp_path):
         async with running() as jobs:
             return await jobs.check(tmp_path / "bad.yaml")
 
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Rejection) as refused:
         asyncio.run(scenario())
 
     assert (refused.value.status, refused.value.field) == (422, "body")

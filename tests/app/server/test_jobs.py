@@ -1,4 +1,4 @@
-"""Long work: jobs with progress and limits that can be cancelled, beside which quick questions are answered."""
+"""Long work: jobs with progress and limits that can be cancelled, alongside which quick questions are answered."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def test_a_job_that_takes_too_long_is_ended_and_the_next_one_is_answered(tiny):
     key = tiny.post("/api/jobs", json=SLOW).json()["id"]
     assert "took longer than 1 s" in until(tiny, key, "failed")["error"]["message"]
 
-    answer = tiny.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 78})
+    result = tiny.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 78})
 
-    assert answer.status_code == 200
+    assert result.status_code == 200
 
 
 def test_too_many_that_wait_are_refused(tiny):
@@ -130,7 +130,7 @@ def test_too_many_that_wait_are_refused(tiny):
         taken = tiny.post("/api/jobs", json={**SLOW, "batch_size": 512 + batch})
         (keys if taken.status_code == 202 else refused).append(taken)
 
-    assert refused and {answer.status_code for answer in refused} == {429}
+    assert refused and {result.status_code for result in refused} == {429}
     assert refused[0].headers["retry-after"] == "2"
     for taken in keys:
         tiny.delete(f"/api/jobs/{taken.json()['id']}")
@@ -151,7 +151,7 @@ def test_a_job_that_waits_can_be_cancelled(tiny):
 def test_a_worker_that_needs_too_much_memory_is_refused():
     limits = Limits(quick=1, long=1, memory=1 << 20)
     with TestClient(make_app(Settings(limits=limits)), base_url=HERE) as client:
-        answer = client.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 79})
+        result = client.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 79})
 
-    assert answer.status_code == 422
-    assert "memory" in answer.json()["error"]["message"] or "ended" in answer.json()["error"]["message"]
+    assert result.status_code == 422
+    assert "memory" in result.json()["error"]["message"] or "ended" in result.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Uploads are bounded in size and time, and lie nowhere but in their folder."""
+"""Uploads are bounded in size and time, and are nowhere but in their folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from traincast.app.server.refusals import Refusal
+from traincast.app.server.rejections import Rejection
 from traincast.app.server.uploads import UploadLimits, Uploads
 
 
@@ -55,7 +55,7 @@ def test_the_same_file_again_changes_nothing(tmp_path):
     ],
 )
 def test_what_is_too_large_too_slow_or_empty_leaves_nothing(tmp_path, limits, chunks, status):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Rejection) as refused:
         receive(Uploads(tmp_path, limits), "a.json", *chunks, wait=0.02)
 
     assert refused.value.status == status
@@ -66,7 +66,7 @@ def test_all_together_are_bounded(tmp_path):
     uploads = Uploads(tmp_path, UploadLimits(total_bytes=5))
     first = receive(uploads, "a.json", b"abc")
 
-    with pytest.raises(Refusal, match="larger than"):
+    with pytest.raises(Rejection, match="larger than"):
         receive(uploads, "b.json", b"abc")
     uploads.forget(first)
 
@@ -75,7 +75,7 @@ def test_all_together_are_bounded(tmp_path):
 
 @pytest.mark.parametrize(("name", "status"), [("", 422), ("x" * 200 + ".json", 422), ("a\nb.json", 422), ("a.py", 415)])
 def test_names_that_no_file_should_have_are_refused(tmp_path, name, status):
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Rejection) as refused:
         receive(Uploads(tmp_path, UploadLimits()), name, b"{}")
     assert refused.value.status == status
 
@@ -86,6 +86,6 @@ def test_what_is_not_there_cannot_be_removed(tmp_path):
     uploads.forget(key)
 
     for lost in (key, "../a", ""):
-        with pytest.raises(Refusal, match="no such upload"):
+        with pytest.raises(Rejection, match="no such upload"):
             uploads.forget(lost)
     assert files_in(tmp_path) == []

@@ -24,7 +24,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def counted_budget(monkeypatch):
-    """Budgets end after so many looks at the clock: what is measured in them does not depend on how fast that is."""
+    """Budgets end after this many looks at the clock: what is measured in them does not depend on how fast that is."""
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: _LOOK * next(looks))
     for module in (bench, question):

@@ -1,6 +1,6 @@
 """A scripted `torch.cuda`: every call is written down, time passes as the script says, no GPU is there.
 
-Where the real one would refuse or lie, so does this one: an event is read only once the device was waited for, a kernel
+Where the real one would reject or are, so does this one: an event is read only once the device was waited for, a kernel
 that failed makes every later call fail, memory runs out.
 """
 

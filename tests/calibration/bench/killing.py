@@ -57,7 +57,7 @@ class Log:
 
 
 def run_and_kill(folder: Path, moment: float) -> str:
-    """One run in a fork, killed after so many seconds; where it was. Raises AssertionError for what may not be."""
+    """One run in a fork, killed after this many seconds; where it was. Raises AssertionError for what may not be."""
     log = Log(folder.parent / "log.txt")
     log.path.unlink(missing_ok=True)
     before = set(Store(folder)._rows)

@@ -102,7 +102,7 @@ def test_products_are_seldom_measured_again():
     tasks = list(islice(plan(0, ("gemm", "relu")), 18))
     held = {task_key(task): None for task in tasks}
     again = [kind_of(task.signature) for task in _measured_before(held, iter(tasks))]
-    assert again.count("relu") == 2 and len(again) == 2 + 4, "and every fifth of sixteen products"
+    assert again.count("relu") == 2 and len(again) == 2 + 4, "and every fifth of sixteen GEMMs"
 
 
 def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_budget_that_is_none_is_refused(text):
         (["predict", "dlrm-ddp", "--on", "here"], "measure this machine with 'traincast bench'"),
         (["predict", "dlrm-ddp", "--on", "here", "--gpus", "2,4"], "name a GPU or node"),
         (["predict", "dlrm-ddp", "--on", "here", "--clock-mhz", "900"], "--clock-mhz is not used here"),
-        (["measure", "dlrm-ddp", "--gpus", "99"], "--gpus is 99; give a whole number of ranks from 2 to 64"),
+        (["measure", "dlrm-ddp", "--gpus", "99"], "--gpus is 99; give an integer number of ranks from 2 to 64"),
         (["measure", "dlrm-ddp", "--gpus", "2", "--clock", "busy"], "leave out --clock"),
         (["measure", "dlrm-ddp", "--gpus", "2", "--optimizer", "adam"], "with SGD and EmbeddingBags"),
         (["measure", "dlrm-ddp", "--gpus", "2", "--trace-out", "t.json"], "a trace is of one process"),

@@ -114,7 +114,7 @@ def test_drawn_rows_are_in_the_table_and_as_skewed_as_asked_for():
 
 
 def test_a_drawn_batch_has_a_bag_of_every_table_and_sample():
-    batch = drawn_batch(TINY.with_(embedding="bag", optimizer="sgd"), 4, torch.float32)
+    batch = drawn_batch(TINY.replace_options(embedding="bag", optimizer="sgd"), 4, torch.float32)
     assert [tensor.numel() for tensor in batch.indices] == [12, 8]
     assert batch.offsets.tolist() == [[0, 3, 6, 9], [0, 2, 4, 6]]
 

@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from traincast.calibration.bench.collectives import KINDS, exchange_job, exchange_plan
+from traincast.calibration.bench.collectives import KINDS, make_collective_job, plan_collectives
 from traincast.calibration.bench.ranks import run_ranks
 from traincast.utils.errors import TraincastError
 
 
 def test_two_ranks_measure_every_collective():
     heard = []
-    jobs = [exchange_job(row, 0.02) for row in islice(exchange_plan(2), len(KINDS))]
+    jobs = [make_collective_job(row, 0.02) for row in islice(plan_collectives(2), len(KINDS))]
     run_ranks(jobs, 2, each=heard.append)
     assert [job["collective"] for job in heard] == list(KINDS)
     for result in heard:
@@ -37,7 +37,7 @@ def test_a_disturbed_job_is_measured_again_up_to_twice():
 
 def test_the_plan_is_seeded_and_covers_sizes_evenly():
     first, again, other = (
-        [exchange_job(row, 1.0) for row, _ in zip(exchange_plan(2, seed), range(140), strict=False)]
+        [make_collective_job(row, 1.0) for row, _ in zip(plan_collectives(2, seed), range(140), strict=False)]
         for seed in (3, 3, 4)
     )
     assert first == again != other

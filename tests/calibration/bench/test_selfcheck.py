@@ -26,7 +26,7 @@ def test_the_self_check_runs_on_a_scripted_gpu(monkeypatch, small):
     assert "NVIDIA Fake 9000" in report.headline() and report.passed
     assert parts["clock"][1] == "1410 MHz under load"
     assert parts["memory"][1] == "84.8 GB free"
-    assert parts["collectives"][1] == "not tried: one core or GPU has nobody to exchange with"
+    assert parts["collectives"][1] == "not tried: one core or GPU has nobody to communicate with"
 
 
 def test_the_self_check_says_what_is_wrong(monkeypatch, small):

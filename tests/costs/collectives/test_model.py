@@ -10,7 +10,7 @@ import pytest
 from traincast.costs.collectives import COLLECTIVE, CollectiveModel, bus_factor, even_bytes, shipped_collectives
 from traincast.costs.kernels.call import Calls
 from traincast.hardware import load_topology
-from traincast.hardware.catalog import node_keys
+from traincast.hardware.catalog import list_node_keys
 from traincast.utils.errors import TraincastError
 
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(0, 36, 0.5)])
@@ -27,7 +27,7 @@ def places(topology):
     return [(2, 1), (3, 1), (full, 1), (2, 2), (2 * full, 2), (16 * full, 16), (5 * full - 3, 5)]
 
 
-@pytest.mark.parametrize("key", node_keys())
+@pytest.mark.parametrize("key", list_node_keys())
 @pytest.mark.parametrize("kind", COLLECTIVE.kinds)
 def test_times_are_positive_finite_and_never_fall_with_size(key, kind):
     topology = load_topology(key)

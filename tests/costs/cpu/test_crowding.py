@@ -9,7 +9,7 @@ import pytest
 
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.crowding import Crowding, fit_crowding
+from traincast.costs.cpu.contention import Contention, fit_crowding
 from traincast.costs.cpu.features import kind_of
 from traincast.costs.cpu.op_costs import price_ops
 from traincast.costs.cpu.profile import load_profile, save_profile
@@ -20,7 +20,7 @@ SLOWER = {"add": 1.5, "gemm": 1.0}
 
 
 def both_ways(number=3000):
-    """Adds and products inside steps, alone and on two cores."""
+    """Adds and GEMMs inside steps, alone and on two cores."""
     inside = []
     for one in samples(number):
         if kind_of(one.signature) in SLOWER:
@@ -41,7 +41,7 @@ def test_the_factor_of_a_kind_is_what_its_ops_take_together_over_alone():
 
 def test_steps_that_ran_only_together_say_nothing():
     _, together = both_ways(600)
-    assert fit_crowding(together, "wall") == Crowding()
+    assert fit_crowding(together, "wall") == Contention()
 
 
 def test_ranks_of_a_profile_pay_for_their_neighbours(tmp_path):

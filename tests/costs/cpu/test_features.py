@@ -1,4 +1,4 @@
-"""What the time of an op depends on, and where its operands lie."""
+"""What the time of an op depends on, and where its operands are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from traincast.costs.cpu.samples import (
 )
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.dlrm.program import dlrm_workload
+from traincast.models.dlrm.program import build_dlrm_workload
 from traincast.utils.errors import TraincastError
 
 CACHES = Caches(512e3, 16e6)
@@ -108,21 +108,21 @@ def test_many_lookups_share_pages_and_lines_of_the_page_table():
         return terms[WORK + 6 : WORK + 10] / lookups
 
     few, many = translations(100), translations(200_000)
-    assert few == pytest.approx([0.99] * 4, rel=0.01), "each row lies in a page of its own"
+    assert few == pytest.approx([0.99] * 4, rel=0.01), "each row is in a page of its own"
     assert (many < [1.0, 0.31, 0.04, 0.04]).all(), "62,500 pages, 7,813 lines of their addresses"
 
 
 def test_what_is_read_again_is_near_and_what_is_not_is_far():
-    program = dlrm_workload(TINY).programs[0]
+    program = build_dlrm_workload(TINY).programs[0]
     rows = operands(program, 1e9)
     assert len(rows) == program.num_ops
     distances = np.array([operand.distance for row, _ in rows for operand in row if operand.nbytes])
     assert distances.min() == 0
-    assert np.mean(distances < 2e6) > 0.9, "in a small step little but code lies between two uses"
+    assert np.mean(distances < 2e6) > 0.9, "in a small step little but code is between two uses"
 
 
 def test_beyond_the_caches_nobody_counts():
-    program = dlrm_workload(TINY).programs[0]
+    program = build_dlrm_workload(TINY).programs[0]
     assert max(operand.distance for row, _ in operands(program, 1000) for operand in row) == FAR
 
 

@@ -1,4 +1,4 @@
-"""Samples of copies: what their signatures say, and that damaged ones are refused."""
+"""Samples of copies: what their signatures say, and that damaged ones are rejected."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def check_contract(model: KernelModel, calls: Calls, device: Device) -> None:
     assert estimate.in_domain.dtype == np.bool_
 
     again = model.predict(calls, device)
-    assert np.array_equal(again.seconds, estimate.seconds), "the same question has one answer"
+    assert np.array_equal(again.seconds, estimate.seconds), "the same question has one result"
 
     backwards = model.predict(calls.take(np.arange(len(calls))[::-1]), device)
     np.testing.assert_allclose(backwards.seconds[::-1], estimate.seconds, rtol=1e-4)

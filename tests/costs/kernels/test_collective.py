@@ -73,9 +73,9 @@ def test_alone_in_its_group_a_rank_copies(kind):
 @pytest.mark.parametrize(
     ("scalars", "says"),
     [
-        ((("collective", "all_reduce"),), "does not say what it exchanges"),
+        ((("collective", "all_reduce"),), "does not say what it communicates"),
         ((("collective", "gossip"), ("group", (0, 1)), ("bytes", 4)), "unknown collective 'gossip'"),
-        ((("collective", "all_reduce"), ("group", ("a", "b")), ("bytes", 4)), "does not say what it exchanges"),
+        ((("collective", "all_reduce"), ("group", ("a", "b")), ("bytes", 4)), "does not say what it communicates"),
     ],
 )
 def test_an_op_that_does_not_say_what_it_is_is_refused(scalars, says):

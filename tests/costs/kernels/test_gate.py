@@ -1,4 +1,4 @@
-"""What a workload of a stranger may not hold, so that nothing after loading has to look again."""
+"""What a workload of untrusted input may not hold, so that nothing after loading has to look again."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ def gemm(compute: str = "bf16", *, size: float = 8192, variant: str = "") -> Ker
 
 
 def factor(call: KernelCall, alone: float, device=H100) -> float:
-    """How many times as long as `alone` seconds a call takes in a step."""
+    """How many times as long as `alone` seconds per call takes in a step."""
     after = seconds_in_step(Calls.of(call.family, [call]), [call], np.array([alone]), device, NUMBERS)
     return float(after[0]) / alone
 
 
 def at_share(share: float, compute: str = "bf16", size: float = 8192) -> float:
     """Seconds in which a GEMM reaches this share of the peak rate."""
-    return 2 * size**3 / (share * H100.peak(compute))
+    return 2 * size**3 / (share * H100.get_peak_flops(compute))
 
 
 def test_a_gemm_near_the_peak_runs_at_the_sustained_clock() -> None:
@@ -54,8 +54,8 @@ def test_fp32_does_not_reach_the_power_limit() -> None:
 
 
 def test_a_locked_clock_leaves_power_to_spare() -> None:
-    locked = H100.at_clock(H100.boost_clock_mhz / 1.4)
-    seconds = 2 * 8192.0**3 / (0.7 * locked.peak("bf16"))
+    locked = H100.with_clock(H100.boost_clock_mhz / 1.4)
+    seconds = 2 * 8192.0**3 / (0.7 * locked.get_peak_flops("bf16"))
     assert factor(gemm(), seconds, locked) == pytest.approx(1.0)
 
 
@@ -72,7 +72,7 @@ def test_an_implementation_has_its_own_factor(variant: str, compute: str, expect
 
 def test_only_amds_gemms_that_nobody_tuned_are_slower() -> None:
     mi300 = load_platform("mi300x-platform").device
-    seconds = 2 * 8192.0**3 / (0.7 * mi300.peak("bf16"))
+    seconds = 2 * 8192.0**3 / (0.7 * mi300.get_peak_flops("bf16"))
     assert factor(gemm(), seconds, mi300) == pytest.approx(0.9 * 1.7)
     assert factor(gemm(variant=TUNED), seconds, mi300) == pytest.approx(0.9)
 

@@ -51,7 +51,7 @@ def sizes(family: Family, scale: float, compute: str) -> dict[str, float]:
 
 
 def lookup_sizes(batch: int, item_bytes: int) -> dict[str, float]:
-    """Eight lookups a sample in each of four tables of a million rows."""
+    """Eight lookups per sample in each of four tables of a million rows."""
     tables = uniform_tables(
         batch=batch, lookups=32 * batch, rows=(1e6,) * 4, dims=(64.0,) * 4, index_bytes=8, row_item_bytes=item_bytes
     )
@@ -66,8 +66,8 @@ def every_kind(family: Family, scale: float, computes: tuple[str, ...] = COMPUTE
 
 def least_seconds(calls: Calls, device: Device) -> np.ndarray:
     """What the sheet allows: arithmetic at peak (Winograd saves up to 2.25 of it), or bytes at the DRAM's or PCIe's."""
-    peak = calls.per_compute({name: device.peak(name) for name in COMPUTE_TYPES}, 0.0)
-    peak = np.maximum(peak, device.peak("fp32_matrix"))
+    peak = calls.per_compute({name: device.get_peak_flops(name) for name in COMPUTE_TYPES}, 0.0)
+    peak = np.maximum(peak, device.get_peak_flops("fp32_matrix"))
     name = calls.family.name
     if name == "gemm":
         return 2 * calls["batch"] * calls["m"] * calls["n"] * calls["k"] / peak

@@ -1,4 +1,4 @@
-"""Recurrent layers: their products over all time steps, and the steps that wait for each other."""
+"""Recurrent layers: their GEMMs over all time steps, and the steps that wait for each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def layers(name="aten::_cudnn_rnn", *, mode=2, number=2, context=MODERN, source=
 
 
 def flops(items):
-    """Of the products, and of the time steps."""
+    """Of the GEMMs, and of the time steps."""
     total = 0.0
     for item in items:
         if item.family.name == "gemm":
@@ -115,7 +115,7 @@ def test_a_large_lstm_takes_what_its_arithmetic_needs():
     source = tensor(100, 256, 1024)
     there, back = (layers(name, number=4, source=source) for name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"))
     device = load_device("a100-40gb")
-    least = (flops(there) + flops(back)) / device.peak("fp32")
+    least = (flops(there) + flops(back)) / device.get_peak_flops("fp32")
     assert least > 0.2
     assert least < seconds((*there, *back)) < 3 * least
 

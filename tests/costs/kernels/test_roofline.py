@@ -12,8 +12,8 @@ from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import Tables, uniform_tables
 from traincast.costs.kernels.families import RECORDS, Roofline
 from traincast.costs.kernels.gemm import GEMM
-from traincast.hardware import device_keys, load_device
-from traincast.utils.metrics import error_row
+from traincast.hardware import list_device_keys, load_device
+from traincast.utils.metrics import compute_error_row
 
 FAMILIES = [record.family for record in RECORDS if record.roofline]
 
@@ -46,7 +46,7 @@ def _calls(family, scale):
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 def test_every_family_has_a_finite_time_on_every_device(family, key):
     estimate = Roofline().predict(_calls(family, 1.0), load_device(key))
     assert np.all(np.isfinite(estimate.seconds))
@@ -74,14 +74,14 @@ def test_nothing_is_faster_than_the_data_sheet(family):
         flops = 2 * 256 * 512 * 512 * 28 * 28
     call = family.call(family.kinds[0], "bf16", **sizes)
     seconds = Roofline().predict(Calls.of(family, [call]), device).seconds[0]
-    assert 0.5 < flops / seconds / device.peak("bf16") < 1.0
+    assert 0.5 < flops / seconds / device.get_peak_flops("bf16") < 1.0
 
 
 def test_locked_clock_slows_arithmetic():
     device = load_device("v100")
     call = GEMM.call("mm", batch=1, m=4096, n=4096, k=4096, trans_a=0, trans_b=0, bias=0)
     calls = Calls.of(GEMM, [call])
-    fast, slow = (Roofline().predict(calls, d).seconds[0] for d in (device, device.at_clock(765)))
+    fast, slow = (Roofline().predict(calls, d).seconds[0] for d in (device, device.with_clock(765)))
     assert slow == pytest.approx(2 * fast, rel=0.01)
 
 
@@ -96,7 +96,7 @@ def _seconds(tables: Tables, kind: str, device) -> float:
 
 def test_table_batched_kernels_of_v100(shared_data):
     """Fitted on lookups 16 and 38 (backward) and dims 128 and 256 (forward) of the microbenchmark; judged on others."""
-    device = load_device("v100").at_clock(1297)
+    device = load_device("v100").with_clock(1297)
     predicted, measured = [], []
     for row in _rows(shared_data / "kernels" / "embedding_v100.csv"):
         lookups, micro = int(row["lookups_per_table"]), row["context"] == "microbenchmark"
@@ -111,7 +111,7 @@ def test_table_batched_kernels_of_v100(shared_data):
         )  # fmt: skip
         predicted.append(_seconds(tables, "batched_backward_sgd" if backward else "batched_forward", device))
         measured.append(1e-6 * float(row["latency_us"]))
-    errors = error_row("kernels", "embedding", predicted, measured)
+    errors = compute_error_row("kernels", "embedding", predicted, measured)
     assert errors.n == 8
     assert errors.gmae < 5
 
@@ -131,4 +131,4 @@ def test_fbgemm_forward_out_of_l2_on_a100(shared_data):
         )  # fmt: skip
         predicted.append(_seconds(tables, "tbe_forward", device))
         measured.append(1e-6 * float(row["duration_us"]))
-    assert error_row("kernels", "fbgemm", predicted, measured).mape < 10
+    assert compute_error_row("kernels", "fbgemm", predicted, measured).mape < 10

@@ -86,7 +86,7 @@ def test_a_compute_heavy_op_costs_its_flops_and_a_light_one_its_bytes():
     heavy = lowered(
         "mylib::product", {"a": tensor(8192, 4096, **half), "b": tensor(4096, 2048, **half)}, tensor(8192, 2048, **half)
     )
-    needed = 2 * 8192 * 4096 * 2048 / device.peak("fp16")
+    needed = 2 * 8192 * 4096 * 2048 / device.get_peak_flops("fp16")
     assert needed < priced(heavy)[0] < 4 * needed
     light = lowered("aten::_standard_gamma", {"self": tensor(1 << 26)}, tensor(1 << 26))
     moved = (1 << 29) / device.dram_bandwidth

@@ -30,7 +30,7 @@ def one(family, kind, compute="fp32", **sizes):
         (one("conv", "forward", batch=1, in_channels=2, out_channels=5, in_h=4, in_w=4, kernel_h=3, kernel_w=3,
              stride_h=1, stride_w=1, pad_h=1, pad_w=1, dilation_h=1, dilation_w=1, groups=1),
          2 * 16 * 90, 4 * (32 + 80 + 90)),
-        # a causal mask leaves half of 8 x 8 pairs; two products of 16 columns
+        # a causal mask leaves half of 8 x 8 pairs; two GEMMs of 16 columns
         (one("attention", "forward", batch=1, q_heads=1, kv_heads=1, q_len=8, kv_len=8, head_dim=16, causal=1),
          32 * 16 * 4, 2 * 16 * 16 * 4),
         (one("embedding", "tbe_forward", batch=2, columns=4, row_bytes=160, row_item_bytes=4), 40, 160 + 32),

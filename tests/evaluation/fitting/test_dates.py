@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.fitting import pieces
+from traincast_evaluation.fitting import profile_fits as pieces
 from traincast_evaluation.fitting.dates import date_profiles, fitting_date
 from traincast_evaluation.kernels.fit import save_state
 
@@ -90,7 +90,7 @@ def test_fit_compares_with_the_shipped_profile_wherever_it_writes(tmp_path, monk
 
     monkeypatch.setattr(pieces.ProfileFit, "fit", copied)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", FIRST)
-    pieces.fit_pieces([name], tmp_path, tmp_path / "out", lambda what, share: None)
+    pieces.fit_profiles([name], tmp_path, tmp_path / "out", lambda what, share: None)
 
     written = tmp_path / "out" / "costs" / "kernels" / "profiles" / f"{name}.json"
     assert written.read_bytes() == (source / f"{name}.json").read_bytes()

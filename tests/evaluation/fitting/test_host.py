@@ -1,4 +1,4 @@
-"""Host profiles from the published overhead tables and from traces: the shipped ones again, and what is refused."""
+"""Host profiles from the published overhead tables and from traces: the shipped ones again, and what is rejected."""
 
 from __future__ import annotations
 

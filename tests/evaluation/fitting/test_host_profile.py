@@ -7,14 +7,14 @@ import pytest
 
 from traincast.costs.host.profile import parse_host_profile
 from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import Overheads, pooled
+from traincast.traces.overheads.extraction import Overheads, pool_overheads
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.host_profile import build_host_profile
 
 
 def overheads(**samples):
     """Overheads of samples in microseconds, by "type/name"."""
-    table = {tuple(key.split("/", 1)): Distribution.of(1e-6 * np.array(us)) for key, us in samples.items()}
+    table = {tuple(key.split("/", 1)): Distribution.from_samples(1e-6 * np.array(us)) for key, us in samples.items()}
     return Overheads(table)
 
 
@@ -63,10 +63,10 @@ def test_a_synchronisation_costs_what_one_takes_that_finds_nothing_to_wait_for()
 
 
 def test_samples_of_several_workloads_are_pooled():
-    both = pooled([measured(), measured(**{"T2/aten::mm": [20.0, 22.0, 24.0]})])
+    both = pool_overheads([measured(), measured(**{"T2/aten::mm": [20.0, 22.0, 24.0]})])
 
-    assert both.of_type("T2")["aten::mm"].count == 6
-    assert both.totals()["T2"] == pytest.approx((36 + 66) * 1e-6)
+    assert both.select_type("T2")["aten::mm"].count == 6
+    assert both.sum_by_type()["T2"] == pytest.approx((36 + 66) * 1e-6)
 
 
 def test_a_built_profile_is_one_that_can_be_loaded():

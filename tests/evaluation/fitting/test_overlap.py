@@ -1,4 +1,4 @@
-"""The slow-down of kernels beside transfers: fitted on one half of the kernels, better on the other."""
+"""The slow-down of kernels alongside transfers: fitted on one half of the kernels, better on the other."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.fitting import pieces
-from traincast_evaluation.fitting.pieces import PIECES, ProfileFit, fit_pieces
+from traincast_evaluation.fitting import profile_fits as pieces
+from traincast_evaluation.fitting.profile_fits import PIECES, ProfileFit, fit_profiles
 from traincast_evaluation.fitting.shipped import fit
 from traincast_evaluation.kernels.families import MEASURED
 
@@ -58,7 +58,7 @@ def test_kernel_families_come_first_in_the_order_of_their_records():
 
 
 def test_pieces_are_written_into_the_folders_of_the_package(toys, tmp_path):
-    written = fit_pieces(["one", "two"], tmp_path, tmp_path / "out", ignore)
+    written = fit_profiles(["one", "two"], tmp_path, tmp_path / "out", ignore)
 
     assert written == {"one": ["kernels/profiles/one.json"], "two": ["kernels/profiles/two.json"]}
     assert '"date"' in (tmp_path / "out" / "kernels" / "profiles" / "two.json").read_text()
@@ -66,7 +66,7 @@ def test_pieces_are_written_into_the_folders_of_the_package(toys, tmp_path):
 
 def test_nothing_is_written_unless_every_piece_could_be_fitted(toys, tmp_path):
     with pytest.raises(TraincastError, match=r"'bad.csv', row 3, column 'us'"):
-        fit_pieces(["one", "bad"], tmp_path, tmp_path / "out", ignore)
+        fit_profiles(["one", "bad"], tmp_path, tmp_path / "out", ignore)
 
     assert not (tmp_path / "out").exists()
 
@@ -74,14 +74,14 @@ def test_nothing_is_written_unless_every_piece_could_be_fitted(toys, tmp_path):
 def test_an_unknown_piece_is_refused_before_anything_is_fitted(toys, tmp_path):
     heard = []
     with pytest.raises(TraincastError, match=r"unknown piece 'tow'.*two"):
-        fit_pieces(["one", "tow"], tmp_path, tmp_path / "out", lambda what, share: heard.append(what))
+        fit_profiles(["one", "tow"], tmp_path, tmp_path / "out", lambda what, share: heard.append(what))
 
     assert heard == []
 
 
 def test_progress_goes_from_piece_to_piece(toys, tmp_path):
     heard = []
-    fit_pieces(["one", "two"], tmp_path, tmp_path / "out", lambda what, share: heard.append((what, share)))
+    fit_profiles(["one", "two"], tmp_path, tmp_path / "out", lambda what, share: heard.append((what, share)))
 
     assert heard == [("reading one", 0.0), ("one done", 0.5), ("reading two", 0.5), ("two done", 1.0)]
 
@@ -100,7 +100,7 @@ def test_a_full_disk_leaves_every_profile_as_it_was(toys, tmp_path, monkeypatch)
 
     monkeypatch.setattr("os.fsync", full_at_the_second)
     with pytest.raises(TraincastError, match="No space left"):
-        fit_pieces(["one", "two"], tmp_path, tmp_path / "out", ignore)
+        fit_profiles(["one", "two"], tmp_path, tmp_path / "out", ignore)
 
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"one.json": "before"}
 

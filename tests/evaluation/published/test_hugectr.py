@@ -70,7 +70,7 @@ def test_rows_are_frequent_by_hugectrs_own_rule():
 
 def test_every_row_of_a_small_table_is_frequent_and_none_of_a_vast_one():
     small, vast = (
-        Table(name="t", rows=rows, dim=128, pooling=Pooling.constant(1), access=Uniform()) for rows in (10, 10**9)
+        Table(name="t", rows=rows, dim=128, pooling=Pooling.from_constant(1), access=Uniform()) for rows in (10, 10**9)
     )
     rows = hybrid_rows([small], run(8))
     assert (rows.frequent, rows.touched, rows.infrequent_share) == (10, 10, pytest.approx(0.0))
@@ -80,7 +80,7 @@ def test_every_row_of_a_small_table_is_frequent_and_none_of_a_vast_one():
 
 def test_more_skew_leaves_less_to_exchange():
     def share(exponent):
-        table = Table(name="t", rows=10**6, dim=128, pooling=Pooling.constant(1), access=Zipf(exponent))
+        table = Table(name="t", rows=10**6, dim=128, pooling=Pooling.from_constant(1), access=Zipf(exponent))
         return hybrid_rows([table], run(8)).infrequent_share
 
     assert share(1.2) < share(1.05) < share(0.8)
@@ -108,7 +108,7 @@ def sent(program, kind):
 def test_between_nodes_infrequent_rows_are_sent_and_frequent_ones_summed_with_the_dense_gradients():
     (program,) = PROGRAMS["hugectr-dlrm"].step(gpus=112, global_batch=71680).programs
     tables = [
-        Table(name="t", rows=rows, dim=128, pooling=Pooling.constant(1), access=Zipf(1.05)) for rows in CRITEO_ROWS
+        Table(name="t", rows=rows, dim=128, pooling=Pooling.from_constant(1), access=Zipf(1.05)) for rows in CRITEO_ROWS
     ]
     rows = hybrid_rows(tables, run(112, 71680))
     infrequent = round(640 * 26 * rows.infrequent_share)

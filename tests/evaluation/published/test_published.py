@@ -1,4 +1,4 @@
-"""Published programs by name: their sizes, their division over GPUs, and what they refuse."""
+"""Published programs by name: their sizes, their division over GPUs, and what they reject."""
 
 from __future__ import annotations
 

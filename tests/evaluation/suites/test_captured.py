@@ -29,14 +29,14 @@ def one_row(shared_data, tmp_path):
 def test_a_captured_step_is_near_its_published_time_and_says_whether_it_was_held_back(one_row):
     row, folder = one_row
 
-    answer = evaluate("captured", folder)
+    result = evaluate("captured", folder)
 
-    (outcome,) = answer.outcomes
+    (outcome,) = result.outcomes
     assert outcome.case.measured_ms == float(row["iteration_ms"])
     assert abs(outcome.error_percent) < 15.0
     assert outcome.low_ms < outcome.case.measured_ms < outcome.high_ms
     kept = outcome.case.name.endswith(HELD_BACK)
-    assert [r.group for r in answer.summary] == [
+    assert [r.group for r in result.summary] == [
         "all: step",
         f"rows {'held back' if kept else 'looked at'}",
         "resnet50",

@@ -35,10 +35,10 @@ def test_a_case_is_predicted_as_its_question_says():
 
     (done,) = run_cases([Case(name="a", group="V100", question=STEP, measured_ms=1.0)], progress=heard.append)
 
-    answer = predict(STEP)
-    assert done.predicted_ms == pytest.approx(1e3 * answer.iteration)
-    assert (done.low_ms, done.high_ms) == pytest.approx([1e3 * end for end in answer.interval])
-    assert done.active_ms == pytest.approx(1e3 * answer.device_active)
+    result = predict(STEP)
+    assert done.predicted_ms == pytest.approx(1e3 * result.iteration)
+    assert (done.low_ms, done.high_ms) == pytest.approx([1e3 * end for end in result.interval])
+    assert done.active_ms == pytest.approx(1e3 * result.device_active)
     assert heard == [1.0]
 
 

@@ -65,9 +65,9 @@ def evaluated(capsys, suite, data, *more):
 def test_a_row_that_cannot_be_predicted_stops_nothing(folder, capsys, suite, table, column):
     sound = len(TABLES[suite])
     rows = [{**TABLES[suite][table], column: text} for text in ABSURD]
-    answer = evaluated(capsys, suite, folder(suite, *rows, table=table))
+    result = evaluated(capsys, suite, folder(suite, *rows, table=table))
 
-    cases = [case for case in answer["cases"] if case["device"] != GROUP]  # which stand beside rows
+    cases = [case for case in result["cases"] if case["device"] != GROUP]  # which stand alongside rows
     assert len(cases) == sound + len(rows)
     left_out = [case for case in cases if case.get("reason")]
     assert all(case["reason"].isprintable() and len(case["reason"]) < 1000 for case in left_out)
@@ -147,8 +147,8 @@ def test_published_tables_keep_their_sound_rows(shared_data, tmp_path, capsys, s
     cells = first.split(",")
     cells[place] = "nobody's"
     path.write_text("\n".join([header, ",".join(cells), second, *rest[:1]]) + "\n", encoding="utf-8")
-    answer = evaluated(capsys, suite, tmp_path)
-    assert [bool(case["reason"]) for case in answer["cases"]] == [False, False, True]
+    result = evaluated(capsys, suite, tmp_path)
+    assert [bool(case["reason"]) for case in result["cases"]] == [False, False, True]
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -129,7 +129,7 @@ def test_estimates_of_a_zipf_table_are_near_the_counts(few_events):
 
 
 def test_a_histogram_is_rounded_to_three_decimals():
-    shares = ReuseHistogram.of_counts(np.array([1, 1, 1, 2, 2, 7, 7]))
+    shares = ReuseHistogram.from_counts(np.array([1, 1, 1, 2, 2, 7, 7]))
 
     short = rounded(shares)
 

@@ -8,7 +8,7 @@ import pytest
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
 from traincast_evaluation.suites.llm import llm_cases, summarise_llm
-from traincast_evaluation.suites.llm_rows import is_fitted, model_of, platform_of, question_of
+from traincast_evaluation.suites.llm_rows import is_fitted, make_request, model_of, platform_of
 from traincast_evaluation.suites.published import Row
 
 COLUMNS = dict.fromkeys(
@@ -29,35 +29,35 @@ def row(**cells: str) -> Row:
 
 
 def test_a_row_of_torchtitan_is_fsdp_compiled() -> None:
-    layout = question_of(row()).layout
+    layout = make_request(row()).layout
     assert (layout.sharding, layout.kernels, layout.checkpoint, layout.joined) == (
         "zero3",
         "compiled",
         "selective",
         False,
     )
-    assert question_of(row(compile="no")).layout.kernels == "eager"
-    assert question_of(row(notes="local batch 2. async TP", tp="8", gpus="64")).layout.overlap_tp == "all"
-    assert question_of(row(notes="vanilla TP", tp="8", gpus="64")).layout.overlap_tp == "none"
-    assert question_of(row(precision="float8 tensorwise linear")).layout.precision == "fp8"
+    assert make_request(row(compile="no")).layout.kernels == "eager"
+    assert make_request(row(notes="local batch 2. async TP", tp="8", gpus="64")).layout.overlap_tp == "all"
+    assert make_request(row(notes="vanilla TP", tp="8", gpus="64")).layout.overlap_tp == "none"
+    assert make_request(row(precision="float8 tensorwise linear")).layout.precision == "fp8"
 
 
 def test_a_row_without_its_micro_batch_fills_the_stages() -> None:
-    layout = question_of(row(micro_batch="", pp="4", gpus="32", global_batch="128")).layout
+    layout = make_request(row(micro_batch="", pp="4", gpus="32", global_batch="128")).layout
     assert (layout.micro_batch, layout.pp) == (4, 4)
 
 
 def test_rows_of_other_sources_follow_their_own_rules() -> None:
-    foundry = question_of(
+    foundry = make_request(
         row(set="llm_foundry_mpt", model="MPT-7b", precision="bf16 (FSDP mixed_precision PURE)", kv_heads="32",
             zero_or_fsdp_stage="FSDP1 FULL_SHARD (ZeRO-3)", activation_checkpointing="full (per block)")
     ).layout  # fmt: skip
     assert (foundry.attention, foundry.gather_bytes, foundry.checkpoint) == ("triton", 2, "full")
-    megatron = question_of(row(set="megatron_bridge_perf", precision="FP8-CS", pp="8", gpus="64", global_batch="128"))
+    megatron = make_request(row(set="megatron_bridge_perf", precision="FP8-CS", pp="8", gpus="64", global_batch="128"))
     assert (megatron.layout.vp, megatron.layout.sharding, megatron.layout.precision) == (4, "zero1", "fp8")
-    uneven = question_of(row(set="mlperf_training_v31_v51", pp="8", gpus="64", layers="61", global_batch="128"))
+    uneven = make_request(row(set="mlperf_training_v31_v51", pp="8", gpus="64", layers="61", global_batch="128"))
     assert uneven.layout.vp == 1
-    measured = question_of(row(set="simumax_b200", device="B200-SXM")).layout
+    measured = make_request(row(set="simumax_b200", device="B200-SXM")).layout
     assert measured.overlap_tp == "none" and not measured.overlap_gradients
 
 
@@ -72,7 +72,7 @@ def test_rows_of_other_sources_follow_their_own_rules() -> None:
 )
 def test_rows_that_cannot_be_asked_say_why(cells, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
-        question_of(row(**cells))
+        make_request(row(**cells))
 
 
 def test_dimensions_come_from_the_row() -> None:

@@ -12,18 +12,18 @@ from traincast.models.transformers.reading import described
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast_evaluation.suites.cases import Case
-from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves, log_error
-from traincast_evaluation.suites.training_question import TrainingQuestion
+from traincast_evaluation.suites.llm_fit import ConstantsFit, halves, list_predictable, log_error
+from traincast_evaluation.suites.training_request import TrainingRequest
 
 SMALL = described("small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
 TRUTH = replace(SHIPPED, sustained={**SHIPPED.sustained, "hopper 16": 1.7}, stall_us=160.0)
 
 
-def question(tp: int, micro: int) -> TrainingQuestion:
-    return TrainingQuestion(model=SMALL, on="dgx-h100", layout=Layout(gpus=8, tp=tp, micro_batch=micro))
+def question(tp: int, micro: int) -> TrainingRequest:
+    return TrainingRequest(model=SMALL, on="dgx-h100", layout=Layout(gpus=8, tp=tp, micro_batch=micro))
 
 
-def measured(asked: TrainingQuestion) -> float:
+def measured(asked: TrainingRequest) -> float:
     return 1e3 * estimate_seconds(SMALL, asked.platform(), asked.layout, in_step=TRUTH)[0]
 
 
@@ -56,14 +56,14 @@ def test_only_the_fitted_half_is_looked_at(cases) -> None:
 
 
 def test_a_number_stays_above_what_can_be() -> None:
-    asked = TrainingQuestion(model=SMALL, on="dgx-a100", layout=Layout(gpus=1, micro_batch=4, attention="unfused"))
+    asked = TrainingRequest(model=SMALL, on="dgx-a100", layout=Layout(gpus=1, micro_batch=4, attention="unfused"))
     case = Case(name="x", group="made", question=asked, measured_ms=0.01, fitted=True)
     assert ConstantsFit([case], SHIPPED, ("batched",)).run(rounds=1).batched >= 0.5
 
 
 def test_cases_that_are_refused_do_not_count(cases) -> None:
     bad = replace(cases[0], question=question(3, 4))
-    assert answerable([*cases[:2], bad], SHIPPED) == cases[:2]
+    assert list_predictable([*cases[:2], bad], SHIPPED) == cases[:2]
     assert log_error(cases[0], TRUTH) == 0.0
 
 

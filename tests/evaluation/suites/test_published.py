@@ -26,7 +26,7 @@ def test_cells_are_text_numbers_counts_and_names():
         (lambda row: row.positive("error"), "'table.csv', row 3, column 'error': '-6.9' is not a number above 0"),
         (lambda row: row.positive("empty"), "column 'empty': '' is not a number"),
         (lambda row: row.signed("model"), "column 'model': 'small' is not a number"),
-        (lambda row: row.count("half"), "column 'half': '1.5' is not a whole number"),
+        (lambda row: row.count("half"), "column 'half': '1.5' is not an integer"),
         (lambda row: row.known("model", {"smal": 1}), "unknown model 'small'. Did you mean smal? It stands in"),
         (lambda row: row.known("model", {"x": 1}), "'table.csv', row 3; known are x."),
     ],

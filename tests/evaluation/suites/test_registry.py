@@ -10,7 +10,7 @@ import traincast_evaluation
 from tests.evaluation.suites.folders import DLRM, write_rows
 from traincast.app.cli.main import main
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import error_row
+from traincast.utils.metrics import compute_error_row
 from traincast_evaluation.suites import registry
 from traincast_evaluation.suites.registry import SUITES, Suite, evaluate
 
@@ -56,8 +56,8 @@ def test_a_machine_that_was_not_measured_is_told_what_to_do(suite, tmp_path, mon
     [
         ({"minutes": 0.0}, "`minutes=0`; give a number above 0, up to 1440"),
         ({"minutes": float("nan")}, "`minutes=nan`; give a number"),
-        ({"seed": -1}, "seed -1; give a whole number"),
-        ({"tasks": 0}, "0 random DLRMs; give a whole number"),
+        ({"seed": -1}, "seed -1; give an integer"),
+        ({"tasks": 0}, "0 random DLRMs; give an integer"),
     ],
 )
 def test_senseless_options_of_a_measuring_suite_are_refused(options, message, tmp_path):
@@ -102,7 +102,7 @@ def test_a_result_is_plain_data_records_and_a_headline(folder):
 
 
 def test_a_suite_of_tables_has_rows_and_nothing_else(tmp_path, monkeypatch):
-    rows = [error_row("made up", "all", [1.1], [1.0], ["a"])]
+    rows = [compute_error_row("made up", "all", [1.1], [1.0], ["a"])]
     monkeypatch.setitem(SUITES, "made-up", Suite(table="made_up:rows"))
     monkeypatch.setattr(registry, "_function", lambda place: lambda data, progress: rows)
 

@@ -9,7 +9,7 @@ from traincast_evaluation.trials.plans import BALANCED, candidate_plans
 
 
 def table(name, rows, pooling, dim=32):
-    return Table(name=name, rows=rows, dim=dim, pooling=Pooling.constant(pooling))
+    return Table(name=name, rows=rows, dim=dim, pooling=Pooling.from_constant(pooling))
 
 
 TABLES = (table("a", 50_000, 1), table("b", 1_000, 30), table("c", 90_000, 9), table("d", 2_000, 20))
@@ -21,7 +21,7 @@ def holders(plan):
 
 def test_greedy_plans_put_the_heaviest_first_on_the_rank_with_the_least():
     plans = candidate_plans(TABLES, 2, seed=0)
-    assert holders(plans[BALANCED]) == [1, 0, 1, 1]  # 30 | 20, 9 beside 20, 1 beside 29
+    assert holders(plans[BALANCED]) == [1, 0, 1, 1]  # 30 | 20, 9 alongside 20, 1 alongside 29
     assert holders(plans["greedy by size"]) == [1, 1, 0, 1]
 
 
@@ -34,9 +34,9 @@ def test_tables_in_turn_and_in_chunks():
 
 def test_the_heaviest_table_is_cut_by_rows_and_by_columns_and_small_ones_are_copied():
     plans = candidate_plans(TABLES, 2, seed=0)
-    assert plans["heaviest by rows"].placement("b").kind is ShardingKind.ROW_WISE
-    assert plans["heaviest by columns"].placement("b").kind is ShardingKind.COLUMN_WISE
-    copied = [name for name in "abcd" if plans["small copied"].placement(name).kind is ShardingKind.DATA_PARALLEL]
+    assert plans["heaviest by rows"].get_placement("b").kind is ShardingKind.ROW_WISE
+    assert plans["heaviest by columns"].get_placement("b").kind is ShardingKind.COLUMN_WISE
+    copied = [name for name in "abcd" if plans["small copied"].get_placement(name).kind is ShardingKind.DATA_PARALLEL]
     assert copied == ["b", "d"]  # 128 and 256 KiB
 
 

@@ -39,9 +39,9 @@ def test_every_kind_of_task_is_drawn():
 @pytest.mark.parametrize(
     ("count", "seed", "message"),
     [
-        (0, 0, "0 random DLRMs; give a whole number from 1 to 10000"),
-        (10_001, 0, "10001 random DLRMs; give a whole number from 1 to 10000"),
-        (1, -1, "seed -1; give a whole number, 0 or more"),
+        (0, 0, "0 random DLRMs; give an integer from 1 to 10000"),
+        (10_001, 0, "10001 random DLRMs; give an integer from 1 to 10000"),
+        (1, -1, "seed -1; give an integer, 0 or more"),
     ],
 )
 def test_senseless_numbers_are_refused(count, seed, message):

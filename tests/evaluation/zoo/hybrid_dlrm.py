@@ -56,7 +56,7 @@ class Exchange:
 
 
 class ExchangeRequest(torch.autograd.Function):
-    """Starts the exchange in forward; in backward waits for the gradients' one."""
+    """Starts the collective in forward; in backward waits for the gradients' one."""
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, pooled: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class ExchangeRequest(torch.autograd.Function):
 
 
 class ExchangeWait(torch.autograd.Function):
-    """Waits for the exchange in forward; in backward starts the gradients' one."""
+    """Waits for the collective in forward; in backward starts the gradients' one."""
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, received: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Built-in models against what is known of their architectures: parameters, layers, products, convolutions, memory."""
+"""Built-in models against what is known of their architectures: parameters, layers, GEMMs, convolutions, memory."""
 
 from __future__ import annotations
 

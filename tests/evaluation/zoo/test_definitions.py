@@ -70,7 +70,7 @@ def _one_layer(name: str, mode: str) -> Callable[[], torch.nn.Module]:
     return lambda: gpt2.Gpt2(replace(config, num_layers=1))
 
 
-# what the measured graph calls an op, and the dispatcher ops it becomes
+# what the measured graph calls per op, and the dispatcher ops it becomes
 KINDS = {
     "Linear": "gemm", "BMM": "bmm", "VECadd": "add", "VECaddu": "add", "VECmul": "mul", "VECmulu": "mul",
     "VECdiv": "div", "VECdivu": "div", "VECpowu": "pow", "VECtanh": "tanh", "VECgelu": "gelu", "VECrelu": "act",

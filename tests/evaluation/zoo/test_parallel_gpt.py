@@ -35,7 +35,7 @@ def test_every_layer_divided():
     sizes = [op.signature.scalar("bytes") for op in exchanged(program)]
     # two sums a block each way, the token embeddings and the gradient of the head's input
     assert sizes.count(hidden) == 4 * CONFIG.num_layers + 2
-    # the loss: maxima, the labels' scores and sums of exponentials, one number a token
+    # the loss: maxima, the labels' scores and sums of exponentials, one number per token
     assert sizes.count(4 * BATCH * (LENGTH - 1)) == 3
     # a quarter of the columns, then of the rows, of every product
     products = [[t.spec.shape for t in op.inputs[1:]] for op in program.ops if op.name == "aten::addmm"][:4]
@@ -58,11 +58,11 @@ def test_layers_one_after_the_other():
 
 
 def test_a_pipeline_of_one_micro_batch_takes_as_long_as_all_stages_together():
-    answer = predict_step(captured(pipeline_step), load_platform("dgx-a100"))
-    assert len(answer.ranks) == GPUS
+    result = predict_step(captured(pipeline_step), load_platform("dgx-a100"))
+    assert len(result.ranks) == GPUS
     # every GPU is busy for its own stage only and waits for the others for the rest
-    assert all(rank.compute < 0.6 * answer.iteration for rank in answer.ranks)
-    assert answer.exposed_comm > 0
+    assert all(rank.compute < 0.6 * result.iteration for rank in result.ranks)
+    assert result.exposed_comm > 0
 
 
 @pytest.mark.parametrize("make", [tensor_parallel_step, pipeline_step])

@@ -1,4 +1,5 @@
-"""The recommenders beside DLRM: parameter counts, what their steps are made of, and other sizes than the captured."""
+"""The recommenders alongside DLRM: parameter counts, what their steps are made of, and other sizes than the
+captured."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.evaluation.zoo.captured import FP32_TRAINING, capture_once, connected
 from traincast.capturing import capture_step
 from traincast.hardware.platform import load_platform
 from traincast.models.catalog import load_model
-from traincast.models.data_parallel import on_gpus
+from traincast.models.data_parallel import replicate_on_gpus
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
@@ -97,11 +98,11 @@ def test_they_are_predicted_and_longer_batches_take_longer(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ncf"])
 def test_fused_tables_are_not_copied_to_many_gpus_silently(name: str) -> None:
     with pytest.raises(TraincastError, match="fused embedding tables"):
-        on_gpus(load_model(name), 8)
+        replicate_on_gpus(load_model(name), 8)
 
 
 def test_ncf_is_data_parallel_as_it_was_trained() -> None:
-    assert len(on_gpus(load_model("ncf"), 8).ranks) == 8
+    assert len(replicate_on_gpus(load_model("ncf"), 8).ranks) == 8
 
 
 def test_a_click_and_a_next_item_have_their_own_cross_entropy() -> None:

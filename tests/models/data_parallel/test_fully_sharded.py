@@ -11,14 +11,14 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
 from traincast.ir import peak_memory
 from traincast.ir.ops import Phase
 from traincast.ir.validate import validate_workload
-from traincast.models.data_parallel import Sharding, data_parallel, share_step
+from traincast.models.data_parallel import Sharding, apply_data_parallel, share_step
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.transforms.accumulation import accumulated
+from traincast.transforms.accumulation import accumulate_gradients
 from traincast.utils.errors import TraincastError
 
 GPUS, WIDTH, LAYERS = 4, 64, 3
@@ -91,7 +91,7 @@ def test_fsdp_sends_and_updates_what_a_capture_of_it_records(optimizer):
 
 def test_fsdp_takes_as_long_as_a_capture_of_it():
     # Given layers large enough that kernels and links decide, not the host
-    sizes, platform = {"batch": 4096, "width": 4096}, with_links(load_platform("dgx-h100"))
+    sizes, platform = {"batch": 4096, "width": 4096}, add_default_links(load_platform("dgx-h100"))
 
     # When both steps are simulated
     made = predict_step(share_step(one(**sizes), GPUS, Sharding(3)), platform)
@@ -175,7 +175,7 @@ def test_memory_is_divided_as_ranks_share(set_to_none):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_only_fsdp_reduces_in_every_pass(set_to_none):
     # Given a step of three passes
-    step, _ = accumulated(one(set_to_none=set_to_none), 3)
+    step, _ = accumulate_gradients(one(set_to_none=set_to_none), 3)
 
     # When ranks share it
     counts = {}
@@ -206,7 +206,7 @@ def test_one_gpu_shares_nothing():
 @pytest.mark.parametrize(
     ("step", "sharding", "said"),
     [
-        (lambda: data_parallel(one(), 2), Sharding(3), "runs on 2 GPUs already"),
+        (lambda: apply_data_parallel(one(), 2), Sharding(3), "runs on 2 GPUs already"),
         (one, Sharding(1, group=2), "`shard_group` is for parameters that ranks share"),
         (one, Sharding(3, group=3), "does not divide 4 GPUs"),
     ],

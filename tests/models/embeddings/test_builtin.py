@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings import Zipf, load_tables
-from traincast.models.embeddings.access import row_classes
+from traincast.models.embeddings.access import make_row_classes
 from traincast.models.embeddings.builtin import BUILTIN_SETS
 from traincast.models.embeddings.classes import NUM_BINS
-from traincast.models.embeddings.synthesis import Recipe, synthesise
+from traincast.models.embeddings.synthesis import Recipe, synthesise_tables
 from traincast_evaluation.suites.embedding_locality import read_locality
 
 SYNTHESISED = [("dlrm-2021-856", "locality_2021.csv", 16), ("dlrm-2022-788", "locality_2022.csv", 16)]
@@ -25,7 +25,9 @@ def test_mlperf_sets_are_those_of_the_benchmark():
 def test_every_set_has_answers(name):
     tables = load_tables(name)
     assert len({table.name for table in tables}) == len(tables)
-    assert all(0 < table.unique_rows(2048) <= min(table.rows, table.lookups(2048) * 1.001) for table in tables)
+    assert all(
+        0 < table.count_unique_rows(2048) <= min(table.rows, table.count_lookups(2048) * 1.001) for table in tables
+    )
 
 
 @pytest.mark.parametrize(("name", "file", "batches"), SYNTHESISED, ids=[name for name, *_ in SYNTHESISED])
@@ -40,7 +42,7 @@ def test_synthesised_sets_show_the_published_statistics(shared_data, name, file,
     size = numbered[0].batch_size
     rows, lookups = np.zeros(NUM_BINS), np.zeros(NUM_BINS)
     for table in load_tables(name):
-        own_rows, own_lookups = row_classes(table.access, table.rows).reuse(table.lookups(size))
+        own_rows, own_lookups = make_row_classes(table.access, table.rows).compute_reuse(table.count_lookups(size))
         rows, lookups = rows + own_rows, lookups + own_lookups
     assert lookups.sum() == pytest.approx(np.mean([b.lookups for b in numbered]), rel=0.01)
     assert rows.sum() == pytest.approx(np.mean([b.unique_rows for b in numbered]), rel=0.01)
@@ -54,5 +56,5 @@ def test_the_seed_decides_the_tables():
         tables=20, batch_size=64, lookups=16000, unique_rows=9000, row_shares=shares,
         access_shares=(0.28, 0.34, 0.38, *(0.0,) * 14), seed=1,
     )  # fmt: skip
-    assert synthesise(recipe) == synthesise(recipe)
-    assert len({table.pooling.mean for table in synthesise(recipe)}) == 20
+    assert synthesise_tables(recipe) == synthesise_tables(recipe)
+    assert len({table.pooling.mean for table in synthesise_tables(recipe)}) == 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings import lru
-from traincast.models.embeddings.lru import LruCounter, earlier_and_greater, stack_distances
+from traincast.models.embeddings.lru import LruCounter, count_earlier_and_greater, stack_distances
 from traincast.utils.errors import TraincastError
 
 
@@ -36,7 +36,7 @@ def test_earlier_and_greater_is_what_a_double_loop_counts(count):
     permutation = np.random.default_rng(count).permutation(count).astype(np.int32)
     some = range(0, count, max(1, count // 1000))
     expected = [int((permutation[:i] > permutation[i]).sum()) for i in some]
-    assert earlier_and_greater(permutation)[list(some)].tolist() == expected
+    assert count_earlier_and_greater(permutation)[list(some)].tolist() == expected
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 37])
@@ -44,28 +44,28 @@ def test_counter_agrees_with_a_simulated_cache_however_the_stream_is_cut(pieces)
     indices = np.random.default_rng(3).zipf(1.3, 6000) % 900
     counter = LruCounter(largest=300)
     for piece in np.array_split(indices, pieces):
-        counter.feed(piece)
+        counter.add_lookups(piece)
     for cache_rows in (1, 2, 7, 50, 299, 300):
-        assert counter.hits(cache_rows) == _simulated_hits(indices.tolist(), cache_rows)
+        assert counter.count_hits(cache_rows) == _simulated_hits(indices.tolist(), cache_rows)
     assert counter.lookups == 6000
 
 
 def test_counter_keeps_no_more_than_its_largest_cache():
     counter = LruCounter(largest=10)
-    counter.feed(np.arange(100_000))
+    counter.add_lookups(np.arange(100_000))
     assert len(counter._recent) == 10
 
 
 def test_counter_refuses_a_cache_it_did_not_count():
     with pytest.raises(TraincastError, match="up to 8"):
-        LruCounter(largest=8).hits(9)
+        LruCounter(largest=8).count_hits(9)
 
 
 def test_a_long_piece_is_counted_in_parts_with_the_same_result(monkeypatch):
     indices = np.random.default_rng(5).integers(0, 40, 500)
     whole, parts = LruCounter(16), LruCounter(16)
-    whole.feed(indices)
+    whole.add_lookups(indices)
     monkeypatch.setattr(lru, "_PIECE", 17)
-    parts.feed(indices)
-    assert [parts.hits(size) for size in range(17)] == [whole.hits(size) for size in range(17)]
+    parts.add_lookups(indices)
+    assert [parts.count_hits(size) for size in range(17)] == [whole.count_hits(size) for size in range(17)]
     assert parts.lookups == whole.lookups == 500

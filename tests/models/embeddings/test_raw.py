@@ -6,9 +6,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from traincast.models.embeddings.measure import measure
-from traincast.models.embeddings.raw import from_arrays
-from traincast.models.embeddings.raw_files import from_npz, from_parquet
+from traincast.models.embeddings.measure import measure_access
+from traincast.models.embeddings.raw import read_bags_from_arrays
+from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
 from traincast.utils.errors import TraincastError
 
 INDICES = np.array([4, 4, 1, 0, 2, 4, 4], dtype=np.int32)
@@ -20,21 +20,21 @@ def _bags(batches):
 
 
 def test_lengths_and_offsets_say_the_same():
-    by_lengths = _bags(from_arrays(INDICES, lengths=LENGTHS, batch_size=3))
+    by_lengths = _bags(read_bags_from_arrays(INDICES, lengths=LENGTHS, batch_size=3))
     assert by_lengths == [([4, 4, 1], [2, 0, 1]), ([0, 2, 4, 4], [4])]
-    assert _bags(from_arrays(INDICES, offsets=[0, 2, 2, 3, 7], batch_size=3)) == by_lengths
-    assert _bags(from_arrays(INDICES, offsets=[0, 2, 2, 3], batch_size=3)) == by_lengths
+    assert _bags(read_bags_from_arrays(INDICES, offsets=[0, 2, 2, 3, 7], batch_size=3)) == by_lengths
+    assert _bags(read_bags_from_arrays(INDICES, offsets=[0, 2, 2, 3], batch_size=3)) == by_lengths
 
 
 def test_measured_counts_are_exact():
-    measured = measure(from_arrays(INDICES, lengths=LENGTHS, batch_size=3), rows=5)
+    measured = measure_access(read_bags_from_arrays(INDICES, lengths=LENGTHS, batch_size=3), rows=5)
     assert (measured.batches, measured.lookups, measured.unique_rows) == (2, 3.5, 2.5)
     assert measured.duplicates == 1.0
     assert measured.largest_index == 4
     assert measured.pooling.lengths == (0, 1, 2, 4)
     assert measured.pooling.mean == 7 / 4
-    assert measured.lru.hits(1) == 2  # 4 after 4, twice
-    assert measured.lru.hits(4) == 3  # and 4 after 1, 0 and 2
+    assert measured.lru.count_hits(1) == 2  # 4 after 4, twice
+    assert measured.lru.count_hits(4) == 3  # and 4 after 1, 0 and 2
     assert measured.access.histogram.row_shares[0] == pytest.approx(3 / 5)
 
 
@@ -44,15 +44,15 @@ def test_one_table_of_many_is_streamed_from_npz(tmp_path, compressed):
     path = tmp_path / "lookups.npz"
     save = np.savez_compressed if compressed else np.savez
     save(path, indices=np.arange(9), lengths=lengths)
-    assert _bags(from_npz(path, table=1)) == [([3, 4, 5, 6], [3, 0, 1])]
-    assert _bags(from_npz(path, table=2, batch_size=2)) == [([7], [0, 1]), ([8], [1])]
+    assert _bags(read_bags_from_npz(path, table=1)) == [([3, 4, 5, 6], [3, 0, 1])]
+    assert _bags(read_bags_from_npz(path, table=2, batch_size=2)) == [([7], [0, 1]), ([8], [1])]
     with pytest.raises(TraincastError, match="no table 3"):
-        list(from_npz(path, table=3))
+        list(read_bags_from_npz(path, table=3))
 
 
 def test_offsets_in_npz(tmp_path):
     np.savez(tmp_path / "a.npz", indices=INDICES, offsets=np.array([0, 2, 2, 3, 7]))
-    assert _bags(from_npz(tmp_path / "a.npz")) == [(INDICES.tolist(), LENGTHS.tolist())]
+    assert _bags(read_bags_from_npz(tmp_path / "a.npz")) == [(INDICES.tolist(), LENGTHS.tolist())]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_offsets_in_npz(tmp_path):
 def test_a_wrong_npz_is_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(TraincastError, match=message) as caught:
-        list(from_npz(tmp_path / "a.npz"))
+        list(read_bags_from_npz(tmp_path / "a.npz"))
     assert str(tmp_path / "a.npz") in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -104,7 +104,7 @@ def test_a_header_that_lies_is_refused(tmp_path, header):
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
         archive.writestr("indices.npy", member)
     with pytest.raises(TraincastError, match=r"a\.npz: ") as caught:
-        list(from_npz(tmp_path / "a.npz"))
+        list(read_bags_from_npz(tmp_path / "a.npz"))
     assert "\n" not in str(caught.value)
 
 
@@ -112,7 +112,7 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path):
     """Given 32 MB of indices, when they are measured in small batches, then memory stays far below that."""
     np.savez(tmp_path / "a.npz", indices=np.arange(4_000_000) % 5000, lengths=np.full(40_000, 100))
     tracemalloc.start()
-    measured = measure(from_npz(tmp_path / "a.npz", batch_size=100), rows=5000, largest_cache=1 << 10)
+    measured = measure_access(read_bags_from_npz(tmp_path / "a.npz", batch_size=100), rows=5000, largest_cache=1 << 10)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (measured.batches, measured.unique_rows) == (400, 5000)
@@ -123,9 +123,9 @@ def test_what_is_no_npz_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(b"PK\x03\x04 nothing more")
     with pytest.raises(TraincastError, match="not a readable"):
-        list(from_npz(path))
+        list(read_bags_from_npz(path))
     with pytest.raises(TraincastError, match="not a readable"):
-        list(from_npz(tmp_path / "missing.npz"))
+        list(read_bags_from_npz(tmp_path / "missing.npz"))
 
 
 def test_a_column_of_lists_is_a_table(tmp_path):
@@ -133,21 +133,24 @@ def test_a_column_of_lists_is_a_table(tmp_path):
     path = tmp_path / "samples.parquet"
     frame = pl.DataFrame({"user": [[4, 4], [], [1], None, [0, 2]], "item": [3, None, 3, 1, 0], "text": ["a"] * 5})
     frame.write_parquet(path)
-    assert _bags(from_parquet(path, column="user", batch_size=3)) == [([4, 4, 1], [2, 0, 1]), ([0, 2], [0, 2])]
-    assert _bags(from_parquet(path, column="item", batch_size=5)) == [([3, 3, 1, 0], [1, 0, 1, 1, 1])]
+    assert _bags(read_bags_from_parquet(path, column="user", batch_size=3)) == [
+        ([4, 4, 1], [2, 0, 1]),
+        ([0, 2], [0, 2]),
+    ]
+    assert _bags(read_bags_from_parquet(path, column="item", batch_size=5)) == [([3, 3, 1, 0], [1, 0, 1, 1, 1])]
     with pytest.raises(TraincastError, match="no column 'users'"):
-        list(from_parquet(path, column="users", batch_size=3))
-    with pytest.raises(TraincastError, match="give whole numbers"):
-        list(from_parquet(path, column="text", batch_size=3))
+        list(read_bags_from_parquet(path, column="users", batch_size=3))
+    with pytest.raises(TraincastError, match="give integers"):
+        list(read_bags_from_parquet(path, column="text", batch_size=3))
     with pytest.raises(TraincastError, match="batch_size 0"):
-        list(from_parquet(path, column="user", batch_size=0))
+        list(read_bags_from_parquet(path, column="user", batch_size=0))
 
 
 def test_a_null_inside_a_list_is_refused(tmp_path):
     pl = pytest.importorskip("polars")
     pl.DataFrame({"user": [[4, None], [1]]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(TraincastError, match="column 'user' has a null inside a list"):
-        list(from_parquet(tmp_path / "a.parquet", column="user", batch_size=3))
+        list(read_bags_from_parquet(tmp_path / "a.parquet", column="user", batch_size=3))
 
 
 @pytest.mark.parametrize(
@@ -172,28 +175,28 @@ def test_a_null_inside_a_list_is_refused(tmp_path):
 )
 def test_arrays_that_disagree_are_refused(given, message):
     with pytest.raises(TraincastError, match=message):
-        list(from_arrays(INDICES, **given))
+        list(read_bags_from_arrays(INDICES, **given))
 
 
 def test_tensors_are_taken_from_the_host_only():
     torch = pytest.importorskip("torch")
     indices, lengths = torch.tensor(INDICES), torch.tensor(LENGTHS)
-    assert _bags(from_arrays(indices, lengths=lengths)) == [(INDICES.tolist(), LENGTHS.tolist())]
+    assert _bags(read_bags_from_arrays(indices, lengths=lengths)) == [(INDICES.tolist(), LENGTHS.tolist())]
     with pytest.raises(TraincastError, match="indices: no array of integers in host memory"):
-        list(from_arrays(indices.to("meta"), lengths=lengths))
+        list(read_bags_from_arrays(indices.to("meta"), lengths=lengths))
     with pytest.raises(TraincastError, match="indices: float32 numbers"):
-        list(from_arrays(indices.float(), lengths=lengths))
+        list(read_bags_from_arrays(indices.float(), lengths=lengths))
 
 
 @pytest.mark.parametrize(("indices", "wrong"), [([0, 5], "index 5"), ([-1, 0], "index -1")])
 def test_an_index_outside_the_table_is_refused(indices, wrong):
-    with pytest.raises(TraincastError, match=f"{wrong} lies outside"):
-        measure(from_arrays(indices, lengths=[2]), rows=5)
+    with pytest.raises(TraincastError, match=f"{wrong} is outside"):
+        measure_access(read_bags_from_arrays(indices, lengths=[2]), rows=5)
 
 
 def test_indices_without_lookups_are_refused():
     with pytest.raises(TraincastError, match="no lookups"):
-        measure(from_arrays(np.array([], dtype=int), lengths=[0, 0]))
+        measure_access(read_bags_from_arrays(np.array([], dtype=int), lengths=[0, 0]))
 
 
 def _npz(path, **headers):
@@ -218,7 +221,7 @@ def test_more_tables_than_anyone_has_are_refused_before_they_are_read(tmp_path, 
                     member, {"descr": "|i1", "fortran_order": False, "shape": dimensions}
                 )
     with pytest.raises(TraincastError, match="split the file"):
-        list(from_npz(path))
+        list(read_bags_from_npz(path))
 
 
 def test_a_small_file_of_very_many_lookups_is_refused_before_they_are_read(tmp_path):
@@ -227,7 +230,7 @@ def test_a_small_file_of_very_many_lookups_is_refused_before_they_are_read(tmp_p
     tracemalloc.start()
     try:
         with pytest.raises(TraincastError, match="give a smaller batch_size"):
-            list(from_npz(path))
+            list(read_bags_from_npz(path))
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()

@@ -55,13 +55,13 @@ def test_distributions_from_raw_indices(tmp_path):
     (table,) = load_tables(path)
     exact = np.mean([len(np.unique(batch)) for batch in indices.reshape(5, 1000)])
     assert table.pooling.mean == 10
-    assert table.unique_rows(100) == pytest.approx(exact, rel=0.01)
+    assert table.count_unique_rows(100) == pytest.approx(exact, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("access", "message"),
     [
-        ("{indices: raw.npz}", "index 7 lies outside the table .batch 1, lookup 2.; row numbers run from 0 to 4"),
+        ("{indices: raw.npz}", "index 7 is outside the table .batch 1, lookup 2.; row numbers run from 0 to 4"),
         ("{indices: raw.npz, column: a}", "give a .npz file"),
         ("{indices: raw.npz, batchsize: 3}", "unknown field 'batchsize'. Did you mean batch_size"),
         ("{indices: raw.npz, table: 1}", "no table 1"),
@@ -81,7 +81,7 @@ def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, messa
     ("text", "message"),
     [
         ("tables: [{name: a, rows: 10, dim: 0}]", "table 'a': dim 0"),
-        ("tables: [{name: a, rows: 10, dim: 2.5}]", "table 'a': dim 2.5; give a whole number"),
+        ("tables: [{name: a, rows: 10, dim: 2.5}]", "table 'a': dim 2.5; give an integer"),
         ("tables: [{name: a, rows: .nan, dim: 2}]", "'rows' is nan"),
         ("tables: [{name: a, rows: true, dim: 2}]", "table 'a': rows True; give a number"),
         ("tables: [{name: a, rows: 10, dim: 2, pooling: -1}]", "table 'a': pooling -1"),

@@ -49,13 +49,13 @@ def test_a_kind_says_who_has_what(kind, copied, by_rows, everywhere):
 )
 def test_a_kind_says_how_a_table_is_cut_on_two_nodes(kind, samples, sharers, blocks):
     kind = ShardingKind(kind)
-    assert kind.samples(100, 16) == samples
-    assert kind.sharers(16, 8) == sharers
-    assert kind.blocks(16, 8) == blocks
+    assert kind.count_samples(100, 16) == samples
+    assert kind.count_sharers(16, 8) == sharers
+    assert kind.count_row_blocks(16, 8) == blocks
 
 
 def test_a_node_that_is_not_full_shares_between_fewer_ranks():
-    assert ShardingKind.TABLE_ROW_WISE.sharers(4, 8) == 4
+    assert ShardingKind.TABLE_ROW_WISE.count_sharers(4, 8) == 4
 
 
 @pytest.mark.parametrize(

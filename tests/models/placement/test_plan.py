@@ -8,15 +8,15 @@ from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan, check_plan
 from traincast.models.placement.memory import MemoryLimits
-from traincast.models.placement.options import Option, option_of, table_options
-from traincast.models.placement.plan import plain
+from traincast.models.placement.options import Option, find_option, list_table_options
+from traincast.models.placement.plan import simplify_plan
 from traincast.models.placement.plan_file import load_plans, plan_from_json, plan_to_json
 from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
 
 
 def _table(name="user", **changes):
-    fields = {"name": name, "rows": 1000, "dim": 64, "pooling": Pooling.constant(5)}
+    fields = {"name": name, "rows": 1000, "dim": 64, "pooling": Pooling.from_constant(5)}
     return Table(**{**fields, **changes})
 
 
@@ -70,15 +70,15 @@ def test_shards_cover_every_element_of_a_table_once():
     plan = Plan(
         ("a", "b", "c", "d"),
         (
-            Placement.row_wise(4),
+            Placement.make_row_wise(4),
             Placement("column_wise", (2, 0, 2, 1)),
             Placement("table_row_wise", (2, 3)),
-            Placement.data_parallel(4),
+            Placement.make_data_parallel(4),
         ),
         4,
     )
     check_plan(plan, tables, 4, 2)
-    shards = plan.shards(tables)
+    shards = plan.make_shards(tables)
     rows = [(s.rank, s.rows) for s in shards if s.table == 0]
     assert rows == [(0, (0, 3)), (1, (3, 6)), (2, (6, 9)), (3, (9, 10))]
     assert [(s.rank, s.columns) for s in shards if s.table == 1] == [
@@ -92,7 +92,7 @@ def test_shards_cover_every_element_of_a_table_once():
 
 
 def test_a_table_with_fewer_rows_than_ranks_has_empty_shards():
-    shards = Plan(("a",), (Placement.row_wise(4),), 4).shards((_table("a", rows=2),))
+    shards = Plan(("a",), (Placement.make_row_wise(4),), 4).make_shards((_table("a", rows=2),))
     assert [shard.height for shard in shards] == [1, 1, 0, 0]
 
 
@@ -136,35 +136,35 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
 
 def test_options_become_placements_and_back():
     limits = MemoryLimits(device=40e9)
-    options = table_options([_table("a", dim=128)], limits, 8, 4)[0]
+    options = list_table_options([_table("a", dim=128)], limits, 8, 4)[0]
     assert {option.kind for option in options} == {
         "table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel",
     }  # fmt: skip
     assert [option.slices for option in options if option.kind == "column_wise"] == [1, 2, 4]
     for option in options:
-        placement = option.placement([1] * option.slices, 8, 4)
-        assert option_of(placement) == option
+        placement = option.make_placement([1] * option.slices, 8, 4)
+        assert find_option(placement) == option
         check_plan(Plan(("a",), (placement,), 8), (_table("a", dim=128),), 8, 4)
 
 
 def test_host_memory_is_an_option_only_when_devices_are_full():
     big = _table("big", rows=100_000_000, dim=128)
-    roomy = table_options([big], MemoryLimits(device=80e9), 8, 8)[0]
-    tight = table_options([big], MemoryLimits(device=8e9), 8, 8)[0]
+    roomy = list_table_options([big], MemoryLimits(device=80e9), 8, 8)[0]
+    tight = list_table_options([big], MemoryLimits(device=8e9), 8, 8)[0]
     assert not any(option.kernel.startswith("fused_uvm") for option in roomy)
     assert Option("table_wise", 1, "fused_uvm") in tight
 
 
 def test_single_slices_of_columns_are_whole_tables():
     one, two = Placement("column_wise", (1,)), Placement("column_wise", (0, 1))
-    copied = Placement.data_parallel(2)
+    copied = Placement.make_data_parallel(2)
     alone = Plan(("a", "b"), (one, copied), 2)
-    assert plain(alone).placements == (Placement("table_wise", (1,)), copied)
+    assert simplify_plan(alone).placements == (Placement("table_wise", (1,)), copied)
     beside = Plan(("a", "b"), (one, two), 2)
-    assert plain(beside) == beside
+    assert simplify_plan(beside) == beside
 
 
 def test_a_table_without_an_optimizer_is_refused_by_name():
-    table = Table(name="user", rows=1000, dim=16, pooling=Pooling.constant(2), optimizer="none")
+    table = Table(name="user", rows=1000, dim=16, pooling=Pooling.from_constant(2), optimizer="none")
     with pytest.raises(TraincastError, match=r"'user' has optimizer 'none'.*rowwise_adagrad"):
         make_task([table], load_platform("dgx-a100"), gpus=2, batch_size=128)

@@ -56,7 +56,7 @@ class Masked(nn.Module):
 
 
 def classifier(build: Callable[[], nn.Module], optimizer: str, *, set_to_none: bool = True) -> Callable[..., Any]:
-    """A step of a model of 64 numbers a sample, copied to the GPU; `wrap` makes it data parallel."""
+    """A step of a model of 64 numbers per sample, copied to the GPU; `wrap` makes it data parallel."""
 
     def make(batch: int, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
         model = wrap(build().cuda())

@@ -1,4 +1,4 @@
-"""What a DLRM is in numbers: widths, parameters, memory, and what is refused."""
+"""What a DLRM is in numbers: widths, parameters, memory, and what is rejected."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lookups_are_summed_over_tables():
 
 
 def test_another_operator_and_optimizer_leave_the_rest():
-    changed = SMALL.with_(embedding="fbgemm", optimizer="adam")
+    changed = SMALL.replace_options(embedding="fbgemm", optimizer="adam")
     assert replace(changed, embedding=SMALL.embedding, optimizer=SMALL.optimizer) == SMALL
 
 
@@ -83,22 +83,22 @@ def test_the_studies_models_have_their_published_sizes():
 
 
 def test_the_dense_part_is_the_model_without_its_tables():
-    dense = Dense.of(replace(SMALL, loss="mse", optimizer="adam"))
+    dense = Dense.from_dlrm(replace(SMALL, loss="mse", optimizer="adam"))
     assert dense == Dense(bottom_mlp=(3, 8), top_mlp=(4, 1), loss="mse", optimizer="adam")
-    assert dense.top_input(2 * 8) == SMALL.top_input
+    assert dense.compute_top_width(2 * 8) == SMALL.top_input
     assert dense.equal_widths
     assert not replace(dense, interaction="cat").equal_widths
 
 
 def test_the_dense_part_of_a_cross_network_keeps_it():
-    dense = Dense.of(DLRM_V2)
+    dense = Dense.from_dlrm(DLRM_V2)
     assert isinstance(dense, DcnDense)
     assert (dense.cross_layers, dense.cross_rank, dense.equal_widths) == (3, 512, True)
 
 
 def test_dot_products_need_embeddings_of_the_bottom_width():
     with pytest.raises(TraincastError, match="20 columns are no multiple"):
-        Dense.of(SMALL).top_input(20)
+        Dense.from_dlrm(SMALL).compute_top_width(20)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_dot_products_need_embeddings_of_the_bottom_width():
 )
 def test_dense_parts_that_cannot_be_are_refused(change, message):
     with pytest.raises(TraincastError, match=message):
-        replace(Dense.of(SMALL), **change)
+        replace(Dense.from_dlrm(SMALL), **change)
 
 
 @pytest.mark.parametrize(
@@ -128,23 +128,28 @@ def test_dense_parts_that_cannot_be_are_refused(change, message):
 )
 def test_cross_networks_that_cannot_be_are_refused(change, message):
     with pytest.raises(TraincastError, match=message):
-        replace(Dense.of(DLRM_V2), **change)
+        replace(Dense.from_dlrm(DLRM_V2), **change)
 
 
 def test_memory_is_weights_gradients_buckets_state_and_activations():
     # Given 97 parameters and activations that are less than what the optimizer makes
-    dense = Dense.of(SMALL)
+    dense = Dense.from_dlrm(SMALL)
     parameters = (3 * 8 + 8) + (11 * 4 + 4) + (4 * 1 + 1)
     kept = 3 + 8 + 11 + 4 + 1
 
-    assert dense.memory_bytes(16, 1) == 4 * (3 * parameters + 2 * kept)
+    assert dense.compute_memory_bytes(16, 1) == 4 * (3 * parameters + 2 * kept)
     # Adam keeps two numbers per weight; at this size its step makes more than there are activations
-    assert replace(dense, optimizer="adam").memory_bytes(16, 1) == 4 * (5 * parameters + max(2 * kept, parameters))
+    assert replace(dense, optimizer="adam").compute_memory_bytes(16, 1) == 4 * (
+        5 * parameters + max(2 * kept, parameters)
+    )
 
 
 def test_memory_grows_with_the_batch_and_the_optimizer():
-    dense = Dense.of(DLRM_V2)
+    dense = Dense.from_dlrm(DLRM_V2)
     columns = 26 * 128
-    sizes = [replace(dense, optimizer=optimizer).memory_bytes(columns, 64) for optimizer in ("sgd", "adagrad", "adam")]
+    sizes = [
+        replace(dense, optimizer=optimizer).compute_memory_bytes(columns, 64)
+        for optimizer in ("sgd", "adagrad", "adam")
+    ]
     assert sizes == sorted(sizes)
-    assert dense.memory_bytes(columns, 128) > dense.memory_bytes(columns, 64)
+    assert dense.compute_memory_bytes(columns, 128) > dense.compute_memory_bytes(columns, 64)

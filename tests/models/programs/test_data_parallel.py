@@ -15,7 +15,7 @@ from traincast.capturing import capture_distributed, capture_step
 from traincast.ir import peak_memory
 from traincast.ir.validate import validate_workload
 from traincast.models.catalog import load_model
-from traincast.models.data_parallel import data_parallel
+from traincast.models.data_parallel import apply_data_parallel
 from traincast.utils.errors import TraincastError
 
 CASES = {
@@ -48,7 +48,7 @@ def test_it_is_what_a_capture_of_ddp_records(name, bucket_mb):
     expected = wrapped(CASES[name], bucket_cap_mb=bucket_mb)
 
     # When the first is made data parallel without torch
-    made = data_parallel(one(CASES[name]), 4, bucket_mb=bucket_mb)
+    made = apply_data_parallel(one(CASES[name]), 4, bucket_mb=bucket_mb)
 
     # Then both agree on every scope, op, stream, event, byte and lifetime
     validate_workload(made)
@@ -59,7 +59,7 @@ def test_it_is_what_a_capture_of_ddp_records(name, bucket_mb):
 
 
 def test_small_buckets_are_many():
-    made = data_parallel(one(CASES["norms, sgd"]), 4, bucket_mb=0.5)
+    made = apply_data_parallel(one(CASES["norms, sgd"]), 4, bucket_mb=0.5)
     reduced = [op.signature.scalar("bytes") for op in made.programs[0].ops if op.name == "c10d::allreduce_"]
     # Full at half a MiB: the last layer (64 x 1300) with the middle one, which overflows it; then the rest
     assert reduced == [4 * (64 * 1300 + 64 + 1300 + 1300 * 1300), 4 * (2 * 1300 + 64 * 1300 + 1300)]
@@ -67,8 +67,8 @@ def test_small_buckets_are_many():
 
 def test_it_can_be_rebatched_before_and_after():
     plain, expected = one(CASES["norms, adam"], rebatch=True), wrapped(CASES["norms, adam"], rebatch=True)
-    after = data_parallel(plain, 4).resized(batch_size=48)
-    before = data_parallel(plain.resized(batch_size=48), 4)
+    after = apply_data_parallel(plain, 4).resized(batch_size=48)
+    before = apply_data_parallel(plain.resized(batch_size=48), 4)
     wanted = described(expected.resized(batch_size=48).programs[0])
     assert described(after.programs[0]) == described(before.programs[0]) == wanted
 
@@ -76,7 +76,7 @@ def test_it_can_be_rebatched_before_and_after():
 @pytest.mark.parametrize("name", ["resnet50", "gpt2-large", "xlnet", "vgg13"])
 def test_built_in_models_reduce_every_gradient_once(name):
     workload = load_model(name)
-    made = data_parallel(workload, 1024)
+    made = apply_data_parallel(workload, 1024)
     validate_workload(made)
     assert made.ranks == (0,) * 1024
     old, new = workload.programs[0], made.programs[0]
@@ -90,24 +90,24 @@ def test_built_in_models_reduce_every_gradient_once(name):
 
 def test_one_gpu_needs_no_averaging():
     workload = load_model("vgg13")
-    assert data_parallel(workload, 1) is workload
+    assert apply_data_parallel(workload, 1) is workload
 
 
 def test_inference_is_copies_that_do_not_talk():
     workload = load_model("vgg13", mode="inference")
-    made = data_parallel(workload, 8)
+    made = apply_data_parallel(workload, 8)
     assert made.programs == workload.programs
     assert made.ranks == (0,) * 8
 
 
 def test_tables_updated_inside_backward_are_refused():
     with pytest.raises(TraincastError, match=r"dlrm-default.*fused embedding tables"):
-        data_parallel(load_model("dlrm-default"), 2)
+        apply_data_parallel(load_model("dlrm-default"), 2)
 
 
 def test_sparse_gradients_are_refused():
     with pytest.raises(TraincastError, match="sparse"):
-        data_parallel(load_model("dlrm-default", embedding="bag"), 2)
+        apply_data_parallel(load_model("dlrm-default", embedding="bag"), 2)
 
 
 def test_several_backward_passes_are_refused():
@@ -122,20 +122,20 @@ def test_several_backward_passes_are_refused():
         return step
 
     with pytest.raises(TraincastError, match="several backward passes"):
-        data_parallel(capture_step(make_step, batch_size=2, name="x", rebatch=False), 2)
+        apply_data_parallel(capture_step(make_step, batch_size=2, name="x", rebatch=False), 2)
 
 
 @pytest.mark.parametrize("gpus", [0, -3, 10**9])
 def test_impossible_numbers_are_refused(gpus):
     with pytest.raises(TraincastError, match=f"{gpus} GPUs"):
-        data_parallel(load_model("vgg13"), gpus)
+        apply_data_parallel(load_model("vgg13"), gpus)
 
 
 def test_a_workload_of_many_ranks_is_refused():
     with pytest.raises(TraincastError, match="runs on 4 GPUs already"):
-        data_parallel(data_parallel(load_model("vgg13"), 4), 8)
+        apply_data_parallel(apply_data_parallel(load_model("vgg13"), 4), 8)
 
 
 def test_impossible_buckets_are_refused():
     with pytest.raises(TraincastError, match="above 0"):
-        data_parallel(load_model("vgg13"), 2, bucket_mb=0)
+        apply_data_parallel(load_model("vgg13"), 2, bucket_mb=0)

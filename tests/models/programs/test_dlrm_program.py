@@ -14,7 +14,7 @@ from tests.effort import calls
 from tests.evaluation.zoo.captured import capture_dlrm, connected, storages
 from traincast.ir import peak_memory
 from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
-from traincast.models.dlrm.program import dlrm_workload, write_dlrm
+from traincast.models.dlrm.program import build_dlrm_workload, write_dlrm
 from traincast.utils.errors import TraincastError
 
 UNEVEN = DlrmConfig(
@@ -66,7 +66,7 @@ def test_equals_a_fresh_capture(config: DlrmConfig, mode: str) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 1000])
 def test_re_batched_equals_a_program_written_at_that_size(batch: int) -> None:
-    workload = dlrm_workload(DLRM_MLPERF).resized(batch_size=batch)
+    workload = build_dlrm_workload(DLRM_MLPERF).resized(batch_size=batch)
 
     direct = write_dlrm(DLRM_MLPERF, batch)
 
@@ -86,18 +86,19 @@ def test_keeps_the_true_table_heights_though_fewer_rows_are_resident() -> None:
 
 def test_bag_is_refused_with_a_remedy() -> None:
     with pytest.raises(TraincastError, match="'bag' needs torch"):
-        dlrm_workload(replace(DLRM_DDP, embedding="bag"))
+        build_dlrm_workload(replace(DLRM_DDP, embedding="bag"))
 
 
 def test_is_quick() -> None:
-    assert calls(lambda: dlrm_workload(DLRM_MLPERF)) < 50_000, "some hundredths of a second"
+    assert calls(lambda: build_dlrm_workload(DLRM_MLPERF)) < 50_000, "some hundredths of a second"
 
 
 def test_needs_no_torch() -> None:
     code = (
         "import sys; from traincast.simulator.scenario.dlrm_file import parse_dlrm; "
-        "from traincast.models.dlrm.program import dlrm_workload; from traincast.models.catalog import load_model; "
-        "from traincast.models.dlrm.config import DLRM_DDP; dlrm_workload(DLRM_DDP); "
+        "from traincast.models.dlrm.program import build_dlrm_workload; from traincast.models.catalog import "
+        "load_model; "
+        "from traincast.models.dlrm.config import DLRM_DDP; build_dlrm_workload(DLRM_DDP); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Steps written from a Hugging Face `config.json` against captures of Hugging Face's own classes: the same products."""
+"""Steps written from a Hugging Face `config.json` against captures of Hugging Face's own classes: the same GEMMs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.models.transformers.hugging_face import table_of_config
 from traincast.models.transformers.reading import described
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.program import parallel_workload
 
 transformers = pytest.importorskip(
@@ -83,7 +83,7 @@ def _written(family: str, config: Any) -> Program:
         gpus=1, micro_batch=2, seq_len=32, kernels="eager", joined=family in _JOINED, attention=attention,
         optimizer="none",
     )  # fmt: skip
-    return parallel_workload(model, completed(layout, model), (), gpus_per_node=1, micro_batches=1).programs[0]
+    return parallel_workload(model, complete_layout(layout, model), (), gpus_per_node=1, micro_batches=1).programs[0]
 
 
 def _work(program: Program, phase: Phase) -> Counter:

@@ -9,10 +9,10 @@ import pytest
 from traincast.ir import peak_memory
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF
 from traincast.models.dlrm.cross_config import DLRM_V2
-from traincast.models.placement.greedy import WEIGHTS, greedy_plan
-from traincast.models.placement.memory import MemoryLimits, memory_need
+from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan
+from traincast.models.placement.memory import MemoryLimits, compute_memory_need
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.hybrid import BALANCED, dlrm_tables, hybrid_dlrm
+from traincast.models.sharded_dlrm.hybrid import BALANCED, build_hybrid_dlrm, make_dlrm_tables
 
 
 def exchanged(workload, kind):
@@ -23,14 +23,14 @@ def exchanged(workload, kind):
 
 
 def test_tables_are_those_of_the_model():
-    tables = dlrm_tables(DLRM_MLPERF)
+    tables = make_dlrm_tables(DLRM_MLPERF)
     assert [table.rows for table in tables] == list(DLRM_MLPERF.rows_per_table)
     assert {(table.dim, table.pooling.mean, table.optimizer) for table in tables} == {(128, 1.0, "sgd")}
 
 
 def test_equal_tables_are_dealt_out_evenly():
     # Given eight equal tables, when they go to four GPUs, then all do the same: two tables each
-    workload, said = hybrid_dlrm(DLRM_DEFAULT, 4, batch_size=64, memory_bytes=80e9, gpus_per_node=8)
+    workload, said = build_hybrid_dlrm(DLRM_DEFAULT, 4, batch_size=64, memory_bytes=80e9, gpus_per_node=8)
     assert workload.ranks == (0, 0, 0, 0)
     assert "split" not in said
     # pooled rows of two tables of width 64 for the samples of every rank
@@ -39,7 +39,7 @@ def test_equal_tables_are_dealt_out_evenly():
 
 
 def test_mlps_are_averaged_over_all_gpus():
-    workload, _ = hybrid_dlrm(DLRM_DEFAULT, 4, batch_size=64, memory_bytes=80e9, gpus_per_node=8)
+    workload, _ = build_hybrid_dlrm(DLRM_DEFAULT, 4, batch_size=64, memory_bytes=80e9, gpus_per_node=8)
     widths = [
         *zip((512, 512, 64), (512, 64), strict=False),
         *zip((100, 1024, 1024, 1024), (1024, 1024, 1024, 1), strict=False),
@@ -50,7 +50,7 @@ def test_mlps_are_averaged_over_all_gpus():
 
 
 def test_a_table_that_fits_nowhere_is_split_by_rows():
-    workload, said = hybrid_dlrm(DLRM_MLPERF, 16, batch_size=64, memory_bytes=16e9, gpus_per_node=8)
+    workload, said = build_hybrid_dlrm(DLRM_MLPERF, 16, batch_size=64, memory_bytes=16e9, gpus_per_node=8)
     assert "split by rows" in said
     assert all(exchanged(workload, "reduce_scatter"))
 
@@ -58,15 +58,15 @@ def test_a_table_that_fits_nowhere_is_split_by_rows():
 @pytest.mark.parametrize(("config", "batch"), [(DLRM_V2, 8192), (DLRM_MLPERF, 2048), (DLRM_DEFAULT, 2048)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_the_memory_that_plans_are_made_with_is_enough_for_the_step(config, batch, optimizer):
-    # Given what the planner counts for each rank: its tables, its part of the exchanges, the dense part
+    # Given what the planner counts for each rank: its tables, its part of the collectives, the dense part
     config = replace(config, optimizer=optimizer)
-    tables, memory_bytes = dlrm_tables(config), 80e9
-    dense = Dense.of(config).memory_bytes(sum(table.dim for table in tables), batch)
+    tables, memory_bytes = make_dlrm_tables(config), 80e9
+    dense = Dense.from_dlrm(config).compute_memory_bytes(sum(table.dim for table in tables), batch)
     limits = MemoryLimits(device=memory_bytes, dense=dense)
-    plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, 8, batch_size=batch)
-    need = memory_need(plan, tables, limits, batch_size=batch).device
+    plan = make_greedy_plan(tables, WEIGHTS[BALANCED], limits, 8, batch_size=batch)
+    need = compute_memory_need(plan, tables, limits, batch_size=batch).device
 
-    workload, _ = hybrid_dlrm(config, 8, batch_size=batch, memory_bytes=memory_bytes, gpus_per_node=8)
+    workload, _ = build_hybrid_dlrm(config, 8, batch_size=batch, memory_bytes=memory_bytes, gpus_per_node=8)
 
     # then the peaks of the step by lifetimes are below it, but not far where tables are most of it
     peaks = [peak_memory(workload.programs[program]).peak_bytes for program in workload.ranks]

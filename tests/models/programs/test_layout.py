@@ -15,7 +15,7 @@ BATCH, WORLD, NODE = 10, 4, 2
 
 
 def table(number, **fields):
-    fields = {"rows": 1000, "dim": 32, "pooling": Pooling.constant(2), **fields}
+    fields = {"rows": 1000, "dim": 32, "pooling": Pooling.from_constant(2), **fields}
     return Table(name=f"t{number}", **fields)
 
 
@@ -35,11 +35,11 @@ def test_a_whole_table_is_looked_up_on_one_rank_for_the_samples_of_all():
     assert batch.lookups == 2 * BATCH * WORLD
     assert (section.columns, section.tables) == ((0, 32, 0, 0), (0, 1, 0, 0))
     assert (section.features, section.own_lookups) == (1, 2 * BATCH)
-    assert section.local_lookups(1) == 2 * BATCH
+    assert section.count_local_lookups(1) == 2 * BATCH
 
 
 def test_a_table_by_rows_is_a_quarter_on_each_of_four_ranks():
-    (section,) = laid_out([table(0)], [Placement.row_wise(WORLD)]).sections
+    (section,) = laid_out([table(0)], [Placement.make_row_wise(WORLD)]).sections
 
     assert [batches[0].rows for batches in section.ranks] == [250] * 4
     assert section.columns == (32,) * 4, "every rank pools all columns of its rows"
@@ -66,12 +66,12 @@ def test_a_table_by_rows_within_a_node_is_on_its_ranks_only():
 
 
 def test_a_copied_table_is_looked_up_for_a_rank_s_own_samples():
-    (section,) = laid_out([table(0)], [Placement.data_parallel(WORLD)]).sections
+    (section,) = laid_out([table(0)], [Placement.make_data_parallel(WORLD)]).sections
 
     assert section.kind is ShardingKind.DATA_PARALLEL
     assert section.lookups == (2 * BATCH,) * 4
     assert (section.features, section.own_lookups) == (1, 2 * BATCH)
-    assert section.local_lookups(3) == 2 * BATCH
+    assert section.count_local_lookups(3) == 2 * BATCH
 
 
 def test_parts_that_differ_in_type_optimizer_weights_or_memory_have_kernels_of_their_own():
@@ -128,34 +128,34 @@ def test_the_widest_part_and_the_longest_bag_are_those_of_all():
 def test_sections_are_in_the_order_of_the_kinds():
     tables = [table(number) for number in range(4)]
     placements = [
-        Placement.data_parallel(WORLD),
+        Placement.make_data_parallel(WORLD),
         Placement("column_wise", (0, 1)),
-        Placement.row_wise(WORLD),
+        Placement.make_row_wise(WORLD),
         Placement("table_wise", (0,)),
     ]
     layout = laid_out(tables, placements)
     assert [section.kind for section in layout.sections] == ["table_wise", "row_wise", "column_wise", "data_parallel"]
-    assert layout.has(ShardingKind.ROW_WISE)
-    assert not layout.has(ShardingKind.TABLE_ROW_WISE)
+    assert layout.has_kind(ShardingKind.ROW_WISE)
+    assert not layout.has_kind(ShardingKind.TABLE_ROW_WISE)
 
 
 def test_ranks_with_equal_shares_have_equal_keys_and_forms():
     tables = [table(number) for number in range(3)]
     layout = laid_out(tables, [Placement("table_wise", (rank,)) for rank in (0, 1, 3)])
-    keys = [layout.key(rank) for rank in range(WORLD)]
+    keys = [layout.make_program_key(rank) for rank in range(WORLD)]
     assert keys[0] == keys[1] == keys[3] != keys[2]
-    assert layout.form(0) == layout.form(3) != layout.form(2)
+    assert layout.make_structure_key(0) == layout.make_structure_key(3) != layout.make_structure_key(2)
 
 
 def test_ranks_that_differ_in_sizes_only_have_equal_forms():
     layout = laid_out([table(0), table(1, rows=77)], [Placement("table_wise", (rank,)) for rank in (0, 1)])
-    assert layout.key(0) != layout.key(1)
-    assert layout.form(0) == layout.form(1)
+    assert layout.make_program_key(0) != layout.make_program_key(1)
+    assert layout.make_structure_key(0) == layout.make_structure_key(1)
 
 
 def test_tables_within_a_node_make_nodes_and_places_different():
     layout = laid_out([table(0)], [Placement("table_row_wise", (0, 1))])
-    assert len({layout.key(rank) for rank in range(WORLD)}) == WORLD
+    assert len({layout.make_program_key(rank) for rank in range(WORLD)}) == WORLD
     assert layout.nodes == 2
 
 

@@ -10,7 +10,7 @@ from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.lookup import TableBatchedLookup
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.layout import lay_out
-from traincast.models.sharded_dlrm.tables import Lookup
+from traincast.models.sharded_dlrm.tables import KernelLookup
 
 SAMPLES = 16
 
@@ -19,8 +19,8 @@ def kernel(builder, optimizer="sgd", *, weighted=False, states=0):
     return TableBatchedLookup(
         builder=builder,
         tables=2,
-        weights=builder.resident((640,), StorageKind.PARAMETER),
-        states=[builder.resident((640,), StorageKind.OPTIMIZER_STATE) for _ in range(states)],
+        weights=builder.add_resident_tensor((640,), StorageKind.PARAMETER),
+        states=[builder.add_resident_tensor((640,), StorageKind.OPTIMIZER_STATE) for _ in range(states)],
         forms=[("total_D", 64), ("max_D", 32)],
         optimizer=optimizer,
         weighted=weighted,
@@ -30,15 +30,15 @@ def kernel(builder, optimizer="sgd", *, weighted=False, states=0):
 def run(optimizer="sgd", *, dtype="int64", weighted=False, states=0):
     builder = StepBuilder(SAMPLES)
     lookup = kernel(builder, optimizer, weighted=weighted, states=states)
-    builder.scope("aten::start", Phase.FORWARD)
-    indices, offsets = builder.new((100,), dtype), builder.new((2 * SAMPLES + 1,), dtype)
-    builder.op("aten::ones", [], [indices, offsets])
-    weights = builder.resident((100,), StorageKind.INPUT) if weighted else None
-    used = lookup.check(indices, offsets, weights)
-    pooled = lookup.forward(SAMPLES, 64)
-    builder.scope("aten::ones_like", Phase.BACKWARD)
-    result = lookup.backward(builder.view(pooled, pooled.shape))
-    return builder.build(), used, (indices, offsets), result
+    builder.open_scope("aten::start", Phase.FORWARD)
+    indices, offsets = builder.add_tensor((100,), dtype), builder.add_tensor((2 * SAMPLES + 1,), dtype)
+    builder.add_op("aten::ones", [], [indices, offsets])
+    weights = builder.add_resident_tensor((100,), StorageKind.INPUT) if weighted else None
+    used = lookup.write_bounds_check(indices, offsets, weights)
+    pooled = lookup.write_forward(SAMPLES, 64)
+    builder.open_scope("aten::ones_like", Phase.BACKWARD)
+    result = lookup.write_backward(builder.add_view(pooled, pooled.shape))
+    return builder.build_program(), used, (indices, offsets), result
 
 
 def named(program, part):
@@ -111,15 +111,15 @@ def test_indices_go_with_the_update():
 
 
 def rank_lookup(placement, **fields):
-    table = Table(name="t", rows=1000, dim=32, pooling=Pooling.constant(3), **fields)
+    table = Table(name="t", rows=1000, dim=32, pooling=Pooling.from_constant(3), **fields)
     layout = lay_out([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
     (batch,) = layout.sections[0].ranks[0]
     builder = RankBuilder(SAMPLES, 0, 1, 1)
-    lookup = Lookup.of(builder, batch, SAMPLES)
-    builder.scope("aten::start", Phase.FORWARD)
-    indices, offsets = (builder.resident((size,), StorageKind.INPUT, "int64") for size in (48, 17))
-    lookup.forward(indices, offsets, None)
-    return builder.build(), lookup
+    lookup = KernelLookup.from_batch(builder, batch, SAMPLES)
+    builder.open_scope("aten::start", Phase.FORWARD)
+    indices, offsets = (builder.add_resident_tensor((size,), StorageKind.INPUT, "int64") for size in (48, 17))
+    lookup.write_forward(indices, offsets, None)
+    return builder.build_program(), lookup
 
 
 @pytest.mark.parametrize(

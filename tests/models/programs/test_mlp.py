@@ -7,15 +7,15 @@ import pytest
 from traincast.ir import Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, StepBuilder
-from traincast.models.layers.interaction import concatenate, concatenate_backward, dot, dot_backward
-from traincast.models.layers.loss import LOSSES, begin_backward, loss_backward, loss_forward
+from traincast.models.layers.interaction import concatenate_backward, write_concatenation, write_dot, write_dot_backward
+from traincast.models.layers.loss import LOSSES, begin_backward, write_loss_backward, write_loss_forward
 from traincast.models.layers.mlp import Mlp
 
 BATCH, WIDTHS = 32, (10, 20, 5)
 
 
 def flops(program, phase):
-    """Multiplications of all matrix products."""
+    """Multiplications of all GEMMs."""
     products = [op for op in program.ops if op.phase == phase and op.name in ("aten::addmm", "aten::mm")]
     return sum(op.inputs[-2].spec.numel * op.inputs[-1].spec.shape[1] for op in products)
 
@@ -25,13 +25,13 @@ def trained(*, input_grad, last="relu", half="", apart=False):
     builder = StepBuilder(BATCH)
     builder.half, builder.engine_ops_apart = half, apart
     mlp = Mlp(builder, "Model.mlp", WIDTHS, last=last, input_grad=input_grad, gradients=True)
-    x = builder.copied_in((BATCH, WIDTHS[0]), "float32")
-    result = mlp.forward(x)
-    builder.scope("aten::ones_like", Phase.BACKWARD)
-    grad = builder.new(result.shape, result.spec.dtype)
-    builder.op("aten::ones_like", [("self", result)], [grad])
-    below = mlp.backward(grad)
-    return builder.build(), mlp, below
+    x = builder.add_input_copy((BATCH, WIDTHS[0]), "float32")
+    result = mlp.write_forward(x)
+    builder.open_scope("aten::ones_like", Phase.BACKWARD)
+    grad = builder.add_tensor(result.shape, result.spec.dtype)
+    builder.add_op("aten::ones_like", [("self", result)], [grad])
+    below = mlp.write_backward(grad)
+    return builder.build_program(), mlp, below
 
 
 def test_every_layer_is_a_product_and_its_activation():
@@ -62,9 +62,9 @@ def test_gradients_come_last_layer_first_and_bias_before_weight():
     program, mlp, _ = trained(input_grad=True)
     added = [op.outputs[0].spec.shape for op in program.ops if op.name == "aten::add_"]
     assert added == [(5,), (5, 20), (20,), (20, 10)]
-    assert [spec.shape for spec in mlp.arriving()] == added
-    assert [ref.shape for ref in mlp.parameters()] == [(20, 10), (20,), (5, 20), (5,)]
-    assert [ref.shape for ref in mlp.grads()] == [(20, 10), (20,), (5, 20), (5,)]
+    assert [spec.shape for spec in mlp.list_gradient_specs()] == added
+    assert [ref.shape for ref in mlp.list_parameters()] == [(20, 10), (20,), (5, 20), (5,)]
+    assert [ref.shape for ref in mlp.list_gradients()] == [(20, 10), (20,), (5, 20), (5,)]
 
 
 def test_an_mlp_without_a_last_activation_ends_in_its_product():
@@ -102,11 +102,11 @@ def test_nothing_but_gradients_and_parameters_is_left_after_backward():
 def test_inference_frees_every_result_once_it_was_used():
     builder = StepBuilder(BATCH)
     mlp = Mlp(builder, "Model.mlp", (10, 20, 30, 5), input_grad=False)
-    x = builder.copied_in((BATCH, 10), "float32")
+    x = builder.add_input_copy((BATCH, 10), "float32")
 
-    result = mlp.forward(x, keep=False)
+    result = mlp.write_forward(x, keep=False)
 
-    program = builder.build()
+    program = builder.build_program()
     alive = program.columns.storage_free == program.num_ops
     kept = [s for s in range(len(alive)) if alive[s] and program.columns.storage_kind[s] == StorageKind.ACTIVATION]
     assert kept == [x.storage, result.storage]
@@ -119,7 +119,7 @@ def test_autocast_casts_bias_weight_and_input_and_gradients_back():
     assert {tensor.spec.dtype for op in products for tensor in op.inputs} == {"bfloat16"}
     casts = [op for op in program.ops if op.name == "aten::_to_copy" and op.phase == Phase.FORWARD]
     assert len(casts) == 5, "two layers; the second one is given what is half already"
-    assert {ref.spec.dtype for ref in mlp.grads()} == {"float32"}
+    assert {ref.spec.dtype for ref in mlp.list_gradients()} == {"float32"}
     added = [op.outputs[0].spec.shape for op in program.ops if op.name == "aten::add_"]
     assert added == [(5, 20), (5,), (20, 10), (20,)], "casts come back last cast first: the weight before the bias"
 
@@ -128,11 +128,11 @@ def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
     builder = RankBuilder(BATCH, 0, 1, 1)
     builder.half = "float16"
     mlp = Mlp(builder, "Model.mlp", WIDTHS, input_grad=False)
-    mlp.forward(builder.copied_in((BATCH, WIDTHS[0]), "float32"))
+    mlp.write_forward(builder.add_input_copy((BATCH, WIDTHS[0]), "float32"))
 
     mlp.leave_autocast()
 
-    program = builder.build()
+    program = builder.build_program()
     gone = [ref for layer in mlp.layers for ref in (layer.cast_bias, layer.transposed)]
     frees = [int(program.columns.storage_free[ref.storage]) for ref in gone]
     # both biases and the first weight, which passes no gradient on; the second weight stays for backward
@@ -142,32 +142,32 @@ def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
 def test_under_ddp_gradients_go_to_the_reducer():
     builder = RankBuilder(BATCH, 0, 4, 4)
     mlp = Mlp(builder, "Model.mlp", WIDTHS, input_grad=False)
-    mlp.reducer = Reducer(builder, builder.world, mlp.arriving())
-    result = mlp.forward(builder.copied_in((BATCH, WIDTHS[0]), "float32"))
-    builder.scope("aten::ones_like", Phase.BACKWARD)
-    grad = builder.new(result.shape)
-    builder.op("aten::ones_like", [("self", result)], [grad])
-    mlp.backward(grad)
-    mlp.reducer.finish()
+    mlp.reducer = Reducer(builder, builder.world, mlp.list_gradient_specs())
+    result = mlp.write_forward(builder.add_input_copy((BATCH, WIDTHS[0]), "float32"))
+    builder.open_scope("aten::ones_like", Phase.BACKWARD)
+    grad = builder.add_tensor(result.shape)
+    builder.add_op("aten::ones_like", [("self", result)], [grad])
+    mlp.write_backward(grad)
+    mlp.reducer.finish_reduction()
 
-    program = builder.build()
+    program = builder.build_program()
 
     (reduced,) = [op for op in program.ops if op.name == "c10d::allreduce_"]
     assert reduced.signature.scalar("bytes") == 4 * (10 * 20 + 20 + 20 * 5 + 5)
     assert not [op for op in program.ops if op.name == "aten::add_"]
-    assert len(mlp.grads()) == 4
+    assert len(mlp.list_gradients()) == 4
 
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
     builder = StepBuilder(BATCH)
-    probabilities, target = (builder.resident((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
-    builder.scope("aten::sigmoid", Phase.FORWARD)
-    mean, op = loss_forward(builder, kind, probabilities, target)
+    probabilities, target = (builder.add_resident_tensor((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
+    builder.open_scope("aten::sigmoid", Phase.FORWARD)
+    mean, op = write_loss_forward(builder, kind, probabilities, target)
     one = begin_backward(builder, mean)
-    grad = loss_backward(builder, kind, one, probabilities, target, forward=op)
+    grad = write_loss_backward(builder, kind, one, probabilities, target, forward=op)
 
-    program = builder.build()
+    program = builder.build_program()
 
     assert (mean.shape, one.shape, grad.shape) == ((), (), (BATCH, 1))
     assert program.ops[op].signature.scalar("reduction") == 1
@@ -179,42 +179,42 @@ def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
 
 def interacted(forward):
     builder = StepBuilder(BATCH)
-    builder.scope("aten::start", Phase.FORWARD)
-    dense, pooled = builder.new((BATCH, 16)), builder.new((BATCH, 3, 16))
-    builder.op("aten::ones", [], [dense, pooled])
+    builder.open_scope("aten::start", Phase.FORWARD)
+    dense, pooled = builder.add_tensor((BATCH, 16)), builder.add_tensor((BATCH, 3, 16))
+    builder.add_op("aten::ones", [], [dense, pooled])
     return builder, *forward(builder, dense, pooled)
 
 
 def test_dot_products_are_the_lower_triangle_after_the_dense_vector():
-    builder, done, result = interacted(lambda builder, dense, pooled: dot(builder, dense, pooled, keep=True))
+    builder, done, result = interacted(lambda builder, dense, pooled: write_dot(builder, dense, pooled, keep=True))
     # four vectors: six pairs
     assert result.shape == (BATCH, 16 + 6)
 
-    to_dense, to_pooled = dot_backward(builder, done, builder.view(result, result.shape))
+    to_dense, to_pooled = write_dot_backward(builder, done, builder.add_view(result, result.shape))
 
     assert (to_dense.shape, to_pooled.shape) == ((BATCH, 16), (BATCH, 3, 16))
-    program = builder.build()
+    program = builder.build_program()
     assert [op.name for op in program.ops].count("aten::bmm") == 3
     put = next(op for op in program.ops if op.name == "aten::_index_put_impl_")
     assert put.signature.scalar("accumulate") is True
 
 
 def test_without_a_backward_pass_dot_products_keep_nothing():
-    builder, done, result = interacted(lambda builder, dense, pooled: dot(builder, dense, pooled, keep=False))
-    program = builder.build()
+    builder, done, result = interacted(lambda builder, dense, pooled: write_dot(builder, dense, pooled, keep=False))
+    program = builder.build_program()
     assert program.columns.storage_free[done.joined.storage] == program.num_ops - 1
     assert program.columns.storage_free[result.storage] == program.num_ops
 
 
 def test_concatenation_is_undone_by_views():
     def forward(builder, dense, pooled):
-        done = concatenate(builder, dense, pooled)
+        done = write_concatenation(builder, dense, pooled)
         return done, done.joined
 
     builder, done, joined = interacted(forward)
     assert joined.shape == (BATCH, 16 + 3 * 16)
 
-    to_dense, to_pooled = concatenate_backward(builder, done, builder.view(joined, joined.shape))
+    to_dense, to_pooled = concatenate_backward(builder, done, builder.add_view(joined, joined.shape))
 
     assert (to_dense.shape, to_pooled.shape) == ((BATCH, 16), (BATCH, 3, 16))
     assert to_dense.storage == to_pooled.storage == joined.storage

@@ -9,9 +9,9 @@ from traincast.models.layers.builder import StepBuilder
 from traincast.models.layers.optimizers import (
     LEARNING_RATE,
     TITLES,
+    make_optimizer_state,
     step_one_by_one,
     step_together,
-    with_state,
     zero_grad,
 )
 
@@ -22,11 +22,11 @@ HOST = {"aten::lift_fresh", "aten::_local_scalar_dense"}
 
 def stepped(optimizer, *, together):
     builder = StepBuilder(1)
-    parameters = [builder.resident(shape, StorageKind.PARAMETER) for shape in SHAPES]
-    grads = [builder.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
-    state = with_state(builder, optimizer, parameters)
+    parameters = [builder.add_resident_tensor(shape, StorageKind.PARAMETER) for shape in SHAPES]
+    grads = [builder.add_resident_tensor(shape, StorageKind.GRADIENT) for shape in SHAPES]
+    state = make_optimizer_state(builder, optimizer, parameters)
     (step_together if together else step_one_by_one)(builder, optimizer, state, grads)
-    return builder.build()
+    return builder.build_program()
 
 
 def signatures(program):
@@ -65,9 +65,9 @@ def test_the_update_is_what_a_capture_of_pytorch_records(optimizer, together):
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_state_is_moments_like_the_parameter_and_a_count_on_the_host(optimizer, moments):
     builder = StepBuilder(1)
-    parameter = builder.resident((8, 4), StorageKind.PARAMETER, "bfloat16")
+    parameter = builder.add_resident_tensor((8, 4), StorageKind.PARAMETER, "bfloat16")
 
-    (state,) = with_state(builder, optimizer, [parameter])
+    (state,) = make_optimizer_state(builder, optimizer, [parameter])
 
     assert [(ref.shape, ref.spec.dtype) for ref in state.moments] == [((8, 4), "bfloat16")] * moments
     assert (state.count is None) == (optimizer == "sgd")
@@ -97,12 +97,12 @@ def test_one_by_one_a_denominator_lives_until_the_next_one_is_bound():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_zeroed_gradients_are_written_and_dropped_ones_cost_host_time_only(optimizer):
     builder = StepBuilder(1)
-    grads = [builder.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
+    grads = [builder.add_resident_tensor(shape, StorageKind.GRADIENT) for shape in SHAPES]
     zero_grad(builder, optimizer)
-    assert builder.build().num_ops == 0
+    assert builder.build_program().num_ops == 0
 
     zero_grad(builder, optimizer, grads)
 
-    program = builder.build()
+    program = builder.build_program()
     assert [op.name for op in program.ops] == ["aten::zero_"] * 3
     assert {scope.name for scope in program.scopes} == {f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad"}

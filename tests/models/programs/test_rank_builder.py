@@ -6,7 +6,7 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder
-from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
+from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_a_node_that_is_not_full_has_fewer_mates():
 
 def all_to_all(send, receive, dtype="float32"):
     builder = RankBuilder(4, 0, 2, 2)
-    builder.scope("c10d::alltoall_base_", Phase.FORWARD)
-    source = builder.resident((sum(send),), StorageKind.BUFFER, dtype)
-    output = builder.new((sum(receive),), dtype)
-    event = builder.all_to_all(builder.world, source, output, send, receive)
-    (op,) = [op for op in builder.build().ops if op.name == "c10d::alltoall_base_"]
+    builder.open_scope("c10d::alltoall_base_", Phase.FORWARD)
+    source = builder.add_resident_tensor((sum(send),), StorageKind.BUFFER, dtype)
+    output = builder.add_tensor((sum(receive),), dtype)
+    event = builder.add_all_to_all(builder.world, source, output, send, receive)
+    (op,) = [op for op in builder.build_program().ops if op.name == "c10d::alltoall_base_"]
     return event, op.signature
 
 
@@ -58,12 +58,12 @@ def test_an_uneven_all_to_all_says_its_bytes_to_and_from_every_rank():
 
 def test_inputs_are_held_by_the_loop_to_the_end_of_the_step():
     builder = RankBuilder(4, 0, 1, 1)
-    held = builder.copied_in((4, 13), "float32")
-    other = builder.new((4,))
-    builder.op("aten::ones", [], [other])
-    builder.free(held, other)
+    held = builder.add_input_copy((4, 13), "float32")
+    other = builder.add_tensor((4,))
+    builder.add_op("aten::ones", [], [other])
+    builder.free_tensors(held, other)
 
-    program = builder.build()
+    program = builder.build_program()
 
     assert program.ops[0].signature.scalar("non_blocking") is True
     assert program.columns.storage_free[held.storage] == program.num_ops
@@ -71,10 +71,10 @@ def test_inputs_are_held_by_the_loop_to_the_end_of_the_step():
 
 
 def step(builder, size):
-    builder.scope("aten::relu", Phase.FORWARD)
-    given = builder.resident((size,), StorageKind.INPUT)
-    builder.op("aten::relu", [("self", given)], [builder.new((size,))])
-    return builder.build()
+    builder.open_scope("aten::relu", Phase.FORWARD)
+    given = builder.add_resident_tensor((size,), StorageKind.INPUT)
+    builder.add_op("aten::relu", [("self", given)], [builder.add_tensor((size,))])
+    return builder.build_program()
 
 
 def test_a_rank_that_runs_the_same_ops_takes_only_its_sizes():
@@ -89,23 +89,23 @@ def test_a_rank_that_runs_the_same_ops_takes_only_its_sizes():
 def test_a_rank_that_runs_other_ops_is_a_mistake():
     first = step(RankBuilder(4, 0, 2, 2), 100)
     builder = RankBuilder(4, 1, 2, 2, like=first)
-    builder.scope("aten::relu", Phase.FORWARD)
+    builder.open_scope("aten::relu", Phase.FORWARD)
     with pytest.raises(AssertionError, match="not written like its template"):
-        builder.build()
+        builder.build_program()
 
 
 def test_scopes_carry_the_mark_they_were_opened_under():
     builder = RankBuilder(4, 0, 1, 1)
-    builder.scope("aten::to", Phase.FORWARD)
-    with builder.labelled(Mark(Role.LOOKUP, batch=1)):
-        builder.scope("SplitLookupFunction")
-        with builder.labelled(Mark(Role.DENSE)):
-            builder.engine_scope("aten::as_strided", Phase.BACKWARD)
-        builder.scope("aten::view")
-    builder.scope("aten::cat")
+    builder.open_scope("aten::to", Phase.FORWARD)
+    with builder.label_scopes(Mark(ScopeRole.LOOKUP, batch=1)):
+        builder.open_scope("SplitLookupFunction")
+        with builder.label_scopes(Mark(ScopeRole.DENSE)):
+            builder.open_engine_scope("aten::as_strided", Phase.BACKWARD)
+        builder.open_scope("aten::view")
+    builder.open_scope("aten::cat")
 
-    marked = MarkedProgram.of(builder)
+    marked = MarkedProgram.from_builder(builder)
 
     assert len(marked.marks) == marked.program.num_scopes
-    lookup, dense = Mark(Role.LOOKUP, batch=1), Mark(Role.DENSE)
+    lookup, dense = Mark(ScopeRole.LOOKUP, batch=1), Mark(ScopeRole.DENSE)
     assert list(marked.marks) == [None, lookup, dense, lookup, None]

@@ -71,17 +71,17 @@ def written(forms, *, as_views=False, limits=(1024, 2048)):
     """A backward pass that makes gradients of these forms, reduced over four ranks."""
     builder = RankBuilder(8, 0, 4, 4)
     reducer = Reducer(builder, builder.world, forms, limits_bytes=limits, as_views=as_views)
-    builder.scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
-    builder.op("aten::zero_", [("self", builder.resident((1,), StorageKind.BUFFER))])
-    reducer.drop()
+    builder.open_scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
+    builder.add_op("aten::zero_", [("self", builder.add_resident_tensor((1,), StorageKind.BUFFER))])
+    reducer.drop_gradients()
     grads = []
     for spec in forms:
-        builder.scope("AddmmBackward0", Phase.BACKWARD)
-        grad = builder.new(spec.shape, spec.dtype)
-        builder.op("aten::mm", [], [grad])
-        grads.append((grad, reducer.accumulate(grad)))
-    reducer.finish()
-    return builder.build(), grads
+        builder.open_scope("AddmmBackward0", Phase.BACKWARD)
+        grad = builder.add_tensor(spec.shape, spec.dtype)
+        builder.add_op("aten::mm", [], [grad])
+        grads.append((grad, reducer.accumulate_gradient(grad)))
+    reducer.finish_reduction()
+    return builder.build_program(), grads
 
 
 def ops(program, name):
@@ -159,8 +159,8 @@ def test_the_gradients_of_the_step_before_are_dropped(as_views, before):
 
 def test_buckets_are_memory_of_the_kind_asked_for():
     builder = RankBuilder(8, 0, 2, 2)
-    builder.scope("aten::start", Phase.FORWARD)
+    builder.open_scope("aten::start", Phase.FORWARD)
     Reducer(builder, builder.world, [form(1000)], kind=StorageKind.GRADIENT)
-    program = builder.build()
+    program = builder.build_program()
     assert program.storage_nbytes.tolist() == [4000]
     assert program.columns.storage_kind.tolist() == [StorageKind.GRADIENT]

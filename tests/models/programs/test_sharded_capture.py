@@ -19,7 +19,7 @@ from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.step import sharded_dlrm
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 
 BATCH = 16
 CONFIG = DlrmConfig(
@@ -40,7 +40,9 @@ _HOST_ONLY = ("aten::empty", "aten::new_empty")
 
 def _tables(config: DlrmConfig) -> list[Table]:
     return [
-        Table(name=f"t{i}", rows=rows, dim=config.embedding_dim, pooling=Pooling.constant(lookups), optimizer="sgd")
+        Table(
+            name=f"t{i}", rows=rows, dim=config.embedding_dim, pooling=Pooling.from_constant(lookups), optimizer="sgd"
+        )
         for i, (rows, lookups) in enumerate(zip(config.rows_per_table, config.lookups_per_table, strict=True))
     ]
 
@@ -105,7 +107,7 @@ def test_table_wise_is_what_a_capture_records(config: DlrmConfig, owners: str) -
     plan = Plan(
         tuple(t.name for t in tables), tuple(Placement("table_wise", (where[i],)) for i in range(len(tables))), 2
     )
-    written = sharded_dlrm(
+    written = build_sharded_dlrm(
         config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=config.index_dtype
     )
 
@@ -127,7 +129,7 @@ def test_other_optimizers_step_as_captured(optimizer: str) -> None:
     tables = [replace(table, optimizer=optimizer) for table in _tables(config)]
     where = (0, 1, 0, 1, 0)
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (rank,)) for rank in where), 2)
-    written = sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
+    written = build_sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
     for mine, recorded in zip(_steps(written.programs[0]), _steps(captured.programs[0]), strict=True):
         assert mine == recorded
 
@@ -143,7 +145,9 @@ def test_storages_live_as_captured(optimizer: str, interaction: str, loss: str, 
     )
     tables = [replace(table, optimizer=optimizer) for table in _tables(config)]
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
-    written = sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=index_dtype)
+    written = build_sharded_dlrm(
+        config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=index_dtype
+    )
     _check_lives(written, captured, pooled_by=7 if index_dtype == "int32" else 5)
 
 
@@ -156,8 +160,8 @@ def test_under_autocast_it_is_what_a_capture_records(interaction: str, loss: str
     )  # fmt: skip
     tables = _tables(config)
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
-    dense = replace(Dense.of(config), half="bfloat16")
-    written = sharded_dlrm(dense, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
+    dense = replace(Dense.from_dlrm(config), half="bfloat16")
+    written = build_sharded_dlrm(dense, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
     for rank in range(2):
         ours, theirs = written.programs[written.ranks[rank]], captured.programs[captured.ranks[rank]]
         for mine, recorded in zip(_steps(ours), _steps(theirs), strict=True):

@@ -15,14 +15,14 @@ from traincast.ir.validate import validate_workload
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
-from traincast.models.sharded_dlrm.hybrid import dlrm_tables
-from traincast.models.sharded_dlrm.step import sharded_dlrm
+from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.simulator.scenario.recommenders import described_dlrm, hybrid_variant
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 BATCH = 512
-# what only one of them has: copied inputs, DDP, exchanges and their layout
+# what only one of them has: copied inputs, DDP, collectives and their layout
 _OUTSIDE = ("aten::as_strided", "aten::copy_", "aten::clone", "aten::_unsafe_view", "aten::new_empty")
 _EXCHANGES = ("All2All", "ReduceScatter", "KJT", "aten::split_with_sizes", "SplitWithSizes", "aten::reshape")
 
@@ -89,21 +89,21 @@ def test_gradients_of_all_modules_are_reduced_together() -> None:
 
 def test_tables_are_those_of_the_benchmark() -> None:
     assert described_dlrm("dlrm-v2") is DLRM_V2
-    tables = dlrm_tables(replace(DLRM_V2, optimizer="adagrad"))
+    tables = make_dlrm_tables(replace(DLRM_V2, optimizer="adagrad"))
     assert [table.rows for table in tables] == list(DLRM_V2.rows_per_table)
     assert [table.pooling.mean for table in tables] == list(DLRM_V2.lookups_per_table)
     assert {table.optimizer for table in tables} == {"adagrad"}
-    assert {table.optimizer for table in dlrm_tables(DLRM_V2)} == {"sgd"}
+    assert {table.optimizer for table in make_dlrm_tables(DLRM_V2)} == {"sgd"}
 
 
 def test_predicted_on_eight_gpus() -> None:
-    answer = traincast.predict("dlrm-v2", on="dgx-h100", gpus=8)
+    result = traincast.predict("dlrm-v2", on="dgx-h100", gpus=8)
     alone = traincast.predict("dlrm-v2", on="dgx-h100")
-    assert answer.gpus == 8 and answer.estimated_ops == ()
-    assert any("cross network under DDP" in said for said in answer.warnings)
-    assert alone.iteration < answer.iteration < 2 * alone.iteration
+    assert result.gpus == 8 and result.estimated_ops == ()
+    assert any("cross network under DDP" in said for said in result.warnings)
+    assert alone.iteration < result.iteration < 2 * alone.iteration
     # 104.6 GB of tables over eight GPUs
-    assert sum(rank.memory.by_kind["embedding_table"] for rank in answer.ranks) == pytest.approx(
+    assert sum(rank.memory.by_kind["embedding_table"] for rank in result.ranks) == pytest.approx(
         4 * 128 * sum(DLRM_V2.rows_per_table), rel=1e-4
     )
 
@@ -114,13 +114,13 @@ def test_without_an_update() -> None:
 
 
 def test_any_kind_of_sharding_can_stand_below_the_cross_network() -> None:
-    tables = dlrm_tables(DLRM_V2)[:6]
+    tables = make_dlrm_tables(DLRM_V2)[:6]
     placements = (
-        Placement("table_wise", (0,)), Placement.row_wise(4), Placement("column_wise", (0, 1, 2, 3)),
-        Placement("table_row_wise", (2, 3)), Placement.data_parallel(4), Placement("table_wise", (3,)),
+        Placement("table_wise", (0,)), Placement.make_row_wise(4), Placement("column_wise", (0, 1, 2, 3)),
+        Placement("table_row_wise", (2, 3)), Placement.make_data_parallel(4), Placement("table_wise", (3,)),
     )  # fmt: skip
     plan = Plan(tuple(table.name for table in tables), placements, 4)
-    workload = sharded_dlrm(Dense.of(DLRM_V2), tables, plan, batch_size=64, gpus_per_node=2)
+    workload = build_sharded_dlrm(Dense.from_dlrm(DLRM_V2), tables, plan, batch_size=64, gpus_per_node=2)
     validate_workload(workload)
     width = 7 * 128
     for program in workload.programs:
@@ -138,7 +138,7 @@ def test_what_a_cross_network_cannot_have(change: dict[str, object], said: str) 
 
 
 def test_tables_of_another_width_are_refused() -> None:
-    tables = [replace(dlrm_tables(DLRM_V2)[5], dim=64)]
+    tables = [replace(make_dlrm_tables(DLRM_V2)[5], dim=64)]
     plan = Plan((tables[0].name,), (Placement("table_wise", (0,)),), 1)
     with pytest.raises(TraincastError, match="cross network"):
-        sharded_dlrm(Dense.of(DLRM_V2), tables, plan, batch_size=8)
+        build_sharded_dlrm(Dense.from_dlrm(DLRM_V2), tables, plan, batch_size=8)

@@ -1,4 +1,4 @@
-"""Programs of sharded recommenders: who sends what to whom, what ranks share, and what is refused."""
+"""Programs of sharded recommenders: who sends what to whom, what ranks share, and what is rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincast.ir.validate import validate_workload
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf, load_tables
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.step import sharded_dlrm
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
 
@@ -23,7 +23,7 @@ BATCH, WORLD, NODE = 64, 4, 2
 DENSE = Dense(bottom_mlp=(13, 64, 32), top_mlp=(48, 1))
 TABLES = [
     Table(
-        name=f"t{i}", rows=1000 * (i + 1), dim=32, pooling=Pooling.constant(1 + i % 3),
+        name=f"t{i}", rows=1000 * (i + 1), dim=32, pooling=Pooling.from_constant(1 + i % 3),
         optimizer="rowwise_adagrad" if i % 2 else "sgd",
     )
     for i in range(9)
@@ -31,10 +31,10 @@ TABLES = [
 MIXED = (
     Placement("table_wise", (0,)),
     Placement("table_wise", (1,)),
-    Placement.row_wise(WORLD),
+    Placement.make_row_wise(WORLD),
     Placement("column_wise", (0, 1, 2, 3)),
     Placement("table_row_wise", (2, 3)),
-    Placement.data_parallel(WORLD),
+    Placement.make_data_parallel(WORLD),
     Placement("table_wise", (3,), "fused_uvm"),
     Placement("table_wise", (2,), "fused_uvm_caching", 0.1),
     Placement("column_wise", (3, 3)),
@@ -47,7 +47,7 @@ def plan_of(tables, placements, world=WORLD) -> Plan:
 
 def build(dense=DENSE, tables=TABLES, placements=MIXED, **options):
     options = {"batch_size": BATCH, "gpus_per_node": NODE, **options}
-    return sharded_dlrm(dense, tables, plan_of(tables, placements), **options)
+    return build_sharded_dlrm(dense, tables, plan_of(tables, placements), **options)
 
 
 def collectives(program: Program) -> list[dict[str, object]]:
@@ -55,7 +55,7 @@ def collectives(program: Program) -> list[dict[str, object]]:
 
 
 def test_lookups_of_a_rank_are_put_in_order_once_however_many_ranks_have_a_copy_of_the_table():
-    placements = (Placement("table_wise", (1,)), Placement.row_wise(WORLD), Placement.data_parallel(WORLD))
+    placements = (Placement("table_wise", (1,)), Placement.make_row_wise(WORLD), Placement.make_data_parallel(WORLD))
     workload = build(None, TABLES[:3], placements)
     order = next(op for op in workload.programs[0].ops if op.name == "fbgemm::permute_2D_sparse_data")
     assert [spec.shape for spec in order.signature.outputs] == [(BATCH * 3,), (BATCH * (1 + 2 + 3),)]
@@ -67,11 +67,11 @@ def test_every_kind_together_is_a_step_that_all_ranks_agree_on(dense, redistribu
     workload = build(dense, redistribute_inputs=redistribute)
     validate_workload(workload)
 
-    # the walk refuses ranks that disagree on order, sizes or partners
-    answer = predict_step(workload, load_platform("dgx-a100"))
+    # the simulation rejects ranks that disagree on order, sizes or partners
+    result = predict_step(workload, load_platform("dgx-a100"))
 
-    assert answer.iteration > 0 and answer.exposed_comm > 0 and answer.gpus == WORLD
-    assert answer.estimated_ops == ()
+    assert result.iteration > 0 and result.exposed_comm > 0 and result.gpus == WORLD
+    assert result.estimated_ops == ()
 
 
 def test_what_one_rank_sends_another_receives():
@@ -90,7 +90,7 @@ def test_what_one_rank_sends_another_receives():
 
 def test_messages_are_those_of_the_sharding():
     tables = [replace(table, optimizer="sgd") for table in TABLES[:3]]
-    placements = (Placement("table_wise", (1,)), Placement.row_wise(WORLD), Placement("table_row_wise", (0, 1)))
+    placements = (Placement("table_wise", (1,)), Placement.make_row_wise(WORLD), Placement("table_row_wise", (0, 1)))
     workload = build(None, tables, placements)
     whole = 4 * BATCH * WORLD * 32  # pooled fp32 rows of all samples
     for rank in range(WORLD):
@@ -108,23 +108,23 @@ def test_messages_are_those_of_the_sharding():
 
 
 def test_data_parallel_tables_are_reduced_whole_and_stepped():
-    workload = build(None, TABLES[:1], (Placement.data_parallel(WORLD),))
+    workload = build(None, TABLES[:1], (Placement.make_data_parallel(WORLD),))
     (call,) = collectives(workload.programs[0])
     assert (call["collective"], call["bytes"]) == ("all_reduce", 4 * 1000 * 32)
     assert workload.ranks == (0, 0, 0, 0)
     assert any(op.name == "aten::_foreach_add_" for op in workload.programs[0].ops)
 
-    half = build(None, [replace(TABLES[0], dtype="fp16")], (Placement.data_parallel(WORLD),))
+    half = build(None, [replace(TABLES[0], dtype="fp16")], (Placement.make_data_parallel(WORLD),))
     assert [call["bytes"] for call in collectives(half.programs[0])] == [2 * 1000 * 32]
 
-    adam = build(None, [replace(TABLES[0], optimizer="adam")], (Placement.data_parallel(WORLD),))
+    adam = build(None, [replace(TABLES[0], optimizer="adam")], (Placement.make_data_parallel(WORLD),))
     assert any(op.name == "aten::_foreach_addcdiv_" for op in adam.programs[0].ops)
 
 
 def test_copied_tables_are_dense_parameters_whose_gradients_are_views_of_their_bucket():
     """As TorchRec 1.8 has them: DDP with `gradient_as_bucket_view`, no fused optimizer, whatever the table's own."""
     table = replace(TABLES[0], optimizer="rowwise_adagrad")
-    (program,) = build(DENSE, [table], (Placement.data_parallel(WORLD),)).programs
+    (program,) = build(DENSE, [table], (Placement.make_data_parallel(WORLD),)).programs
     elements = table.rows * table.dim
     whole = [op for op in program.ops if any(spec.numel == elements for spec in op.signature.inputs)]
     assert [op.name for op in whole if op.name not in ("aten::detach", "aten::as_strided")] == [
@@ -147,7 +147,7 @@ def test_copied_tables_are_dense_parameters_whose_gradients_are_views_of_their_b
 
 def test_state_of_copied_tables_has_their_type():
     table = replace(TABLES[0], dtype="fp16", optimizer="adam")
-    (program,) = build(None, [table], (Placement.data_parallel(WORLD),)).programs
+    (program,) = build(None, [table], (Placement.make_data_parallel(WORLD),)).programs
     states = [life for life in lives(program, range(program.num_ops)) if life.kind == StorageKind.OPTIMIZER_STATE]
     assert [life.nbytes for life in states] == [2 * table.rows * table.dim] * 2
 
@@ -178,12 +178,14 @@ def test_a_rank_without_tables_takes_part():
 
 def test_a_table_of_fewer_rows_than_ranks_is_still_reduced_by_all():
     tiny = [replace(TABLES[0], rows=3, optimizer="rowwise_adagrad")]
-    workload = build(None, tiny, [Placement.row_wise(WORLD)])
+    workload = build(None, tiny, [Placement.make_row_wise(WORLD)])
     assert predict_step(workload, load_platform("dgx-a100")).iteration > 0
 
 
 def test_tables_in_host_memory_are_slower_and_a_cache_helps():
-    table = Table(name="t", rows=5_000_000, dim=64, pooling=Pooling.constant(20), access=Zipf(1.1), optimizer="sgd")
+    table = Table(
+        name="t", rows=5_000_000, dim=64, pooling=Pooling.from_constant(20), access=Zipf(1.1), optimizer="sgd"
+    )
 
     def seconds(kernel: str, fraction: float = 0.0) -> float:
         placements = [Placement("table_wise", (0,), kernel, fraction)]
@@ -203,8 +205,8 @@ def test_optimizers_types_and_weights_all_have_kernels(optimizer, dtype):
         replace(t, optimizer=optimizer, dtype=dtype, weighted=True, dim=16 * (1 + i)) for i, t in enumerate(TABLES)
     ]
     workload = build(None, tables, [Placement("table_wise", (i % WORLD,)) for i in range(len(tables))])
-    answer = predict_step(workload, load_platform("dgx-a100"))
-    assert answer.estimated_ops == ()
+    result = predict_step(workload, load_platform("dgx-a100"))
+    assert result.estimated_ops == ()
     sent = [c for c in collectives(workload.programs[0]) if c["collective"].startswith("all_to_all")]
     assert len(sent) == 1 + 3 + 2  # sizes; lengths, row numbers and weights; embeddings and gradients
 
@@ -212,7 +214,14 @@ def test_optimizers_types_and_weights_all_have_kernels(optimizer, dtype):
 def test_hot_rows_make_lookups_faster():
     def seconds(access) -> float:
         tables = [
-            Table(name=f"t{i}", rows=10_000_000, dim=128, pooling=Pooling.constant(20), access=access, optimizer="sgd")
+            Table(
+                name=f"t{i}",
+                rows=10_000_000,
+                dim=128,
+                pooling=Pooling.from_constant(20),
+                access=access,
+                optimizer="sgd",
+            )
             for i in range(4)
         ]
         workload = build(None, tables, [Placement("table_wise", (i,)) for i in range(4)], batch_size=8192)
@@ -225,9 +234,11 @@ def test_many_ranks_and_tables_are_written_fast():
     tables, world = load_tables("mlperf-dlrm-v2") * 8, 64
     tables = [replace(table, name=f"t{i}") for i, table in enumerate(tables)]
     plan = plan_of(tables, [Placement("table_wise", (i % world,)) for i in range(len(tables))], world)
-    sharded_dlrm(None, tables[:64], plan_of(tables[:64], plan.placements[:64], world), batch_size=256)  # tables' loads
+    build_sharded_dlrm(
+        None, tables[:64], plan_of(tables[:64], plan.placements[:64], world), batch_size=256
+    )  # tables' loads
     start = time.process_time()
-    workload = sharded_dlrm(None, tables, plan, batch_size=256)
+    workload = build_sharded_dlrm(None, tables, plan, batch_size=256)
     assert time.process_time() - start < 10
     assert len({id(program.columns) for program in workload.programs}) == 1
 
@@ -240,7 +251,7 @@ def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(TraincastError, match="4 ranks do not fill nodes of 3 GPUs"):
         build(None, TABLES[:1], [Placement("table_wise", (0,))], gpus_per_node=3)
     with pytest.raises(TraincastError, match="does not place table 't1'"):
-        sharded_dlrm(None, TABLES[:2], plan_of(TABLES[:1], [Placement("table_wise", (0,))]), batch_size=8)
+        build_sharded_dlrm(None, TABLES[:2], plan_of(TABLES[:1], [Placement("table_wise", (0,))]), batch_size=8)
     with pytest.raises(TraincastError, match="build it anew"):
         build().resized(batch_size=7)
     with pytest.raises(TraincastError, match="interaction 'product'"):
@@ -253,7 +264,7 @@ def _random_case(seed: int) -> tuple[list[Table], list[Placement]]:
     for i in range(draw.randint(1, 14)):
         table = Table(
             name=f"t{i}", rows=draw.choice((3, 50, 10_000, 5_000_000)), dim=draw.choice((8, 32, 96)),
-            pooling=Pooling.constant(draw.choice((0.3, 1, 20))), access=draw.choice((Uniform(), Zipf(1.05))),
+            pooling=Pooling.from_constant(draw.choice((0.3, 1, 20))), access=draw.choice((Uniform(), Zipf(1.05))),
             dtype=draw.choice(("fp32", "fp16")), weighted=draw.random() < 0.3,
             optimizer=draw.choice(("sgd", "adagrad", "rowwise_adagrad", "adam")),
         )  # fmt: skip
@@ -265,7 +276,7 @@ def _random_case(seed: int) -> tuple[list[Table], list[Placement]]:
                 Placement("row_wise", tuple(range(world)), kernel, cached),
                 Placement("column_wise", (draw.randrange(world), draw.randrange(world)), kernel, cached),
                 Placement("table_row_wise", tuple(range(4 * node, 4 * node + 4)), kernel, cached),
-                Placement.data_parallel(world),
+                Placement.make_data_parallel(world),
             )
         )
         tables.append(table)
@@ -277,11 +288,11 @@ def _random_case(seed: int) -> tuple[list[Table], list[Placement]]:
 def test_any_plan_is_a_step_that_can_be_walked(seed):
     tables, placements = _random_case(seed)
     dense = replace(DENSE, interaction="cat", optimizer=("sgd", "adagrad", "adam")[seed % 3])
-    workload = sharded_dlrm(
+    workload = build_sharded_dlrm(
         (dense, None)[seed % 2], tables, plan_of(tables, placements, 8), batch_size=32, gpus_per_node=4,
         redistribute_inputs=seed % 4 < 2,
     )  # fmt: skip
     validate_workload(workload)
     node = load_platform("dgx-a100")
-    answer = predict_step(workload, replace(node, topology=replace(node.topology, gpus_per_node=4), gpus_per_node=4))
-    assert answer.iteration > 0 and answer.estimated_ops == ()
+    result = predict_step(workload, replace(node, topology=replace(node.topology, gpus_per_node=4), gpus_per_node=4))
+    assert result.iteration > 0 and result.estimated_ops == ()

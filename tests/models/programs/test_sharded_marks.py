@@ -11,28 +11,28 @@ from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.layout import lay_out
-from traincast.models.sharded_dlrm.marks import Mark, Role
+from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
 from traincast.models.sharded_dlrm.step import rank_program
 from traincast.simulator.schedule import Code, build_schedule
 
 TABLES = [
-    Table(name="whole", rows=4000, dim=32, pooling=Pooling.constant(3)),
-    Table(name="half", rows=4000, dim=32, pooling=Pooling.constant(3), dtype="fp16"),
-    Table(name="rows", rows=9000, dim=32, pooling=Pooling.constant(2), weighted=True),
-    Table(name="columns", rows=500, dim=64, pooling=Pooling.constant(5)),
-    Table(name="node", rows=7000, dim=32, pooling=Pooling.constant(1)),
-    Table(name="copy", rows=50, dim=32, pooling=Pooling.constant(1)),
-    Table(name="cached", rows=80_000, dim=32, pooling=Pooling.constant(4)),
+    Table(name="whole", rows=4000, dim=32, pooling=Pooling.from_constant(3)),
+    Table(name="half", rows=4000, dim=32, pooling=Pooling.from_constant(3), dtype="fp16"),
+    Table(name="rows", rows=9000, dim=32, pooling=Pooling.from_constant(2), weighted=True),
+    Table(name="columns", rows=500, dim=64, pooling=Pooling.from_constant(5)),
+    Table(name="node", rows=7000, dim=32, pooling=Pooling.from_constant(1)),
+    Table(name="copy", rows=50, dim=32, pooling=Pooling.from_constant(1)),
+    Table(name="cached", rows=80_000, dim=32, pooling=Pooling.from_constant(4)),
 ]
 PLAN = Plan(
     tuple(table.name for table in TABLES),
     (
         Placement("table_wise", (0,)),
         Placement("table_wise", (0,)),
-        Placement.row_wise(4),
+        Placement.make_row_wise(4),
         Placement("column_wise", (0, 3)),
         Placement("table_row_wise", (0, 1)),
-        Placement.data_parallel(4),
+        Placement.make_data_parallel(4),
         Placement("table_wise", (0,), "fused_uvm_caching", 0.2),
     ),
     4,
@@ -97,7 +97,7 @@ def test_what_the_dense_part_computes_forward_is_not_marked():
     assert all(written.marks[scope] is None for scope in products)
 
 
-@pytest.mark.parametrize("role", [Role.LOOKUP, Role.UPDATE])
+@pytest.mark.parametrize("role", [ScopeRole.LOOKUP, ScopeRole.UPDATE])
 def test_lookups_and_updates_are_those_of_their_batch(role):
     """One kernel for each batch of the rank, marked with the kind and the number of that batch."""
     written = _written()
@@ -123,14 +123,25 @@ def test_lookups_and_updates_are_those_of_their_batch(role):
 @pytest.mark.parametrize(
     ("kind", "roles"),
     [
-        (ShardingKind.TABLE_WISE, {Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.BACK}),
-        (ShardingKind.ROW_WISE, {Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.BACK}),
+        (
+            ShardingKind.TABLE_WISE,
+            {ScopeRole.SIZES, ScopeRole.LENGTHS, ScopeRole.VALUES, ScopeRole.OUT, ScopeRole.BACK},
+        ),
+        (ShardingKind.ROW_WISE, {ScopeRole.SIZES, ScopeRole.LENGTHS, ScopeRole.VALUES, ScopeRole.OUT, ScopeRole.BACK}),
         (
             ShardingKind.TABLE_ROW_WISE,
-            {Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.OUT_ACROSS, Role.BACK, Role.BACK_WITHIN},
+            {
+                ScopeRole.SIZES,
+                ScopeRole.LENGTHS,
+                ScopeRole.VALUES,
+                ScopeRole.OUT,
+                ScopeRole.OUT_ACROSS,
+                ScopeRole.BACK,
+                ScopeRole.BACK_WITHIN,
+            },
         ),
-        (ShardingKind.DATA_PARALLEL, {Role.UPDATE}),
-        (None, {Role.DENSE}),
+        (ShardingKind.DATA_PARALLEL, {ScopeRole.UPDATE}),
+        (None, {ScopeRole.DENSE}),
     ],
 )
 def test_exchanges_of_a_kind(kind, roles):
@@ -140,18 +151,18 @@ def test_exchanges_of_a_kind(kind, roles):
 
 
 def test_row_numbers_and_weights_are_told_apart():
-    """Lookups of all tables travel together, so one weighted table makes all exchanges carry weights."""
+    """Lookups of all tables travel together, so one weighted table makes all collectives carry weights."""
     written = _written()
     numbers = [
         written.marks[scope].number
         for call, scope, _ in _launches(written.program)
-        if call.family is COLLECTIVE and written.marks[scope].role is Role.VALUES
+        if call.family is COLLECTIVE and written.marks[scope].role is ScopeRole.VALUES
     ]
     assert numbers == [0, 1] * 4
 
 
 def test_only_kinds_that_are_cut_by_rows_are_bucketed():
-    assert [mark.kind for mark in _written().marks if mark and mark.role is Role.BUCKET] == [
+    assert [mark.kind for mark in _written().marks if mark and mark.role is ScopeRole.BUCKET] == [
         ShardingKind.ROW_WISE,
         ShardingKind.TABLE_ROW_WISE,
     ]
@@ -159,16 +170,16 @@ def test_only_kinds_that_are_cut_by_rows_are_bucketed():
 
 def test_several_kernels_of_a_kind_are_joined_and_parted():
     roles = _roles(_written().marks, ShardingKind.TABLE_WISE)
-    assert roles.count(Role.BESIDE) == roles.count(Role.PART) == 1
+    assert roles.count(ScopeRole.BESIDE) == roles.count(ScopeRole.PART) == 1
     roles = _roles(_written().marks, ShardingKind.COLUMN_WISE)
-    assert Role.BESIDE not in roles
-    assert Role.PART not in roles
+    assert ScopeRole.BESIDE not in roles
+    assert ScopeRole.PART not in roles
 
 
 def test_a_rank_without_tables_of_a_kind_has_no_lookup_of_it():
     roles = _roles(_written(rank=1).marks, ShardingKind.TABLE_WISE)
-    assert {Role.LOOKUP, Role.UPDATE, Role.ARRIVE, Role.FLATTEN, Role.SHAPE}.isdisjoint(roles)
-    assert {Role.OUT, Role.BACK, Role.JOIN, Role.VIEW} <= set(roles)
+    assert {ScopeRole.LOOKUP, ScopeRole.UPDATE, ScopeRole.ARRIVE, ScopeRole.FLATTEN, ScopeRole.SHAPE}.isdisjoint(roles)
+    assert {ScopeRole.OUT, ScopeRole.BACK, ScopeRole.JOIN, ScopeRole.VIEW} <= set(roles)
 
 
 def test_the_optimizer_of_copied_tables_is_theirs_and_that_of_the_dense_part_nobodys():
@@ -176,7 +187,7 @@ def test_the_optimizer_of_copied_tables_is_theirs_and_that_of_the_dense_part_nob
     steps = [
         mark for name, mark in zip(_scopes(written.program), written.marks, strict=True) if "Optimizer.step" in name
     ]
-    assert steps == [None, Mark(Role.STEP, ShardingKind.DATA_PARALLEL, 0)]
+    assert steps == [None, Mark(ScopeRole.STEP, ShardingKind.DATA_PARALLEL, 0)]
 
 
 def test_marks_are_no_part_of_the_program():

@@ -11,9 +11,9 @@ from traincast.hardware.platform import load_platform
 from traincast.ir.program import peak_memory
 from traincast.models.catalog import load_model
 from traincast.models.layers.builder import RankBuilder
-from traincast.models.sharded_dlrm.captured import embedding_modules
+from traincast.models.sharded_dlrm.captured import find_embedding_modules
 from traincast.models.sharded_dlrm.copying import StepCopier
-from traincast.models.sharded_dlrm.recommender import is_shardable, sharded_recommender
+from traincast.models.sharded_dlrm.recommender import build_sharded_recommender, is_shardable
 from traincast.models.sharded_dlrm.step import PREFETCH
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
@@ -29,7 +29,7 @@ def small(name):
 
 
 def sharded(name, gpus, **options):
-    return sharded_recommender(small(name), gpus, memory_bytes=80e9, gpus_per_node=8, **options)[0]
+    return build_sharded_recommender(small(name), gpus, memory_bytes=80e9, gpus_per_node=8, **options)[0]
 
 
 def collectives(workload, kind):
@@ -46,7 +46,7 @@ def floats(ops):
 
 def test_modules_are_found_with_their_tables_and_bags():
     # Given a step of items that are not pooled and features that are
-    tables, items = embedding_modules(small("onetrans").programs[0])
+    tables, items = find_embedding_modules(small("onetrans").programs[0])
     # When they are described, then both have their heights, dims and optimizer
     assert (len(tables.tables), tables.bags, tables.pooled) == (32, 8, True)
     assert (len(items.tables), items.bags, items.pooled) == (1, 8 * 16, False)
@@ -54,11 +54,11 @@ def test_modules_are_found_with_their_tables_and_bags():
 
 
 def test_a_step_without_tables_has_no_modules():
-    assert embedding_modules(load_model("ncf").programs[0]) == ()
+    assert find_embedding_modules(load_model("ncf").programs[0]) == ()
     assert not is_shardable(load_model("ncf"))
     assert not is_shardable(load_model("deepfm", mode="inference"))
     with pytest.raises(TraincastError, match="no fused embedding tables"):
-        sharded_recommender(load_model("ncf"), 2, memory_bytes=80e9, gpus_per_node=8)
+        build_sharded_recommender(load_model("ncf"), 2, memory_bytes=80e9, gpus_per_node=8)
 
 
 @pytest.mark.parametrize("name", ["din", "resnet50"])
@@ -66,8 +66,8 @@ def test_a_step_copied_with_nothing_dropped_is_the_same(name):
     # Given a step, when every scope is copied, then ops, tensors, scopes and lifetimes are what they were
     source = load_model(name).resized(batch_size=4).programs[0]
     builder = RankBuilder(4, 0, 1, 8)
-    StepCopier(source, [], builder).copy(range(source.num_scopes))
-    copied = builder.build()
+    StepCopier(source, [], builder).copy_scopes(range(source.num_scopes))
+    copied = builder.build_program()
     assert list(connected(copied)) == list(connected(source))
     assert copied.scopes == source.scopes
     assert storages(copied) == storages(source)
@@ -78,7 +78,7 @@ def test_a_step_copied_with_nothing_dropped_is_the_same(name):
 def test_the_dense_part_is_that_of_one_gpu(name, pipelined):
     # Given the step of one GPU without its lookups and updates
     alone = small(name).programs[0]
-    left_out = {scope for m in embedding_modules(alone) for part in (m.forward, m.backward) for scope in part}
+    left_out = {scope for m in find_embedding_modules(alone) for part in (m.forward, m.backward) for scope in part}
     dense = Counter((op.name, op.module) for op in alone.ops if op.scope not in left_out)
     # When it runs on four, then all of it is there on every rank
     for program in sharded(name, 4, pipelined=pipelined).programs:
@@ -125,7 +125,7 @@ def test_unpooled_rows_of_split_tables_are_put_in_order_again():
 
 @pytest.mark.parametrize(("name", "gpus"), [("din", 2), ("din", 4), ("deepfm", 4), ("wide-deep", 4), ("hstu", 4)])
 def test_ranks_hold_all_rows_and_make_all_lookups_between_them(name, gpus):
-    modules = embedding_modules(small(name).programs[0])
+    modules = find_embedding_modules(small(name).programs[0])
     workload = sharded(name, gpus)
     updates = [op for p in workload.ranks for op in workload.programs[p].ops if "backward_codegen" in op.name]
     held = sum(op.signature.tensors("dev_weights")[0].numel for op in updates)
@@ -154,7 +154,7 @@ def test_a_copied_dlrm_looks_up_and_multiplies_as_the_written_one():
     asked = [resolve(Scenario(workload=source, on=platform, gpus=8)) for source in (captured, "dlrm-default")]
     steps = [load_step(one)[0] for one in asked]
     first, second = (predict_step(step, platform).by_family for step in steps)
-    # When both are sharded over eight GPUs, then lookups and products take as long
+    # When both are sharded over eight GPUs, then lookups and GEMMs take as long
     assert first["embedding"] == pytest.approx(second["embedding"], rel=0.01)
     assert first["gemm"] == pytest.approx(second["gemm"], rel=0.03)
 

@@ -14,7 +14,7 @@ from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program, peak_memory
-from traincast.models.transformers.program.step import head_piece, inference_workload, layer_piece
+from traincast.models.transformers.program.step import build_head_block, build_layer_block, inference_workload
 from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.reading import described
 
@@ -75,7 +75,7 @@ def _step(make):
 
 
 def _kernels(program: Program, phase: Phase, families: tuple[str, ...]) -> Counter:
-    """Kernels by family, kind and sizes; batched and flat products of the same numbers are the same kernel."""
+    """Kernels by family, kind and sizes; batched and flat GEMMs of the same numbers are the same kernel."""
     lowered = lower_program(program, LoweringContext())
     found: Counter = Counter()
     for op in program.ops:
@@ -94,7 +94,7 @@ def test_products_norms_and_attention_are_those_of_a_capture(make, model, joined
     captured = capture_once(_step(make), 2, 32)
     plain = described("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": model.ffn, "vocab": 9, "seq_len": 32,
                                "norm": model.norm, "activation": model.activation, "position": "none"})  # fmt: skip
-    piece = layer_piece(plain, Shard(batch=2, seq_len=32), Style(joined=joined), experts=False)
+    piece = build_layer_block(plain, Shard(batch=2, seq_len=32), Style(joined=joined), experts=False)
     families = ("gemm", "attention", "norm")
     assert _kernels(piece.program, phase, families) == _kernels(captured, phase, families)
 
@@ -121,20 +121,20 @@ def test_every_style_gives_a_whole_layer(name: str) -> None:
         "tensor parallel": Shard(batch=2, seq_len=32, tp=2, sequence=True),
         "context parallel": Shard(batch=2, seq_len=32, cp=2),
     }.get(name, Shard(batch=2, seq_len=32))
-    piece = layer_piece(LLAMA, shard, style, experts=False)
+    piece = build_layer_block(LLAMA, shard, style, experts=False)
     backward = _kernels(piece.program, Phase.BACKWARD, ("gemm",))
     forward = _kernels(piece.program, Phase.FORWARD, ("gemm",))
     work = [
         sum(n * values[0] * values[1] * values[2] * values[3] for (*_, values), n in k.items())
         for k in (forward, backward)
     ]
-    assert work[1] == 2 * work[0]  # two products backward for each forward
+    assert work[1] == 2 * work[0]  # two GEMMs backward for each forward
     assert piece.saved_bytes > 0
 
 
 def test_tensor_parallel_ranks_share_the_arithmetic_of_a_layer() -> None:
-    whole = layer_piece(LLAMA, Shard(batch=2, seq_len=32), Style(), experts=False)
-    half = layer_piece(LLAMA, Shard(batch=2, seq_len=32, tp=2, sequence=True), Style(), experts=False)
+    whole = build_layer_block(LLAMA, Shard(batch=2, seq_len=32), Style(), experts=False)
+    half = build_layer_block(LLAMA, Shard(batch=2, seq_len=32, tp=2, sequence=True), Style(), experts=False)
 
     def work(piece) -> float:
         kernels = _kernels(piece.program, Phase.FORWARD, ("gemm",)).items()
@@ -149,7 +149,7 @@ def test_experts_see_each_token_top_k_times() -> None:
         "moe", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32,
                 "experts": {"count": 8, "top_k": 2, "ffn": 32}},
     )  # fmt: skip
-    piece = layer_piece(mixture, Shard(batch=2, seq_len=32, ep=4), Style(), experts=True)
+    piece = build_layer_block(mixture, Shard(batch=2, seq_len=32, ep=4), Style(), experts=True)
     kernels = _kernels(piece.program, Phase.FORWARD, ("gemm",))
     grouped = {values[:4]: n for (_, kind, _, values), n in kernels.items() if kind == "bmm"}
     # 64 tokens to 2 experts each: 2 local experts with 64 rows; gate and up together, then down
@@ -162,11 +162,13 @@ def _computes(program: Program, phase: Phase) -> Counter:
 
 def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
     shard = Shard(batch=2, seq_len=32)
-    head = head_piece(LLAMA, shard, Style(precision="fp8")).program
+    head = build_head_block(LLAMA, shard, Style(precision="fp8")).program
     assert _computes(head, Phase.FORWARD) == {"bf16": 1} and _computes(head, Phase.BACKWARD) == {"bf16": 2}
-    layer = layer_piece(LLAMA, shard, Style(precision="fp8", joined=False), experts=False).program
+    layer = build_layer_block(LLAMA, shard, Style(precision="fp8", joined=False), experts=False).program
     assert _computes(layer, Phase.BACKWARD) == {"fp8": 14}
-    mixed = layer_piece(LLAMA, shard, Style(precision="fp8", joined=False, wide_gradients=True), experts=False).program
+    mixed = build_layer_block(
+        LLAMA, shard, Style(precision="fp8", joined=False, wide_gradients=True), experts=False
+    ).program
     assert _computes(mixed, Phase.FORWARD) == {"fp8": 7}
     assert _computes(mixed, Phase.BACKWARD) == {"fp8": 7, "bf16": 7}
 
@@ -175,14 +177,14 @@ def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
 def test_megatrons_softmax_takes_four_matrices_at_a_time(batch: int) -> None:
     narrow = described("gpt", {"layers": 1, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 9, "seq_len": 32})
     style = Style(attention="unfused", fused=True)
-    piece = layer_piece(narrow, Shard(batch=batch, seq_len=32), style, experts=False)
+    piece = build_layer_block(narrow, Shard(batch=batch, seq_len=32), style, experts=False)
     casts = [op.name for op in piece.program.ops].count("aten::_to_copy")
     assert casts == (0 if batch * 2 % 4 == 0 else 4)  # two each way
 
 
 def test_megatrons_first_loss_passes_over_fp32_logits() -> None:
     shard = Shard(batch=2, seq_len=32)
-    fused = head_piece(LLAMA, shard, Style(fused=True))
-    by_ops = head_piece(LLAMA, shard, Style(fused=True, loss_by_ops=True))
+    fused = build_head_block(LLAMA, shard, Style(fused=True))
+    by_ops = build_head_block(LLAMA, shard, Style(fused=True, loss_by_ops=True))
     assert by_ops.program.num_ops - fused.program.num_ops == 6  # 6 forward instead of 1, 2 backward instead of 1
     assert by_ops.saved_bytes > fused.saved_bytes  # the shares of all words, in fp32

@@ -87,7 +87,7 @@ def test_hugging_face_mixtures_and_latent_attention(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "'layers' is 0; give a whole number from 1"),
+        ({"layers": 0}, "'layers' is 0; give an integer from 1"),
         ({"hidden": 65}, "'hidden' 65 is no multiple of 'heads' 4"),
         ({"kv_heads": 3}, "'heads' 4 is no multiple of 'kv_heads' 3"),
         ({"norm": "batch"}, "'norm' is 'batch'; choose from rms, layer"),

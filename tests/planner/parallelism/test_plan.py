@@ -14,7 +14,7 @@ from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import described, load_transformer
 from traincast.planner.parallelism.candidates import candidates, state_bytes
 from traincast.planner.parallelism.plan import layout_of, make_plan
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
@@ -48,17 +48,17 @@ def test_any_number_of_processes_gives_the_same_plan() -> None:
 
 
 def test_the_best_come_first_and_fit(planned) -> None:
-    times = [answer.iteration for answer in planned.best]
+    times = [result.iteration for result in planned.best]
     assert times == sorted(times)
-    assert all(answer.fits for answer in planned.best)
+    assert all(result.fits for result in planned.best)
     assert planned.row(0)["slower_by"] == "" and planned.row(9)["slower_by"].endswith("ms")
 
 
 def test_money_and_days_follow_from_tokens_a_second(planned) -> None:
-    row, answer = planned.row(0), planned.best[0]
-    assert row["days"] == pytest.approx(15e12 / answer.throughput.tokens / 86400)
-    # 1e9 tokens at r tokens a second and GPU are 1e9 / r GPU-seconds
-    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second_per_gpu / 3600)
+    row, result = planned.row(0), planned.best[0]
+    assert row["days"] == pytest.approx(15e12 / result.throughput.tokens / 86400)
+    # 1e9 tokens at r tokens per second and GPU are 1e9 / r GPU-seconds
+    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / result.tokens_per_second_per_gpu / 3600)
 
 
 def test_a_plan_is_the_same_every_time() -> None:
@@ -67,9 +67,9 @@ def test_a_plan_is_the_same_every_time() -> None:
 
 
 def test_a_plan_is_what_predict_says_of_its_layout() -> None:
-    answer = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
-    again = predict_parallel(SMALL, NODE, layout_of(answer))
-    assert again.iteration == answer.iteration and again.needed_bytes == answer.needed_bytes
+    result = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
+    again = predict_parallel(SMALL, NODE, layout_of(result))
+    assert again.iteration == result.iteration and again.needed_bytes == result.needed_bytes
 
 
 def test_every_row_has_the_command_that_predicts_it(capsys) -> None:
@@ -88,7 +88,7 @@ def test_every_row_has_the_command_that_predicts_it(capsys) -> None:
 
 def test_states_that_cannot_fit_are_never_scored() -> None:
     model = load_transformer("llama3-405b")
-    alone = completed(Layout(gpus=8, global_batch=8), model)
+    alone = complete_layout(Layout(gpus=8, global_batch=8), model)
     assert state_bytes(model, alone) > 80e9
     assert all(state_bytes(model, layout) <= 80e9 for layout in candidates(model, NODE.device, alone, 8))
 

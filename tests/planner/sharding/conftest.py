@@ -11,7 +11,7 @@ ZIPF = Zipf(1.0)
 
 
 def table(name, rows=1000, dim=64, pooling=4, access=ZIPF, **changes):
-    return Table(name=name, rows=rows, dim=dim, pooling=Pooling.constant(pooling), access=access, **changes)
+    return Table(name=name, rows=rows, dim=dim, pooling=Pooling.from_constant(pooling), access=access, **changes)
 
 
 @pytest.fixture(scope="session")

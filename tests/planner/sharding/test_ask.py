@@ -7,8 +7,8 @@ import json
 import pytest
 
 from traincast.models.placement.plan import Plan
-from traincast.planner.sharding import ask as sharding
-from traincast.planner.sharding.ask import (
+from traincast.planner.sharding import entry as sharding
+from traincast.planner.sharding.entry import (
     TORCHREC,
     assumed_links,
     load_candidates,

@@ -53,9 +53,9 @@ def test_an_assignment_is_a_plan_and_back(node_cost):
         names,
         (
             Placement("table_wise", (3,)),
-            Placement.row_wise(4),
+            Placement.make_row_wise(4),
             Placement("column_wise", (2, 0)),
-            Placement.data_parallel(4),
+            Placement.make_data_parallel(4),
         ),
         4,
     )

@@ -10,14 +10,14 @@ from tests.effort import calls
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
-from traincast.models.placement.memory import memory_need
+from traincast.models.placement.memory import compute_memory_need
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.step import sharded_dlrm
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.planner.sharding.assignment import Changes, best_of
+from traincast.planner.sharding.communication import busiest
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.exchanges import busiest
 from traincast.planner.sharding.lookups import BAG
-from traincast.planner.sharding.moves import emptied_groups, exchanges, shifts
+from traincast.planner.sharding.moves import emptied_groups, list_swaps, shifts
 from traincast.planner.sharding.task import make_task
 from traincast.simulator.prediction.prediction import predict_step
 
@@ -29,7 +29,7 @@ def skewed_tables(seed, count, pooling=2.5, **changes):
             name=f"t{i}",
             rows=int(10 ** random.uniform(3, 6.5)),
             dim=int(random.choice([32, 64, 128])),
-            pooling=Pooling.constant(float(np.ceil(random.lognormal(pooling, 1.0)))),
+            pooling=Pooling.from_constant(float(np.ceil(random.lognormal(pooling, 1.0)))),
             access=Zipf(float(random.uniform(0.5, 1.3))),
             optimizer="rowwise_adagrad",
             **changes,
@@ -52,7 +52,9 @@ def random_plan(cost, random, kinds):
 
 
 def full_walk(task, plan):
-    workload = sharded_dlrm(task.dense, task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
+    workload = build_sharded_dlrm(
+        task.dense, task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node
+    )
     return predict_step(workload, task.platform).iteration
 
 
@@ -91,7 +93,9 @@ def test_the_fast_cost_ranks_plans_as_the_full_walk_does():
 def test_weighted_tables_of_other_types_in_host_memory_are_costed_too():
     tables = [
         *skewed_tables(5, 6, weighted=True, dtype="fp16"),
-        Table(name="big", rows=2_000_000, dim=64, pooling=Pooling.constant(20), access=Zipf(1.1), optimizer="adam"),
+        Table(
+            name="big", rows=2_000_000, dim=64, pooling=Pooling.from_constant(20), access=Zipf(1.1), optimizer="adam"
+        ),
     ]
     names = tuple(table.name for table in tables)
     placements = [Placement("table_wise", (i % 4,)) for i in range(5)]
@@ -108,13 +112,13 @@ def _whole(names, ranks, world_size):
 def test_steps_that_wait_for_the_host_are_costed_exactly():
     """Launches are what differs: of ranks without tables, of senders, and of sorts of few lookups and of many."""
     tables = [
-        Table(name=f"t{i}", rows=10 ** (2 + i), dim=32, pooling=Pooling.constant(1 + 9 * (i % 2)), optimizer="sgd")
+        Table(name=f"t{i}", rows=10 ** (2 + i), dim=32, pooling=Pooling.from_constant(1 + 9 * (i % 2)), optimizer="sgd")
         for i in range(5)
     ]
     task = make_task(tables, load_platform("dgx-a100"), gpus=4, batch_size=64)
     names = tuple(table.name for table in tables)
     column = tuple(Placement("column_wise", (rank,)) for rank in (0, 1, 1, 2, 3))
-    copies = (Placement.data_parallel(4), Placement.row_wise(4))
+    copies = (Placement.make_data_parallel(4), Placement.make_row_wise(4))
     plans = [
         _whole(names, (0, 0, 0, 0, 0), 4),
         _whole(names, (0, 0, 2, 0, 0), 4),
@@ -124,16 +128,16 @@ def test_steps_that_wait_for_the_host_are_costed_exactly():
         Plan(names, (copies[1],) * 5, 4),
     ]
     cost = FastCost(task)
-    walked = [full_walk(task, plan) for plan in plans]
-    assert len({round(1e6 * seconds) for seconds in walked}) == len(plans)
-    assert [fast(cost, plan) for plan in plans] == pytest.approx(walked, rel=2e-3)
+    simulated = [full_walk(task, plan) for plan in plans]
+    assert len({round(1e6 * seconds) for seconds in simulated}) == len(plans)
+    assert [fast(cost, plan) for plan in plans] == pytest.approx(simulated, rel=2e-3)
 
 
 def test_tables_of_several_types_are_costed_whoever_has_which():
     """Groups are ranks' own: some have all types of tables, some have none."""
     forms = [("fp32", False, "rowwise_adagrad"), ("fp16", False, "sgd"), ("fp32", True, "adam")]
     tables = [
-        Table(name=f"t{i}", rows=20_000, dim=64, pooling=Pooling.constant(4), dtype=d, weighted=w, optimizer=o)
+        Table(name=f"t{i}", rows=20_000, dim=64, pooling=Pooling.from_constant(4), dtype=d, weighted=w, optimizer=o)
         for i, (d, w, o) in enumerate(forms * 2)
     ]
     task = make_task(tables, load_platform("dgx-h100"), gpus=4, batch_size=1024)
@@ -162,7 +166,7 @@ def test_where_nothing_fits_the_fullest_rank_decides():
     task = make_task(tables, load_platform("dgx-a100"), gpus=2, batch_size=1024)
     names = tuple(table.name for table in tables)
     plans = [_whole(names, ranks, 2) for ranks in ((0, 0, 0, 1, 1, 1), (0, 0, 0, 0, 0, 1), (0,) * 6)]
-    need = [memory_need(plan, tables, task.limits, batch_size=1024).device.max() for plan in plans]
+    need = [compute_memory_need(plan, tables, task.limits, batch_size=1024).device.max() for plan in plans]
     tight = replace(task, limits=replace(task.limits, device=0.5 * min(need), headroom=0.0))
     cost = FastCost(tight)
     scores = [cost.assignment(plan).score for plan in plans]
@@ -175,7 +179,7 @@ def test_changes_score_as_the_assignments_they_lead_to():
     cost, random = FastCost(task), np.random.default_rng(7)
     assignment = cost.assignment(random_plan(cost, random, ("row_wise", "column_wise", "data_parallel")))
     everywhere = np.arange(4)
-    for changes in (shifts(assignment, everywhere), exchanges(assignment, everywhere, random), _options(assignment)):
+    for changes in (shifts(assignment, everywhere), list_swaps(assignment, everywhere, random), _options(assignment)):
         chosen = int(random.integers(changes.count))
         one = changes.take(chosen, chosen + 1)
         best = best_of(cost, [assignment.pending(one)])[0]
@@ -226,7 +230,7 @@ def test_plans_are_scored_together():
     cost = FastCost(task)
     plan = Plan(tuple(t.name for t in task.tables), tuple(Placement("table_wise", (i % 8,)) for i in range(26)), 8)
     assignment = cost.assignment(plan)
-    changes = exchanges(assignment, np.arange(8), np.random.default_rng(0))
+    changes = list_swaps(assignment, np.arange(8), np.random.default_rng(0))
     best_of(cost, [assignment.pending(changes)])
     assert calls(lambda: best_of(cost, [assignment.pending(changes)])) < 8 * changes.count, "arrays of them"
 
@@ -242,8 +246,10 @@ def test_the_busiest_receiver_decides_an_exchange():
 
 
 def test_a_huge_table_that_could_be_copied_costs_small_copied_ones_nothing():
-    small = [Table(name=f"s{i}", rows=1000, dim=32, pooling=Pooling.constant(2), access=Zipf(1.0)) for i in range(8)]
-    huge = Table(name="huge", rows=40_000_000, dim=128, pooling=Pooling.constant(10), access=Zipf(1.0))
+    small = [
+        Table(name=f"s{i}", rows=1000, dim=32, pooling=Pooling.from_constant(2), access=Zipf(1.0)) for i in range(8)
+    ]
+    huge = Table(name="huge", rows=40_000_000, dim=128, pooling=Pooling.from_constant(10), access=Zipf(1.0))
     task = make_task([*small, huge], load_platform("dgx-a100"), gpus=8, batch_size=2048)
     names = tuple(table.name for table in task.tables)
     copy = Placement("data_parallel", tuple(range(8)), "dense")

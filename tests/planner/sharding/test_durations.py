@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.models.placement import ShardingKind
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.planner.sharding.durations import Stage
 from traincast.planner.sharding.slots import EXCHANGES, Part, Slot
 
@@ -42,14 +42,14 @@ def test_lengths_and_row_numbers_go_to_whoever_has_most(node_cost):
     samples = 512 * 4
     lengths = world.seconds("all_to_all", np.array([4.0 * samples * 2]))
     values = world.seconds("all_to_all", np.array([8.0 * 9000]))
-    assert durations[Slot(Role.LENGTHS, ShardingKind.TABLE_WISE)].item() == pytest.approx(lengths[0])
-    assert durations[Slot(Role.VALUES, ShardingKind.TABLE_WISE)].item() == pytest.approx(values[0])
+    assert durations[Slot(ScopeRole.LENGTHS, ShardingKind.TABLE_WISE)].item() == pytest.approx(lengths[0])
+    assert durations[Slot(ScopeRole.VALUES, ShardingKind.TABLE_WISE)].item() == pytest.approx(values[0])
 
 
 def test_pooled_rows_of_whole_tables_are_exchanged_there_and_back_alike(node_cost):
     durations, _ = _durations(node_cost, _stages(node_cost, WHOLE))
     expected = node_cost._durations.world.seconds("all_to_all", np.array([4.0 * 512 * 4 * 128]))
-    for role in (Role.OUT, Role.BACK):
+    for role in (ScopeRole.OUT, ScopeRole.BACK):
         assert durations[Slot(role, ShardingKind.TABLE_WISE)].item() == pytest.approx(expected[0])
 
 
@@ -57,19 +57,19 @@ def test_parts_by_rows_are_reduced_and_gathered(node_cost):
     held = {(ShardingKind.ROW_WISE, rank): (1, 1000.0, 64, 1_600_000) for rank in range(4)}
     durations, _ = _durations(node_cost, _stages(node_cost, held))
     world, message = node_cost._durations.world, np.array([4.0 * 512 * 4 * 64])
-    for role, kind in ((Role.OUT, "reduce_scatter"), (Role.BACK, "all_gather")):
+    for role, kind in ((ScopeRole.OUT, "reduce_scatter"), (ScopeRole.BACK, "all_gather")):
         assert durations[Slot(role, ShardingKind.ROW_WISE)].item() == pytest.approx(world.seconds(kind, message)[0])
 
 
 def test_parts_by_rows_of_a_node_are_reduced_within_and_exchanged_across(two_nodes_cost):
     held = {(ShardingKind.TABLE_ROW_WISE, rank): (1, 1000.0, 64, 800_000) for rank in range(8)}
     durations, structure = _durations(two_nodes_cost, _stages(two_nodes_cost, held))
-    within = durations[Slot(Role.OUT, ShardingKind.TABLE_ROW_WISE)]
+    within = durations[Slot(ScopeRole.OUT, ShardingKind.TABLE_ROW_WISE)]
     assert within.shape == (1, 16)
     assert (within[0, :8] > within[0, 8:]).all()  # the other node has nothing to add up
-    across = durations[Slot(Role.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE)]
+    across = durations[Slot(ScopeRole.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE)]
     assert across.shape == (1, 1)
-    assert {slot for slot in structure.slots if slot.role is Role.BACK_WITHIN}
+    assert {slot for slot in structure.slots if slot.role is ScopeRole.BACK_WITHIN}
 
 
 def test_gradients_of_copies_are_as_large_as_the_tables(node_cost):
@@ -102,7 +102,7 @@ def test_durations_of_kernels_are_the_stages_themselves(node_cost):
     stages[0, :, 0, Stage.BACKWARD], stages[0, :, 0, Stage.LAUNCHES] = [9, 8, 7, 6], [1, 0, 1, 0]
     durations, _ = _durations(node_cost, stages)
     for role, expected in (
-        (Role.LOOKUP, [1, 2, 3, 4]),
+        (ScopeRole.LOOKUP, [1, 2, 3, 4]),
         (Part.SORT, [5, 6, 7, 8]),
         (Part.BACKWARD, [9, 8, 7, 6]),
         (Part.LAUNCHES, [1, 0, 1, 0]),
@@ -110,10 +110,10 @@ def test_durations_of_kernels_are_the_stages_themselves(node_cost):
         assert durations[Slot(role, ShardingKind.TABLE_WISE, 0)].tolist() == [expected]
 
 
-@pytest.mark.parametrize("role", [Role.ORDER, Role.ARRIVE, Role.JOIN])
+@pytest.mark.parametrize("role", [ScopeRole.ORDER, ScopeRole.ARRIVE, ScopeRole.JOIN])
 def test_small_kernels_grow_with_the_load(node_cost, role):
     heavy = {key: tuple(1000 * value for value in values) for key, values in WHOLE.items()}
-    slot = Slot(role, None if role is Role.ORDER else ShardingKind.TABLE_WISE)
+    slot = Slot(role, None if role is ScopeRole.ORDER else ShardingKind.TABLE_WISE)
     light, much = (_durations(node_cost, _stages(node_cost, held))[0][slot] for held in (WHOLE, heavy))
     assert (much >= light).all()
     assert much.max() > light.max()
@@ -142,7 +142,7 @@ def test_plans_are_worked_out_side_by_side_as_alone(node_cost):
 
 
 def test_interpolation_goes_on_beyond_the_heaviest_load(node_cost):
-    around = node_cost._durations.around[Slot(Role.LOOKUP, ShardingKind.TABLE_WISE, 0)]
+    around = node_cost._durations.around[Slot(ScopeRole.LOOKUP, ShardingKind.TABLE_WISE, 0)]
     last, before = around.load[-1], around.load[-2]
     assert around.beyond(around.load) == pytest.approx(around.seconds - around.seconds[0])
     assert around.beyond(around.load[:1])[0] == 0.0
@@ -162,7 +162,7 @@ def test_stages_beyond_the_kernels_follow_from_the_others(node_cost):
 
 
 def test_exchanges_of_fixed_size_do_not_depend_on_the_plan(node_cost):
-    slot = Slot(Role.SIZES, ShardingKind.TABLE_WISE)
+    slot = Slot(ScopeRole.SIZES, ShardingKind.TABLE_WISE)
     more = {key: tuple(10 * value for value in values) for key, values in WHOLE.items()}
     seconds = {_durations(node_cost, _stages(node_cost, held))[0][slot].item() for held in (WHOLE, more)}
     assert len(seconds) == 1

@@ -6,7 +6,7 @@ import pytest
 from traincast.costs.collectives import COLLECTIVE, shipped_collectives
 from traincast.costs.kernels.call import Calls
 from traincast.hardware.platform import load_platform
-from traincast.planner.sharding.exchanges import Exchanges, busiest, task_exchanges
+from traincast.planner.sharding.communication import CommunicationCosts, busiest, make_task_communication
 
 TOPOLOGY = load_platform("dgx-a100").topology
 
@@ -19,24 +19,24 @@ def _model(kind, nbytes, ranks, nodes):
 @pytest.mark.parametrize("kind", ["all_to_all", "all_reduce", "reduce_scatter", "all_gather"])
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (16, 2)])
 def test_curves_follow_the_collective_model(kind, ranks, nodes):
-    exchanges = Exchanges(TOPOLOGY, ranks, nodes)
+    exchanges = CommunicationCosts(TOPOLOGY, ranks, nodes)
     for nbytes in (8.0, 1000.0, 123_456.0, 7.7e6, 3.3e8):
         seconds = exchanges.seconds(kind, np.array([nbytes]))
         assert seconds[0] == pytest.approx(_model(kind, nbytes, ranks, nodes), rel=0.02)
 
 
 def test_one_rank_exchanges_nothing():
-    assert Exchanges(TOPOLOGY, 1, 1).seconds("all_reduce", np.array([[1e9], [0.0]])).tolist() == [[0.0], [0.0]]
+    assert CommunicationCosts(TOPOLOGY, 1, 1).seconds("all_reduce", np.array([[1e9], [0.0]])).tolist() == [[0.0], [0.0]]
 
 
 def test_more_bytes_never_take_less():
     message = np.linspace(0.0, 1e8, 500)
-    seconds = Exchanges(TOPOLOGY, 8, 1).seconds("all_to_all", message)
+    seconds = CommunicationCosts(TOPOLOGY, 8, 1).seconds("all_to_all", message)
     assert (np.diff(seconds) >= 0.0).all()
 
 
 def test_a_task_has_exchanges_between_all_within_a_node_and_across(two_nodes_task):
-    world, within, across = task_exchanges(two_nodes_task)
+    world, within, across = make_task_communication(two_nodes_task)
     assert [(each.ranks, each.nodes) for each in (world, within, across)] == [(16, 2), (8, 1), (2, 2)]
 
 

@@ -18,9 +18,9 @@ def large_and_small():
 
 def test_a_search_says_why_it_leaves_the_device():
     # Given a table larger than a V100 and a small one, when a plan is searched
-    answer = search(large_and_small())
+    result = search(large_and_small())
     # Then the page says that there is no room for the large one, and what is missing
-    (said,) = [note for note in answer.notes if "no room" in note]
+    (said,) = [note for note in result.notes if "no room" in note]
     assert "large" in said and "GB would be missing" in said
 
 

@@ -8,9 +8,18 @@ from tests.planner.sharding.conftest import table
 from traincast.models.data_parallel.buckets import BUCKET_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement import Placement, Plan, ShardingKind
-from traincast.models.placement.options import option_of
+from traincast.models.placement.options import find_option
 from traincast.models.sharded_dlrm.layout import lay_out
-from traincast.planner.sharding.layouts import RANK, Heaviest, form_of, held, merged, plain, scaled, typical
+from traincast.planner.sharding.layouts import (
+    RANK,
+    Heaviest,
+    form_of,
+    list_held_batches,
+    merge_layouts,
+    plain,
+    scaled,
+    typical,
+)
 from traincast.planner.sharding.lookups import TableGroup
 
 TABLES = [table("a", 4000), table("b", 9000, dtype="fp16"), table("c", 600, 32)]
@@ -22,12 +31,12 @@ def _layout(*placements):
 
 
 def _groups(*placements):
-    groups = {TableGroup.of(one, option_of(placed)) for one, placed in zip(TABLES, placements, strict=True)}
+    groups = {TableGroup.of(one, find_option(placed)) for one, placed in zip(TABLES, placements, strict=True)}
     return sorted(groups, key=lambda group: group.order)
 
 
 WHOLE = (Placement("table_wise", (3,)), Placement("table_wise", (2,)), Placement("table_wise", (3,)))
-MIXED = (Placement("table_row_wise", (2, 3)), Placement.data_parallel(4), Placement.row_wise(4))
+MIXED = (Placement("table_row_wise", (2, 3)), Placement.make_data_parallel(4), Placement.make_row_wise(4))
 
 
 def _section(layout, kind):
@@ -35,9 +44,9 @@ def _section(layout, kind):
 
 
 def test_merged_layouts_have_the_batches_of_all():
-    first = _layout(Placement.row_wise(4), Placement("table_wise", (0,)), Placement.row_wise(4))
-    second = _layout(Placement("table_wise", (1,)), Placement.row_wise(4), Placement.row_wise(4))
-    both = merged([first, second])
+    first = _layout(Placement.make_row_wise(4), Placement("table_wise", (0,)), Placement.make_row_wise(4))
+    second = _layout(Placement("table_wise", (1,)), Placement.make_row_wise(4), Placement.make_row_wise(4))
+    both = merge_layouts([first, second])
     assert [section.kind for section in both.sections] == [ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE]
     whole = _section(both, ShardingKind.TABLE_WISE)
     assert [[form_of(batch)[1] for batch in batches] for batches in whole.ranks] == [["fp16"], ["fp32"], [], []]
@@ -46,7 +55,7 @@ def test_merged_layouts_have_the_batches_of_all():
 
 def test_a_merged_layout_keeps_the_first_batch_of_a_form():
     first, second = _layout(*WHOLE), _layout(Placement("table_wise", (0,)), *WHOLE[1:])
-    assert merged([first, second]).sections[0].ranks[3] == first.sections[0].ranks[3]
+    assert merge_layouts([first, second]).sections[0].ranks[3] == first.sections[0].ranks[3]
 
 
 def test_the_typical_rank_has_a_batch_of_every_group_and_is_the_only_sender():
@@ -67,7 +76,7 @@ def test_tables_that_a_node_or_all_share_are_on_all_of_them():
 
 def test_held_batches_are_numbered_by_group():
     groups = _groups(*MIXED)
-    batches = held(typical(_layout(*MIXED), columns=160), groups)
+    batches = list_held_batches(typical(_layout(*MIXED), columns=160), groups)
     assert sorted(batches) == [0, 1, 2]
     assert [groups[number].dtype for number in sorted(batches)] == [batches[n].dtype for n in sorted(batches)]
     assert [groups[number].kernel for number in sorted(batches)] == [batches[n].kernel for n in sorted(batches)]
@@ -81,14 +90,14 @@ def test_plain_layouts_look_up_as_little_as_launches_every_kernel():
 
 
 def test_several_types_of_copied_tables_fill_a_bucket_each():
-    copies = (Placement.data_parallel(4),) * 3
+    copies = (Placement.make_data_parallel(4),) * 3
     (section,) = plain(_layout(*copies)).sections
     sizes = {batch.dtype: batch.elements * ITEM_BYTES[batch.dtype] for batch in section.ranks[RANK]}
     assert sizes == {"fp32": BUCKET_BYTES[-1], "fp16": BUCKET_BYTES[-1]}
 
 
 def test_one_type_of_copied_tables_keeps_its_size():
-    copied = (Placement("table_wise", (0,)), Placement.data_parallel(4), Placement("table_wise", (0,)))
+    copied = (Placement("table_wise", (0,)), Placement.make_data_parallel(4), Placement("table_wise", (0,)))
     batch = _section(plain(_layout(*copied)), ShardingKind.DATA_PARALLEL).ranks[RANK][0]
     assert batch.elements == 9000 * 64
 

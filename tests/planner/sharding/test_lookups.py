@@ -6,7 +6,7 @@ import pytest
 from tests.planner.sharding.conftest import table
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings.access import Uniform
-from traincast.models.embeddings.load import FIELDS, Part, part_load
+from traincast.models.embeddings.load import FIELDS, Part, compute_part_load
 from traincast.models.placement import ComputeKernel, ShardingKind
 from traincast.models.placement.options import Option
 from traincast.planner.sharding.lookups import (
@@ -58,7 +58,7 @@ def test_a_part_of_a_table_has_its_share(option, rows, columns, lookups):
 
 def test_terms_begin_with_the_load_of_the_part():
     one = table("a", 8000, 64, 4)
-    assert _terms(WHOLE, one)[: len(FIELDS)] == pytest.approx(part_load(Part(one, 64, 1.0), 1600))
+    assert _terms(WHOLE, one)[: len(FIELDS)] == pytest.approx(compute_part_load(Part(one, 64, 1.0), 1600))
 
 
 def test_only_a_cache_fetches():

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from traincast.models.placement import ShardingKind
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.planner.sharding.max_plus import Skip, compile_walk
+from traincast.models.sharded_dlrm.marks import ScopeRole
+from traincast.planner.sharding.max_plus import Skip, compile_simulation
 from traincast.planner.sharding.slots import Part, Slot
 from traincast.simulator.clocks import Clocks
-from traincast.simulator.one_rank import walk
+from traincast.simulator.one_rank import simulate_rank
 from traincast.simulator.schedule import Code, Schedule
 
 SLOTS = [Slot(Part.BACKWARD, ShardingKind.TABLE_WISE, group) for group in range(6)]
 MEETINGS = {
-    "world": Slot(Role.OUT, ShardingKind.ROW_WISE),
-    "within": Slot(Role.OUT, ShardingKind.TABLE_ROW_WISE),
-    "across": Slot(Role.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE),
+    "world": Slot(ScopeRole.OUT, ShardingKind.ROW_WISE),
+    "within": Slot(ScopeRole.OUT, ShardingKind.TABLE_ROW_WISE),
+    "across": Slot(ScopeRole.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE),
 }
 GAP = 0.5
 
@@ -40,10 +40,10 @@ def _schedule(random, count, threads=2, streams=3, events=4):
 
 def _walked(schedule, host, kernel):
     clocks = Clocks.at_zero(schedule, GAP)
-    walk(schedule, host, kernel, clocks, gap=GAP)
+    simulate_rank(schedule, host, kernel, clocks, gap=GAP)
     first = clocks.latest
     clocks.threads = [max(clocks.threads)] * len(clocks.threads)
-    walk(schedule, host, kernel, clocks, gap=GAP)
+    simulate_rank(schedule, host, kernel, clocks, gap=GAP)
     return clocks.latest - first
 
 
@@ -55,7 +55,7 @@ def test_a_compiled_walk_is_the_walk(seed):
     opened = {int(at): SLOTS[i] for i, at in enumerate(random.choice(launches, size=min(6, len(launches))))}
     host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
-    code = compile_walk(schedule, host, kernel, opened, gap=GAP)
+    code = compile_simulation(schedule, host, kernel, opened, gap=GAP)
     open_seconds = random.uniform(0, 20, size=(7, 6))
     durations = {slot: np.tile(open_seconds[:, [i]], (1, 2)) for i, slot in enumerate(SLOTS)}
     found = code.seconds(durations, 2, (7, 2))
@@ -90,7 +90,7 @@ def test_ranks_skip_what_they_do_not_have(seed):
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
     first = int(random.integers(0, 50))
     last = int(random.integers(first + 1, 61))
-    code = compile_walk(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, SLOTS[0], 0.7)])
+    code = compile_simulation(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, SLOTS[0], 0.7)])
     keep = (np.arange(60) < first) | (np.arange(60) >= last)
     for held, expected in (
         (1.0, _walked(schedule, host, kernel)),
@@ -106,7 +106,7 @@ def test_the_host_may_have_more_to_do_before_an_instruction(seed):
     host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
     places = random.choice(60, size=3, replace=False).tolist()
-    code = compile_walk(schedule, host, kernel, {}, gap=GAP, late={at: SLOTS[i] for i, at in enumerate(places)})
+    code = compile_simulation(schedule, host, kernel, {}, gap=GAP, late={at: SLOTS[i] for i, at in enumerate(places)})
     more = random.uniform(0, 9, size=3)
     busier = host.copy()
     busier[places] += more
@@ -125,12 +125,12 @@ def _meeting(kind):
         num_events=0,
     )  # fmt: skip
     opened = {0: SLOTS[0], 1: MEETINGS[kind]}
-    return compile_walk(schedule, np.zeros(2), np.zeros(2), opened, gap=0.0)
+    return compile_simulation(schedule, np.zeros(2), np.zeros(2), opened, gap=0.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    # ranks 0, 1 on one node and 2, 3 on the other compute 1, 2, 3, 5; the exchange lasts 10
+    # ranks 0, 1 on one node and 2, 3 on the other compute 1, 2, 3, 5; the collective lasts 10
     [("world", 15.0), ("within", 15.0), ("across", 15.0)],
 )
 def test_ranks_wait_for_those_they_meet(kind, expected):
@@ -143,5 +143,5 @@ def test_ranks_do_not_wait_for_other_groups():
     durations = {SLOTS[0]: computed, **dict.fromkeys(MEETINGS.values(), lasting)}
     # within a node rank 0 holds up rank 1 only
     assert _meeting("within").seconds(durations, 2, (1, 4))[0] == 15.0
-    # across nodes it meets rank 2: the first exchange starts at 9 and ends for rank 2 at 19, the second at 22 and 32
+    # across nodes it meets rank 2: the first collective starts at 9 and ends for rank 2 at 19, the second at 22 and 32
     assert _meeting("across").seconds(durations, 2, (1, 4))[0] == 13.0

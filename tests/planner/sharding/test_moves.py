@@ -15,7 +15,7 @@ from traincast.planner.sharding.assignment import Assignment
 from traincast.planner.sharding.choices import NOWHERE
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.descent import Effort, begin, best_by_groups, distinct, local_search, used_groups
-from traincast.planner.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
+from traincast.planner.sharding.moves import busy_ranks, emptied_groups, list_swaps, other_options, sampled, shifts
 from traincast.planner.sharding.starts import row_of_group, spread, starts
 from traincast.planner.sharding.task import make_task
 
@@ -38,7 +38,7 @@ def test_the_rank_with_everything_is_busy(node_cost):
 
 
 def test_no_rank_is_busier_where_all_are_equal(node_cost):
-    assert busy_ranks(_placed(node_cost, *[Placement.row_wise(4)] * 4)).tolist() == []
+    assert busy_ranks(_placed(node_cost, *[Placement.make_row_wise(4)] * 4)).tolist() == []
 
 
 def test_shards_of_busy_ranks_go_everywhere_else(node_cost):
@@ -51,13 +51,15 @@ def test_shards_of_busy_ranks_go_everywhere_else(node_cost):
 
 def test_tables_of_a_node_go_to_other_nodes(two_nodes_cost):
     node = Placement("table_row_wise", tuple(range(8)))
-    changes = shifts(_placed(two_nodes_cost, node, Placement.row_wise(16), Placement.row_wise(16)), np.arange(16))
+    changes = shifts(
+        _placed(two_nodes_cost, node, Placement.make_row_wise(16), Placement.make_row_wise(16)), np.arange(16)
+    )
     assert (changes.table.tolist(), changes.places[:, 0].tolist()) == ([0], [1])
 
 
 def test_exchanges_are_between_ranks_that_differ(node_cost):
     assignment = _whole(node_cost, (0, 0, 1, 2))
-    changes = exchanges(assignment, np.array([0]), np.random.default_rng(0))
+    changes = list_swaps(assignment, np.array([0]), np.random.default_rng(0))
     assert changes.count == 2 * 2
     for number in range(changes.count):
         one = changes.take(number, number + 1)
@@ -74,7 +76,7 @@ def test_of_too_many_changes_some_are_tried(node_cost, monkeypatch):
     assert set(zip(some.table.tolist(), some.places[:, 0].tolist(), strict=True)) <= pairs
     few = sampled(some, np.random.default_rng(0))
     assert few is some
-    assert exchanges(_whole(node_cost, (0, 1, 2, 3)), np.arange(4), np.random.default_rng(0)).count <= 5
+    assert list_swaps(_whole(node_cost, (0, 1, 2, 3)), np.arange(4), np.random.default_rng(0)).count <= 5
 
 
 def test_other_options_leave_out_the_present_one_and_groups_that_are_not_wanted(node_cost):
@@ -97,7 +99,7 @@ def test_slices_go_to_the_ranks_with_least_to_do(node_cost):
 
 
 def test_a_group_that_is_given_up_leaves_no_table_behind(node_cost):
-    assignment = _placed(node_cost, Placement("table_wise", (0,)), *[Placement.row_wise(4)] * 3)
+    assignment = _placed(node_cost, Placement("table_wise", (0,)), *[Placement.make_row_wise(4)] * 3)
     changes = emptied_groups(assignment, _every_group(node_cost))
     current = node_cost.choices.group[assignment.option]
     for number in range(changes.count):
@@ -173,14 +175,14 @@ def test_a_full_rank_takes_no_more(node_cost):
 
 
 def test_groups_in_use(node_cost):
-    used = used_groups(_placed(node_cost, Placement.row_wise(4), *[Placement("table_wise", (0,))] * 3))
+    used = used_groups(_placed(node_cost, Placement.make_row_wise(4), *[Placement("table_wise", (0,))] * 3))
     assert [node_cost.groups[n].kind for n in np.flatnonzero(used)] == [ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE]
 
 
 def test_of_equal_sets_of_groups_the_best_counts(node_cost):
     apart, together = _whole(node_cost, (0, 1, 2, 3)), _whole(node_cost, (0, 0, 0, 0))
     assert together.score < apart.score
-    rows = _placed(node_cost, *[Placement.row_wise(4)] * 4)
+    rows = _placed(node_cost, *[Placement.make_row_wise(4)] * 4)
     firsts = best_by_groups([apart, rows, together])
     assert set(map(id, firsts)) == {id(together), id(rows)}
     assert firsts[0].score <= firsts[1].score

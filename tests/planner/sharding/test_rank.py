@@ -14,7 +14,7 @@ from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_platform
 from traincast.models.placement import ShardingKind
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.layouts import typical
 from traincast.planner.sharding.rank import RankProgram
@@ -52,11 +52,11 @@ def _calls(rank):
 
 def test_every_exchange_is_open_and_meets_somebody(mixed_rank):
     for at, call in _calls(mixed_rank).items():
-        assert (call.family is COLLECTIVE) == (at in mixed_rank.slots and mixed_rank.slots[at].meeting != "")
+        assert (call.family is COLLECTIVE) == (at in mixed_rank.slots and mixed_rank.slots[at].collective != "")
 
 
 def test_every_lookup_and_update_is_open_once_per_group(mixed_cost, mixed_rank):
-    for role, kernel in ((Role.LOOKUP, "tbe_forward"), (Part.BACKWARD, "tbe_backward")):
+    for role, kernel in ((ScopeRole.LOOKUP, "tbe_forward"), (Part.BACKWARD, "tbe_backward")):
         kernels = [at for at, call in _calls(mixed_rank).items() if call.kind.startswith(kernel)]
         slots = [mixed_rank.slots[at] for at in kernels]
         assert sorted(slot.group for slot in slots) == list(range(len(mixed_cost.groups)))
@@ -80,35 +80,35 @@ def test_small_kernels_go_with_one_open_one_only(mixed_rank):
 
 def test_only_slots_of_dense_gradients_are_told_apart_by_number_and_place(mixed_rank):
     assert len(set(mixed_rank.slots.values())) == len(mixed_rank.slots)
-    dense = [slot for slot in mixed_rank.slots.values() if slot.role is Role.DENSE]
+    dense = [slot for slot in mixed_rank.slots.values() if slot.role is ScopeRole.DENSE]
     assert len(dense) == 2  # one per module under DDP: bottom and top
     assert all(slot.kind is None for slot in dense)
 
 
 def test_messages_have_bytes(mixed_rank):
-    meetings = {slot for slot in mixed_rank.slots.values() if slot.meeting}
-    assert set(mixed_rank.bytes) == meetings
+    collectives = {slot for slot in mixed_rank.slots.values() if slot.meeting}
+    assert set(mixed_rank.bytes) == collectives
     assert all(nbytes >= 0 for nbytes in mixed_rank.bytes.values())
 
 
 @pytest.mark.parametrize(
     ("slot", "meeting"),
     [
-        (Slot(Role.LOOKUP, ShardingKind.TABLE_WISE, 0), ""),
+        (Slot(ScopeRole.LOOKUP, ShardingKind.TABLE_WISE, 0), ""),
         (Slot(Part.SORT, ShardingKind.TABLE_WISE, 0), ""),
         (Slot(Part.HELD, ShardingKind.TABLE_WISE), ""),
-        (Slot(Role.OUT, ShardingKind.TABLE_WISE), "world"),
-        (Slot(Role.OUT, ShardingKind.TABLE_ROW_WISE), "within"),
-        (Slot(Role.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE), "across"),
-        (Slot(Role.BACK, ShardingKind.TABLE_ROW_WISE), "across"),
-        (Slot(Role.BACK_WITHIN, ShardingKind.TABLE_ROW_WISE), "within"),
-        (Slot(Role.VALUES, ShardingKind.TABLE_ROW_WISE), "world"),
+        (Slot(ScopeRole.OUT, ShardingKind.TABLE_WISE), "world"),
+        (Slot(ScopeRole.OUT, ShardingKind.TABLE_ROW_WISE), "within"),
+        (Slot(ScopeRole.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE), "across"),
+        (Slot(ScopeRole.BACK, ShardingKind.TABLE_ROW_WISE), "across"),
+        (Slot(ScopeRole.BACK_WITHIN, ShardingKind.TABLE_ROW_WISE), "within"),
+        (Slot(ScopeRole.VALUES, ShardingKind.TABLE_ROW_WISE), "world"),
         (Slot(Part.COPIES, ShardingKind.DATA_PARALLEL, 3), "world"),
-        (Slot(Role.DENSE), "world"),
+        (Slot(ScopeRole.DENSE), "world"),
     ],
 )
 def test_who_meets(slot, meeting):
-    assert slot.meeting == meeting
+    assert slot.collective == meeting
 
 
 def test_kernels_are_no_exchanges():
@@ -150,7 +150,7 @@ def _needs(rank):
 def test_ranks_without_a_group_skip_its_lookup_and_update(mixed_cost, mixed_rank):
     needs = _needs(mixed_rank)
     for at, slot in mixed_rank.slots.items():
-        if slot.role in (Role.LOOKUP, Part.BACKWARD):
+        if slot.role in (ScopeRole.LOOKUP, Part.BACKWARD):
             held = needs[int(mixed_rank.schedule.scope[at])]
             assert (held.role, held.kind, held.group) == (Part.HELD, slot.kind, slot.group)
 
@@ -163,7 +163,7 @@ def test_every_rank_takes_part_in_exchanges_of_pooled_rows(mixed_rank):
 
 
 def test_what_several_groups_share_needs_two_of_them(mixed_rank):
-    beside = [at for at, slot in mixed_rank.slots.items() if slot.role is Role.BESIDE]
+    beside = [at for at, slot in mixed_rank.slots.items() if slot.role is ScopeRole.BESIDE]
     assert len(beside) == len(ShardingKind)
     needs = _needs(mixed_rank)
     for at in beside:
@@ -201,7 +201,7 @@ def test_another_order_in_the_step_breaks_nothing(node_task):
     layout = typical(cost._laid_out((0, 1)), columns=320)
     turned = replace(layout, sections=tuple(_turned(section) for section in layout.sections))
     before, after = (RankProgram.of(task, one, cost.groups) for one in (layout, turned))
-    for role in (Role.LOOKUP, Part.BACKWARD):
+    for role in (ScopeRole.LOOKUP, Part.BACKWARD):
         orders = [
             [slot.group for _, slot in sorted(rank.slots.items()) if slot.role is role] for rank in (before, after)
         ]
@@ -226,6 +226,6 @@ def test_a_program_is_priced_launch_by_launch(node_task, node_cost):
     rank = _rank(node_cost, ShardingKind.TABLE_WISE)
     launches = rank.schedule.code == Code.LAUNCH
     assert (rank.seconds[~launches] == 0.0).all()
-    kernels = [at for at in np.flatnonzero(launches).tolist() if not (at in rank.slots and rank.slots[at].meeting)]
+    kernels = [at for at in np.flatnonzero(launches).tolist() if not (at in rank.slots and rank.slots[at].collective)]
     assert (rank.seconds[kernels] > 0.0).all()
     assert isinstance(rank, RankProgram)

@@ -10,9 +10,9 @@ from tests.planner.sharding.test_cost import full_walk, skewed_tables
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
-from traincast.models.placement.memory import memory_need
+from traincast.models.placement.memory import compute_memory_need
 from traincast.planner.sharding import search as searching
-from traincast.planner.sharding import walks as walking
+from traincast.planner.sharding import simulations as walking
 from traincast.planner.sharding.assignment import Assignment, Changes, best_of
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.search import FOUND, rank_plans, search
@@ -33,7 +33,7 @@ def _all_plans(task):
             option = choices.options[row]
             for places in product(range(task.gpus), repeat=option.slices):
                 if list(places) == sorted(places):
-                    own.append(option.placement(list(places), task.gpus, task.gpus))
+                    own.append(option.make_placement(list(places), task.gpus, task.gpus))
         placements.append(own)
     for chosen in product(*placements):
         named = [rank for each in chosen if each.kind in ("table_wise", "column_wise") for rank in each.ranks]
@@ -52,7 +52,7 @@ def test_small_searches_are_within_two_percent_of_the_best_of_all_plans(tables, 
 
 
 def test_one_gpu_keeps_small_tables_without_exchanges():
-    """1.22 ms where the walk gives 0.57 to every table as data_parallel: that plan was not tried."""
+    """1.22 ms where the simulation gives 0.57 to every table as data_parallel: that plan was not tried."""
     task = make_task(skewed_tables(5, 3, pooling=4.0), NODE, gpus=1, batch_size=1024)
     found = search(task).best
     names = tuple(table.name for table in task.tables)
@@ -89,10 +89,10 @@ def _best_by_fast_cost(task, count):
     )
     order = np.argsort(best_of(cost, [base.pending(changes)])[0].scores)[:count]
     best = [plans[number] for number in order.tolist()]
-    walked = [
+    simulated = [
         full_walk(task, Assignment(cost, *(np.array(p) for p in zip(*own, strict=True))).plan(names)) for own in best
     ]
-    return min(walked), len(plans)
+    return min(simulated), len(plans)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_small_searches_are_within_two_percent_of_brute_force(tables, gpus, seed
 def test_a_small_search_finds_what_fits_when_memory_is_short():
     tables = skewed_tables(41, 4, pooling=3.0)
     roomy = make_task(tables, NODE, gpus=2, batch_size=2048)
-    least = min(memory_need(plan, tables, roomy.limits, batch_size=2048).device.max() for plan in _all_plans(roomy))
+    least = min(
+        compute_memory_need(plan, tables, roomy.limits, batch_size=2048).device.max() for plan in _all_plans(roomy)
+    )
     task = replace(roomy, limits=replace(roomy.limits, device=1.02 * least / (1.0 - roomy.limits.headroom)))
     assert search(task).best.memory.fits
 
@@ -124,13 +126,13 @@ def test_a_search_is_never_worse_than_what_it_is_compared_with():
     task = make_task(skewed_tables(21, 20), NODE, gpus=4, batch_size=2048)
     names = tuple(table.name for table in task.tables)
     rival = Plan(names, tuple(Placement("table_wise", (i % 4,)) for i in range(20)), 4)
-    answer = search(task, rivals={"in turn": rival})
-    assert {each.name for each in answer.plans} == {
+    result = search(task, rivals={"in turn": rival})
+    assert {each.name for each in result.plans} == {
         FOUND, "in turn", "greedy by size", "greedy by lookups", "greedy by rows",
     }  # fmt: skip
-    assert all(answer.best.seconds <= each.seconds for each in answer.plans)
-    assert answer.best.seconds == pytest.approx(full_walk(task, answer.best.plan), rel=1e-12)
-    check_plan(answer.best.plan, task.tables, 4, 4)
+    assert all(result.best.seconds <= each.seconds for each in result.plans)
+    assert result.best.seconds == pytest.approx(full_walk(task, result.best.plan), rel=1e-12)
+    check_plan(result.best.plan, task.tables, 4, 4)
 
 
 def test_the_same_seed_finds_the_same_plan():
@@ -154,8 +156,8 @@ def test_walks_side_by_side_give_the_same_plans():
 
 def test_a_search_without_time_still_answers():
     task = make_task(skewed_tables(23, 30), NODE, gpus=8, batch_size=2048)
-    answer = search(task, time_limit=0.0)
-    assert all(answer.best.seconds <= each.seconds for each in answer.plans)
+    result = search(task, time_limit=0.0)
+    assert all(result.best.seconds <= each.seconds for each in result.plans)
 
 
 def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
@@ -186,15 +188,16 @@ def test_one_gpu_needs_no_exchange():
 
 
 def test_a_hot_table_is_split():
-    hot = Table(name="hot", rows=5_000_000, dim=128, pooling=Pooling.constant(200), access=Zipf(0.6))
+    hot = Table(name="hot", rows=5_000_000, dim=128, pooling=Pooling.from_constant(200), access=Zipf(0.6))
     tables = [replace(table, optimizer="sgd") for table in skewed_tables(25, 5, pooling=1.0)]
     task = make_task([hot, *tables], NODE, gpus=4, batch_size=4096)
-    assert search(task).best.plan.placement("hot").kind in ("row_wise", "column_wise")
+    assert search(task).best.plan.get_placement("hot").kind in ("row_wise", "column_wise")
 
 
 def test_tables_that_fill_the_devices_go_to_host_memory():
     tables = [
-        Table(name=f"t{i}", rows=60_000_000, dim=128, pooling=Pooling.constant(1), access=Zipf(1.2)) for i in range(8)
+        Table(name=f"t{i}", rows=60_000_000, dim=128, pooling=Pooling.from_constant(1), access=Zipf(1.2))
+        for i in range(8)
     ]
     task = make_task(tables, NODE, gpus=4, batch_size=512)  # 246 GB on 4 x 34 GB
     best = search(task).best
@@ -204,7 +207,8 @@ def test_tables_that_fill_the_devices_go_to_host_memory():
 
 def test_what_fits_nowhere_is_an_answer_with_the_amount_missing():
     tables = [
-        Table(name=f"t{i}", rows=300_000_000, dim=128, pooling=Pooling.constant(1), access=Zipf(1.2)) for i in range(5)
+        Table(name=f"t{i}", rows=300_000_000, dim=128, pooling=Pooling.from_constant(1), access=Zipf(1.2))
+        for i in range(5)
     ]
     task = make_task(tables, NODE, gpus=4, batch_size=512)  # 768 GB on 4 x (34 + 128) GB
     best = search(task).best
@@ -219,17 +223,17 @@ def test_given_plans_are_ranked():
         "spread": Plan(names, tuple(Placement("table_wise", (i % 4,)) for i in range(8)), 4),
         "heaped": Plan(names, (Placement("table_wise", (0,)),) * 8, 4),
     }
-    answer = rank_plans(task, plans)
-    assert [each.name for each in answer.plans] == ["spread", "heaped"]
-    assert answer.plans[1].terms["update"].argmax() == 0
+    result = rank_plans(task, plans)
+    assert [each.name for each in result.plans] == ["spread", "heaped"]
+    assert result.plans[1].terms["update"].argmax() == 0
     with pytest.raises(TraincastError, match="plan 'small': the plan is for 2 ranks, not 4"):
         rank_plans(task, {"small": Plan(names, (Placement("table_wise", (0,)),) * 8, 2)})
 
 
 def test_loads_are_finite_whatever_the_tables():
     tables = [
-        Table(name="unused", rows=10, dim=4, pooling=Pooling.constant(0)),
-        Table(name="narrow", rows=1, dim=1, pooling=Pooling.constant(3)),
+        Table(name="unused", rows=10, dim=4, pooling=Pooling.from_constant(0)),
+        Table(name="narrow", rows=1, dim=1, pooling=Pooling.from_constant(3)),
         Table(name="wide", rows=3, dim=1024, pooling=Pooling((0.0, 7.0), (0.5, 0.5)), optimizer="adam"),
     ]
     task = make_task(tables, NODE, gpus=2, batch_size=16)

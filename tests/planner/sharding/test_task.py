@@ -23,7 +23,7 @@ def test_a_task_knows_its_nodes(node_task, two_nodes_task):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpus": 0}, f"gpus=0.; give a whole number from 1 to {MAX_GPUS}"),
+        ({"gpus": 0}, f"gpus=0.; give an integer from 1 to {MAX_GPUS}"),
         ({"gpus": MAX_GPUS + 8}, "gpus=1032"),
         ({"gpus": 12}, "gpus=12. does not fill nodes of 8 GPUs; give a multiple of 8, or fewer than that"),
         ({"batch_size": 0}, f"give samples per GPU, from 1 to {MAX_BATCH}"),
@@ -42,7 +42,7 @@ def test_the_dense_part_takes_memory_from_the_tables():
     dense = Dense(bottom_mlp=(13, 4096, 64), top_mlp=(4096, 1), interaction="cat")
     alone, beside = (make_task([table("a")], NODE, gpus=2, batch_size=64, dense=part) for part in (None, dense))
     assert alone.limits.dense == 0.0
-    assert beside.limits.dense == dense.memory_bytes(64, 64) > 0.0
+    assert beside.limits.dense == dense.compute_memory_bytes(64, 64) > 0.0
     assert beside.limits.for_tables == alone.limits.for_tables - beside.limits.dense
 
 

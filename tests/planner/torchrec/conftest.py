@@ -1,4 +1,4 @@
-"""Tables and plans that the tests of this room share."""
+"""Tables and plans that the tests of this package share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tables() -> tuple[Table, ...]:
             name=f"t{position}",
             rows=1000 + 7 * position,
             dim=dim,
-            pooling=Pooling.constant(1.0 + position),
+            pooling=Pooling.from_constant(1.0 + position),
             access=Zipf(1.05),
             dtype=dtype,
             weighted=weighted,
@@ -55,14 +55,14 @@ def tables() -> tuple[Table, ...]:
 
 @pytest.fixture
 def plan() -> Plan:
-    """Every kind of sharding and every kernel on four ranks, two a node."""
+    """Every kind of sharding and every kernel on four ranks, two per node."""
     return Plan(
         tuple(f"t{position}" for position in range(6)),
         (
             Placement("table_wise", (1,)),
-            Placement.row_wise(4),
+            Placement.make_row_wise(4),
             Placement("column_wise", (0, 0, 3, 1)),
-            Placement.data_parallel(4),
+            Placement.make_data_parallel(4),
             Placement("table_row_wise", (2, 3), "fused_uvm_caching", 0.3),
             Placement("table_wise", (2,), "fused_uvm"),
         ),

@@ -31,7 +31,7 @@ class Recommender(nn.Module):
 
 
 def features(rank: int, device: str) -> Any:
-    """Ranks have bags of other lengths, and rows that lie in both halves of a table."""
+    """Ranks have bags of other lengths, and rows that are in both halves of a table."""
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     lengths = (torch.arange(BATCH * len(KEYS), device=device, dtype=torch.int32) + rank) % (3 + rank)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.models.placement.greedy import greedy_plans
+from traincast.models.placement.greedy import make_greedy_plans
 from traincast.models.placement.plan import check_plan
 from traincast.planner.sharding.cost import FastCost
 
@@ -42,7 +42,7 @@ def test_random_tasks_are_the_same_every_time_and_differ(benchmark):
 
 def test_neighbours_are_plans_for_the_task(benchmark):
     task = benchmark.random_task(0)
-    plans = list(greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size).values())
+    plans = list(make_greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size).values())
     cost = FastCost(task, plans)
 
     found = list(benchmark.neighbours(cost, plans, 6))

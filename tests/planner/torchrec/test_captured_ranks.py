@@ -55,7 +55,7 @@ def captured_ops(program):
 
 
 def same_op(ours, theirs):
-    if ours[0] in LOOKUPS.values():  # lookups take more arguments that say how their tables lie
+    if ours[0] in LOOKUPS.values():  # lookups take more arguments that say how their tables are
         return ours[0] == theirs[0] and set(ours[1]) <= set(theirs[1])
     return ours == theirs
 

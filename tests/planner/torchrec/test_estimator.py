@@ -23,7 +23,7 @@ def some_tables(count: int = 7) -> list[Table]:
             name=f"t{i}",
             rows=int(10 ** generator.uniform(3, 7)),
             dim=int(generator.choice([32, 64, 128])),
-            pooling=Pooling.constant(float(generator.integers(1, 60))),
+            pooling=Pooling.from_constant(float(generator.integers(1, 60))),
             access=Zipf(1.0),
             optimizer="rowwise_adagrad",
         )
@@ -41,17 +41,17 @@ def costs(task):
     ways = [
         Placement("table_wise", (0,)),
         Placement("table_wise", (0,), "fused_uvm"),
-        Placement.row_wise(16),
+        Placement.make_row_wise(16),
         Placement("table_row_wise", tuple(range(8))),
         Placement("column_wise", (0, 1)),
-        Placement.data_parallel(16),
+        Placement.make_data_parallel(16),
     ]
     return ShardCosts(task, [ways] * len(task.tables))
 
 
 def test_what_a_shard_adds_grows_with_what_it_holds(task, costs):
     whole = [costs.seconds(i, Placement("table_wise", (3,))) for i in range(len(task.tables))]
-    part = [costs.seconds(i, Placement.row_wise(16)) for i in range(len(task.tables))]
+    part = [costs.seconds(i, Placement.make_row_wise(16)) for i in range(len(task.tables))]
 
     assert all(min(each) >= 0 and sum(each) > 0 for each in (*whole, *part))
     for table, all_rows, some_rows in zip(task.tables, whole, part, strict=True):
@@ -70,7 +70,7 @@ def test_host_memory_is_never_the_faster_place(task, costs):
 
 def test_copies_pay_for_their_gradients(task, costs):
     largest = max(range(len(task.tables)), key=lambda i: task.tables[i].rows * task.tables[i].dim)
-    copied = costs.seconds(largest, Placement.data_parallel(16))
+    copied = costs.seconds(largest, Placement.make_data_parallel(16))
 
     assert copied.exchange_backward > copied.exchange_forward
     gradient = task.tables[largest].rows * task.tables[largest].dim * 4
@@ -83,7 +83,7 @@ def test_torchrecs_planner_makes_a_valid_plan_with_our_cost_and_a_better_one(tas
     from traincast.planner.torchrec.estimator import plan_with_our_cost
     from traincast.planner.torchrec.planner import torchrec_plan
 
-    kernels = ("fused", "dense")  # in device memory: fewer kinds of walks to compile
+    kernels = ("fused", "dense")  # in device memory: fewer kinds of simulations to compile
     ours, theirs = plan_with_our_cost(task, kernels=kernels), torchrec_plan(task, kernels=kernels)
 
     assert check_plan(ours, task.tables, 16, 8) == ours

@@ -84,12 +84,12 @@ def test_a_sequence_collection_is_described():
 @NEEDS_TORCHREC
 def test_a_dim_that_fbgemm_refuses_is_refused_by_name():
     with pytest.raises(TraincastError, match="'odd': dim 6"):
-        embedding_modules([Table(name="odd", rows=10, dim=6, pooling=Pooling.constant(1.0))])
+        embedding_modules([Table(name="odd", rows=10, dim=6, pooling=Pooling.from_constant(1.0))])
 
 
 @NEEDS_TORCHREC
 def test_torchrec_shards_its_modules_as_the_plan_says(tables, plan):
-    """TorchRec's sharder, on every rank, over a process group that talks to nobody and tensors without data."""
+    """TorchRec's sharder, on every rank, over a process group that talks to nobody and meta tensors."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(WORKER), "shard"],
         input=json.dumps({"world_size": 4, "gpus_per_node": 2, **_content(tables, plan)}),
@@ -102,7 +102,7 @@ def test_torchrec_shards_its_modules_as_the_plan_says(tables, plan):
 
     ours = sorted(
         (shard.rank, tables[shard.table].name, shard.height, shard.width, plan.placements[shard.table].kernel)
-        for shard in plan.shards(tables)
+        for shard in plan.make_shards(tables)
     )
     assert theirs == ours
 
@@ -111,16 +111,16 @@ def test_torchrec_shards_its_modules_as_the_plan_says(tables, plan):
 def test_a_step_of_two_processes_under_our_plan_equals_the_step_of_one(tmp_path):
     """DistributedModelParallel over gloo: forward, backward and the fused update give what one process gives."""
     tables = [
-        Table(name=f"t{i}", rows=rows, dim=dim, pooling=Pooling.constant(3.0))
+        Table(name=f"t{i}", rows=rows, dim=dim, pooling=Pooling.from_constant(3.0))
         for i, (rows, dim) in enumerate([(50, 16), (31, 8), (20, 32), (10, 8)])
     ]
     plan = Plan(
         tuple(table.name for table in tables),
         (
             Placement("table_wise", (1,)),
-            Placement.row_wise(2),
+            Placement.make_row_wise(2),
             Placement("column_wise", (1, 0)),
-            Placement.data_parallel(2),
+            Placement.make_data_parallel(2),
         ),
         2,
     )

@@ -24,7 +24,9 @@ LIMITS = MemoryLimits(device=PLATFORM.device.memory_bytes)
 
 def tables(count: int = 6, rows: int = 1_000_000) -> list[Table]:
     return [
-        Table(name=f"t{i}", rows=rows * (i + 1), dim=64, pooling=Pooling.constant(10.0), optimizer="rowwise_adagrad")
+        Table(
+            name=f"t{i}", rows=rows * (i + 1), dim=64, pooling=Pooling.from_constant(10.0), optimizer="rowwise_adagrad"
+        )
         for i in range(count)
     ]
 
@@ -58,7 +60,7 @@ def test_two_nodes():
 
 
 def test_a_table_too_large_for_a_device_is_split_or_moved_to_the_host():
-    large = [Table(name="large", rows=200_000_000, dim=128, pooling=Pooling.constant(1.0))]  # 102 GB
+    large = [Table(name="large", rows=200_000_000, dim=128, pooling=Pooling.from_constant(1.0))]  # 102 GB
 
     plan = torchrec_plan(task(large, 8))
 
@@ -66,8 +68,8 @@ def test_a_table_too_large_for_a_device_is_split_or_moved_to_the_host():
 
 
 def test_tables_that_fit_nowhere_are_an_answer_in_one_line():
-    # each rank has room for some of its rows, but not beside the dense part
-    half = [Table(name=f"huge{i}", rows=800_000_000, dim=256, pooling=Pooling.constant(1.0)) for i in range(2)]
+    # each rank has room for some of its rows, but not alongside the dense part
+    half = [Table(name=f"huge{i}", rows=800_000_000, dim=256, pooling=Pooling.from_constant(1.0)) for i in range(2)]
     huge = task(half, 8)
 
     with pytest.raises(TraincastError, match="TorchRec's planner found no plan for 8 GPUs") as raised:

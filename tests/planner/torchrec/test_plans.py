@@ -1,4 +1,4 @@
-"""Plans as JSON: round trips, and refusal of everything that is not one."""
+"""Plans as JSON: round trips, and rejection of everything that is not one."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_ranks_may_be_left_out(tables, plan, written):
 def test_a_cache_without_a_size_has_torchrecs(tables, written):
     written["plan"]["embedding_bag_collection"]["t4"]["cache_params"] = None
 
-    assert plan_from_json(written, tables, **WORLD).placement("t4").cache_fraction == 0.2
+    assert plan_from_json(written, tables, **WORLD).get_placement("t4").cache_fraction == 0.2
 
 
 def test_more_ranks_than_rows(tables):
-    small = (Table(name="few", rows=5, dim=8, pooling=Pooling.constant(1.0)),)
-    plan = Plan(("few",), (Placement.row_wise(4),), 4)
+    small = (Table(name="few", rows=5, dim=8, pooling=Pooling.from_constant(1.0)),)
+    plan = Plan(("few",), (Placement.make_row_wise(4),), 4)
     written = plan_to_json(plan, small, gpus_per_node=4, modules={"few": "m"})
 
     sizes = [shard["shard_sizes"][0] for shard in written["plan"]["m"]["few"]["shards"]]
@@ -102,7 +102,7 @@ def test_more_ranks_than_rows(tables):
         ("t0", {"sharding_type": ["table_wise"]}, "sharding_type of table 't0'"),
         ("t0", {"compute_kernel": "quant"}, "unknown compute_kernel of table 't0' 'quant'"),
         ("t0", {"compute_kernel": "dense"}, "table 't0': table_wise with kernel 'dense'"),
-        ("t0", {"ranks": [4]}, "table 't0': ranks is 4; give a whole number from 0 to 3"),
+        ("t0", {"ranks": [4]}, "table 't0': ranks is 4; give an integer from 0 to 3"),
         ("t0", {"ranks": [True]}, "table 't0': ranks is True"),
         ("t0", {"ranks": "1"}, "table 't0': ranks is '1'; give a list"),
         ("t0", {"ranks": [2]}, "on rank 1; table_wise has rows (0, 1000) and columns (0, 32) on rank 2"),
@@ -136,7 +136,7 @@ def test_a_wrong_field_is_refused_by_name(tables, written, table, change, compla
         ({"placement": None}, "shard placement is None"),
         ({"shard_sizes": [1000]}, "shard_sizes has 1 numbers"),
         ({"shard_sizes": [1000, 10**30]}, "shard size is 1000000"),
-        ({"shard_offsets": [0.5, 0]}, "shard offset is 0.5; give a whole number"),
+        ({"shard_offsets": [0.5, 0]}, "shard offset is 0.5; give an integer"),
         ({"shard_offsets": [-1, 0]}, "shard offset is -1"),
         ({"shard_sizes": [999, 32]}, "has rows (0, 999)"),
         ({"stride": 1}, "unknown field 'stride'"),
@@ -154,7 +154,7 @@ def test_a_wrong_shard_is_refused(tables, written, change, complaint):
 def test_a_plan_for_others_is_refused(tables, written):
     with pytest.raises(TraincastError, match="table 't5', which is not one of these"):
         plan_from_json(written, tables[:5], **WORLD)
-    with pytest.raises(TraincastError, match="ranks is 3; give a whole number from 0 to 2"):
+    with pytest.raises(TraincastError, match="ranks is 3; give an integer from 0 to 2"):
         plan_from_json(written, tables, world_size=3, gpus_per_node=3)
     parameters = written["plan"]["embedding_bag_collection"]
     parameters["t6"] = parameters.pop("t5")
@@ -210,7 +210,7 @@ def placements(dim: int):
     )
     return st.one_of(
         st.tuples(sharded, kernels).map(lambda both: Placement(*both[0], *both[1])),
-        st.just(Placement.data_parallel(8)),
+        st.just(Placement.make_data_parallel(8)),
     )
 
 
@@ -221,7 +221,8 @@ def test_any_plan_survives_being_written_and_read(data):
         st.lists(st.tuples(st.integers(1, 10**9), st.sampled_from([4, 8, 32, 48])), min_size=1, max_size=5)
     )
     tables = [
-        Table(name=f"t{i}", rows=rows, dim=dim, pooling=Pooling.constant(1.0)) for i, (rows, dim) in enumerate(sizes)
+        Table(name=f"t{i}", rows=rows, dim=dim, pooling=Pooling.from_constant(1.0))
+        for i, (rows, dim) in enumerate(sizes)
     ]
     plan = Plan(tuple(table.name for table in tables), tuple(data.draw(placements(table.dim)) for table in tables), 8)
     written = plan_to_json(plan, tables, gpus_per_node=4, modules=default_modules(tables))
@@ -249,9 +250,9 @@ def everywhere(content, path=()):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_one_broken_spot_is_read_or_refused_but_never_a_traceback(data):
-    tables = [Table(name=f"t{i}", rows=100, dim=8, pooling=Pooling.constant(1.0)) for i in range(3)]
+    tables = [Table(name=f"t{i}", rows=100, dim=8, pooling=Pooling.from_constant(1.0)) for i in range(3)]
     kinds = (
-        Placement.row_wise(4),
+        Placement.make_row_wise(4),
         Placement("column_wise", (0, 3)),
         Placement("table_wise", (2,), "fused_uvm_caching", 0.5),
     )

@@ -1,4 +1,4 @@
-"""Table configs as JSON: round trips, and refusal of what cannot be represented."""
+"""Table configs as JSON: round trips, and rejection of what cannot be represented."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = {"name": "user", "num_embeddings": 1000, "embedding_dim": 64}
 def test_a_bare_list_of_configs():
     read = tables_from_json([{**CONFIG, "feature_names": ["u"], "pooling": "MEAN", "data_type": "FP16"}])
 
-    assert read.tables == (Table(name="user", rows=1000, dim=64, pooling=Pooling.constant(1.0), dtype="fp16"),)
+    assert read.tables == (Table(name="user", rows=1000, dim=64, pooling=Pooling.from_constant(1.0), dtype="fp16"),)
     assert read.modules == {"user": "embedding_bag_collection"}
 
 
@@ -78,7 +78,7 @@ def test_weighted_and_other_tables_cannot_share_a_module(tables):
     [
         ({"name": ""}, "name of table 1 is ''"),
         ({"name": 3}, "name of table 1 is 3"),
-        ({"num_embeddings": 0}, "table 'user': num_embeddings is 0; give a whole number from 1"),
+        ({"num_embeddings": 0}, "table 'user': num_embeddings is 0; give an integer from 1"),
         ({"num_embeddings": 1e3}, "table 'user': num_embeddings is 1000.0"),
         ({"embedding_dim": 0}, "table 'user': embedding_dim is 0"),
         ({"embedding_dim": 10**40}, "table 'user': embedding_dim is 1000"),

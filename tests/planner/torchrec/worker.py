@@ -91,7 +91,7 @@ def step(rank: int, tables: Any, plan: Any, store: str) -> dict[str, float]:
     # TorchRec divides gradients by the number of ranks, as DistributedDataParallel does
     (sum(part.values().pow(2).sum() for part in before) / 2).backward()
     # copies are updated by the user's own optimizer, not in backward
-    sharded_tables = [table for table in tables if plan.placement(table.name).kind != "data_parallel"]
+    sharded_tables = [table for table in tables if plan.get_placement(table.name).kind != "data_parallel"]
     with torch.no_grad():
         after, second = reference(features[rank]).to_dict(), bags(features[rank]).to_dict()
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from traincast.models.catalog import list_models
 from traincast.models.transformers.reading import built_in_names
-from traincast.planner.what_if.ask import both
+from traincast.planner.what_if.compare import both
 from traincast.planner.what_if.edits.registry import edits, parse_edits
 from traincast.planner.what_if.edits.sizes import batch_of
 from traincast.planner.what_if.money import Prices, cost_of
@@ -39,7 +39,7 @@ VALUES = {
 """A value of every edit that takes one; an edit that is missing here fails the tests."""
 TARGETS = {"speed": "gemm", "stream": "aten::addmm"}
 LAID_OUT = {"dtype": "fp8", "batch-size": "2", "seq-len": "1024", "gpus": "32", "on": "dgx-a100"}
-"""Other values for Transformers that are laid over GPUs."""
+"""Other values for Transformers that are distributed over GPUs."""
 MACHINE = {"host", "host-speed", "launch-speed", "memory-speed", "clock-mhz", "clock-speed", "link-speed", "nic-speed",
            "link-latency", "speed"}  # fmt: skip
 """Edits of the machine alone: the step needs as much memory as before."""
@@ -115,7 +115,7 @@ def check_edit(model: str, text: str) -> str:
     scene = scene_of_model(model, text)
     try:
         base, changed = both(scene, parse_edits([text]))
-        answer = predict(changed)
+        result = predict(changed)
     except TraincastError as error:
         reason = str(error)
     else:
@@ -123,10 +123,10 @@ def check_edit(model: str, text: str) -> str:
     if reason:
         assert reason.strip() and "\n" not in reason
         return reason
-    check_answer(answer)
+    check_answer(result)
     name = text.partition("=")[0].partition(":")[0]
     if name in MACHINE:
-        assert memory_bytes(answer) == memory_bytes(predict(base)), text
+        assert memory_bytes(result) == memory_bytes(predict(base)), text
     _check_undone(scene, changed, text, name)
     return ""
 
@@ -144,20 +144,20 @@ def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> N
     assert math.isclose(memory_bytes(after), memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
 
 
-def check_answer(answer: Prediction) -> None:
+def check_answer(result: Prediction) -> None:
     """A step as steps are: finite, positive, in seconds, its memory the sum of its kinds, its cost its time."""
-    low, high = answer.interval
+    low, high = result.interval
     assert math.isfinite(high)
-    assert 1e-6 < low <= answer.iteration <= high < 1e4
-    assert memory_bytes(answer) > 0
-    assert fits(answer) == (memory_bytes(answer) <= answer.platform.device.memory_bytes)
-    cost = cost_of(answer, Prices(per_gpu_hour=3.0))
-    hours = cost.gpus * answer.iteration / 3600
+    assert 1e-6 < low <= result.iteration <= high < 1e4
+    assert memory_bytes(result) > 0
+    assert fits(result) == (memory_bytes(result) <= result.platform.device.memory_bytes)
+    cost = cost_of(result, Prices(per_gpu_hour=3.0))
+    hours = cost.gpus * result.iteration / 3600
     assert math.isclose(cost.to_dict()["gpu_hours_per_million_samples"], 1e6 * hours / cost.samples)
     assert math.isclose(cost.to_dict()["dollars_per_step"], 3.0 * hours)
-    assert sum(answer.memory.by_kind.values()) == answer.memory.peak_bytes
-    # what a pipelined program copies for the next step runs beside this one, and both count
-    assert 0 <= answer.device_active <= 2 * answer.iteration
+    assert sum(result.memory.by_kind.values()) == result.memory.peak_bytes
+    # what a pipelined program copies for the next step runs alongside this one, and both count
+    assert 0 <= result.device_active <= 2 * result.iteration
 
 
 def drawn(model: str, count: int, seed: int) -> list[str]:

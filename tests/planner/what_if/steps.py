@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from traincast.hardware.platform import load_platform
-from traincast.planner.what_if.ask import both
+from traincast.planner.what_if.compare import both
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.scenario.fields import scenario_from
@@ -23,9 +23,9 @@ def edited_step(capture, *edits, on="a100-80gb", **options):
 
 def kernels_of(step):
     """The prediction of a step, and how often it launches every kernel."""
-    answer = predict_step(step, load_platform("a100-80gb"))
-    calls = answer.timeline.schedule.call[answer.timeline.launches].tolist()
-    return answer, Counter(answer.timeline.calls[call] for call in calls)
+    result = predict_step(step, load_platform("a100-80gb"))
+    calls = result.timeline.schedule.call[result.timeline.launches].tolist()
+    return result, Counter(result.timeline.calls[call] for call in calls)
 
 
 def assert_same(edited, fresh, *, memory=0.02):

@@ -46,24 +46,24 @@ def test_a_gain_has_an_interval_that_says_whether_it_is_certain(advice):
 
 def test_elasticities_of_a_step_add_up():
     # given a step whose kernels and host make up all of its time
-    answer = traincast.sensitivity("dlrm-default", on="v100")
+    result = traincast.sensitivity("dlrm-default", on="v100")
 
     # then a machine that is faster by 1 % in all of it is faster by 1 %, but for copies over PCIe and fixed costs
-    e = answer.elasticities
+    e = result.elasticities
     whole = -e["memory bandwidth"] - e["SM clock"] + e["host overheads"]
     assert 0.8 < whole < 1.05
     assert "link bandwidth" not in e
     assert abs(e["launch cost"]) <= abs(e["host overheads"])
-    assert "elasticity" in sensitivity_text(answer)
+    assert "elasticity" in sensitivity_text(result)
 
 
 def test_measurements_narrow_the_interval_the_best_first():
-    answer = traincast.sensitivity("dlrm-default", on="v100")
-    left = list(answer.measurements.values())
+    result = traincast.sensitivity("dlrm-default", on="v100")
+    left = list(result.measurements.values())
     assert left == sorted(left)
-    assert all(0 < width <= answer.half_width * (1 + 1e-12) for width in left)
-    low, high = answer.step.interval
-    assert math.isclose(answer.half_width, high / answer.step.iteration - 1, rel_tol=1e-9)
+    assert all(0 < width <= result.half_width * (1 + 1e-12) for width in left)
+    low, high = result.step.interval
+    assert math.isclose(result.half_width, high / result.step.iteration - 1, rel_tol=1e-9)
     assert low > 0
 
 

@@ -32,8 +32,8 @@ def test_after_is_what_predict_says_of_the_edited_model(bags):
 def test_the_difference_is_known_better_than_two_independent_predictions(bags):
     # given the log-sigmas of both steps, when they are taken to be independent
     steps = (("bag", bags.before), ("batched", bags.after))
-    scenes = [(resolve(Scenario(workload="dlrm-default", on="v100", embedding=name)), answer) for name, answer in steps]
-    alone = [math.hypot(*error_sources(scene, answer).values()) for scene, answer in scenes]
+    scenes = [(resolve(Scenario(workload="dlrm-default", on="v100", embedding=name)), result) for name, result in steps]
+    alone = [math.hypot(*error_sources(scene, result).values()) for scene, result in scenes]
 
     # then the shared part is missing from the interval of the change
     assert 0 < bags.change.sigma < math.hypot(*alone)
@@ -54,10 +54,10 @@ def test_errors_of_another_device_are_not_shared():
 
 def test_the_error_sources_make_up_the_interval_of_the_step():
     scene = resolve(Scenario(workload="dlrm-default", on="v100"))
-    answer = predict(scene)
-    sources = error_sources(scene, answer)
+    result = predict(scene)
+    sources = error_sources(scene, result)
     shared = {key: sigma for key, sigma in sources.items() if key[0] != "kernel"}
-    terms = math.hypot(*answer.interval_terms.values())
+    terms = math.hypot(*result.interval_terms.values())
     assert math.isclose(math.hypot(*shared.values()), terms, rel_tol=1e-9)
 
 
@@ -97,7 +97,7 @@ def test_edits_compose():
         (["batchsize=4"], "Did you mean batch-size"),
         (["batch-size=0"], "nearest is 1"),
         (["batch-size=99999999999"], "nearest is 67108864"),
-        (["batch-size=many"], "whole number"),
+        (["batch-size=many"], "integer"),
         (["batch-size"], "needs a value"),
         (["cuda-graph=yes"], "takes no value"),
         (["batch-size=8", "batch-size=16"], "twice"),
@@ -141,7 +141,7 @@ def test_costs_that_are_given_count_as_in_predict():
 
 
 def test_an_accumulated_step_waits_for_all_its_batches():
-    answer = traincast.whatif("dlrm-ddp", on="v100", loader_ms=20.0, workers=1, edits=["accumulate=3"])
-    assert answer.before.iteration == pytest.approx(0.020)
-    assert answer.after.iteration == pytest.approx(0.060)
-    assert any("3 batches every 60 ms" in said for said in answer.after.warnings)
+    result = traincast.whatif("dlrm-ddp", on="v100", loader_ms=20.0, workers=1, edits=["accumulate=3"])
+    assert result.before.iteration == pytest.approx(0.020)
+    assert result.after.iteration == pytest.approx(0.060)
+    assert any("3 batches every 60 ms" in said for said in result.after.warnings)

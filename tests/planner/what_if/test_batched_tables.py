@@ -52,8 +52,8 @@ def _tables(kind, rows):
 
 
 def captured_tables(kind, *, rows=ROWS, constant=WIDTH, lookups=None, batch=64, host=False):
-    """A step with all tables in one op beside `constant` columns, of which a model without some tables has more; all
-    bags of a sample together hold so many `lookups`."""
+    """A step with all tables in one op alongside `constant` columns, of which a model without some tables has more; all
+    bags of a sample together hold this many `lookups`."""
     lookups = LOOKUPS * len(rows) if lookups is None else lookups
 
     def make_step(batch_size):
@@ -119,9 +119,9 @@ def test_tables_that_cannot_be_changed_say_why(edit, why):
 
 def test_tables_of_which_a_part_is_on_the_device_lose_that_part():
     whole = traincast.predict("deepfm", on="a100-80gb").memory.peak_bytes
-    answer = traincast.whatif("deepfm", on="a100-80gb", edits=["drop-table=5"])  # three rows of 64 columns
-    assert 0 < whole - answer.after.memory.peak_bytes < 1_000_000
-    assert "constant" in answer.after.warnings[-1]
+    result = traincast.whatif("deepfm", on="a100-80gb", edits=["drop-table=5"])  # three rows of 64 columns
+    assert 0 < whole - result.after.memory.peak_bytes < 1_000_000
+    assert "constant" in result.after.warnings[-1]
 
 
 def captured_collection(*, rows=(1000, 500), lookups=4):

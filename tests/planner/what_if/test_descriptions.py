@@ -9,7 +9,7 @@ import pytest
 import traincast
 from tests.planner.what_if.steps import assert_same, edited_step
 from traincast.models.dlrm.config import DLRM_DDP
-from traincast.planner.what_if.ask import both
+from traincast.planner.what_if.compare import both
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
@@ -54,7 +54,7 @@ def test_an_edited_recommender_is_a_fresh_capture_of_it(edits, written):
         ("drop-table=8", "nearest is 7"),
         ("drop-table=tabel3", "Did you mean table3"),
         ("drop-table=0+1+2+3+4+5+6+7", "must stay"),
-        ("add-table=many", "whole number"),
+        ("add-table=many", "integer"),
         ("add-table=10x0", "nearest is 1"),
     ],
 )

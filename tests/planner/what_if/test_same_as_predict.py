@@ -66,8 +66,8 @@ def test_what_predict_does_not_compile_the_edit_does_not_either(name, on, option
 
 
 def test_a_compiled_step_stays_compiled_under_edits_of_its_description():
-    answer = traincast.whatif("dlrm-ddp", on="v100", edits=["embedding-dim=32"], compiled=True)
-    assert "compiled" in answer.before.workload.meta and "compiled" in answer.after.workload.meta
+    result = traincast.whatif("dlrm-ddp", on="v100", edits=["embedding-dim=32"], compiled=True)
+    assert "compiled" in result.before.workload.meta and "compiled" in result.after.workload.meta
 
 
 @pytest.mark.parametrize("edit", ["checkpoint=layers", "fuse-elementwise"])
@@ -77,8 +77,8 @@ def test_what_excludes_compile_is_refused_of_a_step_that_is_compiled_from_the_st
 
 
 def test_compiling_a_compiled_step_changes_nothing():
-    answer = traincast.whatif("dlrm-ddp", on="v100", edits=["compile"], compiled=True)
-    assert answer.verdict.startswith("nothing changes")
+    result = traincast.whatif("dlrm-ddp", on="v100", edits=["compile"], compiled=True)
+    assert result.verdict.startswith("nothing changes")
 
 
 @pytest.mark.parametrize("more", [[], ["program=hugectr"]])
@@ -89,8 +89,8 @@ def test_a_published_program_has_no_other_tables(more):
 
 
 def test_edits_of_a_description_keep_the_mode_on_several_gpus():
-    answer = traincast.whatif("dlrm-ddp", on="dgx-a100", edits=["embedding-dim=32"], gpus=2, mode="inference")
-    assert answer.before.workload.mode == answer.after.workload.mode == "inference"
+    result = traincast.whatif("dlrm-ddp", on="dgx-a100", edits=["embedding-dim=32"], gpus=2, mode="inference")
+    assert result.before.workload.mode == result.after.workload.mode == "inference"
 
 
 @pytest.fixture
@@ -98,21 +98,21 @@ def plan_of_two(tmp_path):
     """A plan of rows for the eight tables of `dlrm-ddp` on two GPUs."""
     names = tuple(f"table{number}" for number in range(8))
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps(plan_to_json(Plan(names, (Placement.row_wise(2),) * 8, 2))))
+    file.write_text(json.dumps(plan_to_json(Plan(names, (Placement.make_row_wise(2),) * 8, 2))))
     return file
 
 
 def test_a_plan_keeps_the_choice_of_no_update_and_of_the_program(plan_of_two):
     options = {"gpus": 2, "optimizer": "none", "program": "torchrec-pipelined"}
-    answer = traincast.whatif("dlrm-ddp", on="dgx-a100", edits=[f"plan={plan_of_two}"], **options)
-    assert _phases(answer.after) == _phases(answer.before)
+    result = traincast.whatif("dlrm-ddp", on="dgx-a100", edits=[f"plan={plan_of_two}"], **options)
+    assert _phases(result.after) == _phases(result.before)
     unpipelined = {"gpus": 2, "optimizer": "none"}
     other = traincast.whatif("dlrm-ddp", on="dgx-a100", edits=[f"plan={plan_of_two}"], **unpipelined)
-    assert other.after.iteration != answer.after.iteration != answer.before.iteration
+    assert other.after.iteration != result.after.iteration != result.before.iteration
 
 
-def _phases(answer):
-    return {int(phase) for program in answer.workload.programs for phase in program.columns.scope_phase}
+def _phases(result):
+    return {int(phase) for program in result.workload.programs for phase in program.columns.scope_phase}
 
 
 @pytest.mark.parametrize("options", [{"gpus": 4}, {"gpus": 2, "mode": "inference"}, {"gpus": 2, "compiled": True}])
@@ -132,9 +132,9 @@ def test_a_described_recommender_in_16_bits_is_the_captured_one(tmp_path, mode, 
     built_in = traincast.predict("dlrm-default", on="a100-80gb", dtype=dtype, **options)
     edited = traincast.whatif("dlrm-default", on="a100-80gb", edits=["embedding-dim=64"], dtype=dtype, **options)
     mine = traincast.whatif(file, on="a100-80gb", edits=[f"dtype={dtype}"], **options)
-    for answer in (edited.after, mine.after):
-        assert answer.iteration == pytest.approx(built_in.iteration, rel=0.01)
-        assert answer.memory.peak_bytes == pytest.approx(built_in.memory.peak_bytes, rel=0.02)
+    for result in (edited.after, mine.after):
+        assert result.iteration == pytest.approx(built_in.iteration, rel=0.01)
+        assert result.memory.peak_bytes == pytest.approx(built_in.memory.peak_bytes, rel=0.02)
 
 
 MINE = """

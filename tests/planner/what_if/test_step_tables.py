@@ -19,14 +19,17 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch
 
 
 class _Tables(nn.Module):
-    """Tables beside dense features; `constant` are those whose result is a buffer, `more` are rows of one whose result
-    is added to the last one's."""
+    """Tables alongside dense features; `constant` are those whose result is a buffer, `more` are rows of one whose
+    result is added to the last one's."""
 
     def __init__(self, kind, sparse, batch, constant, more):
         super().__init__()
         bag = kind == "bag"
-        make = (lambda n: nn.EmbeddingBag(n, WIDTH, mode="sum", sparse=sparse)) if bag else (
-            lambda n: nn.Embedding(n, WIDTH, sparse=sparse))  # fmt: skip
+        make = (
+            (lambda n: nn.EmbeddingBag(n, WIDTH, mode="sum", sparse=sparse))
+            if bag
+            else (lambda n: nn.Embedding(n, WIDTH, sparse=sparse))
+        )
         self.constant = constant
         self.tables = nn.ModuleDict({str(i): make(n) for i, n in enumerate(ROWS) if i not in constant})
         for i in constant:
@@ -98,8 +101,8 @@ def test_gradients_that_are_clipped_together_are_those_of_the_tables_left(edit, 
 def test_tables_of_a_capture_change_at_any_batch_size_and_with_other_edits():
     step = captured_tables(optimizer="adam")
     edits = ["drop-table=1", "add-table=300000x8", "batch-size=4096", "dtype=bf16", "compile"]
-    answer = traincast.whatif(step, on="a100-80gb", edits=edits)
-    assert answer.after.workload.batch_size == 4096
+    result = traincast.whatif(step, on="a100-80gb", edits=edits)
+    assert result.after.workload.batch_size == 4096
     larger = captured_tables(optimizer="adam", constant=(1,), more=300_000, batch=4096)
     plain = traincast.whatif(step, on="a100-80gb", edits=edits[:3]).after
     assert plain.iteration == pytest.approx(traincast.predict(larger, on="a100-80gb").iteration, rel=0.01)

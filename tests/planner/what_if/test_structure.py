@@ -9,7 +9,7 @@ import pytest
 import traincast
 from tests.planner.what_if.steps import assert_same, edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.planner.what_if.ask import both
+from traincast.planner.what_if.compare import both
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.scenario.predict import load_step
 from traincast.simulator.scenario.resolved import resolve
@@ -88,9 +88,9 @@ def test_an_edited_capture_can_still_change_its_size(capture):
 
 
 def test_accumulated_batches_count_as_samples(capture):
-    answer = traincast.whatif(capture, on="a100-80gb", edits=["accumulate=4"])
-    assert answer.cost_after.samples == 4 * answer.cost_before.samples
-    assert answer.change.ratio > 1
+    result = traincast.whatif(capture, on="a100-80gb", edits=["accumulate=4"])
+    assert result.cost_after.samples == 4 * result.cost_before.samples
+    assert result.change.ratio > 1
 
 
 def test_fused_chains_are_those_of_a_model_fused_by_hand(capture):
@@ -108,14 +108,14 @@ def test_fused_chains_are_those_of_a_model_fused_by_hand(capture):
 
 
 def test_an_op_on_another_stream_waits_for_what_it_reads(capture):
-    # given a step whose products run on a stream of their own
+    # given a step whose GEMMs run on a stream of their own
     step = edited_step(capture, "stream:aten::addmm=1")
-    answer, kernels = kernels_of(step)
+    result, kernels = kernels_of(step)
 
     # then it launches the same kernels, in the same order of data, and is no faster: every product waits for the last
     plain, before = kernels_of(capture)
     assert kernels == before
-    assert answer.iteration >= plain.iteration * 0.999
+    assert result.iteration >= plain.iteration * 0.999
     assert set(step.programs[0].columns.op_stream.tolist()) >= {0, 1}
 
 
@@ -155,7 +155,7 @@ def test_a_graphed_step_runs_its_kernels_without_waiting_for_the_host(capture):
     plain, before = kernels_of(capture)
     graphed, kernels = kernels_of(edited_step(capture, "cuda-graph"))
 
-    # then the kernels and their times are the same, and nothing but the gaps between them is left beside
+    # then the kernels and their times are the same, and nothing but the gaps between them is left alongside
     assert plain.device_idle > plain.device_active
     assert kernels == before
     assert graphed.device_active == pytest.approx(plain.device_active, rel=1e-9)

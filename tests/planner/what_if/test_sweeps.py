@@ -27,17 +27,17 @@ VARY = {"on": ["v100", "p100"], "batch-size": ["256:1024:x2"], "apply": ["none",
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
-    answer = traincast.sweep(
+    result = traincast.sweep(
         "dlrm-ddp", on="v100", vary=VARY, out=folder / "s.csv", image=folder / "s.svg",
         price={"v100": 3.0, "p100": 1.0}, processes=1,
     )  # fmt: skip
-    return answer, folder
+    return result, folder
 
 
 def test_every_point_is_what_predict_says(swept):
-    answer, _ = swept
-    assert len(answer.rows) == 12 and not answer.failed
-    for row in answer.rows[::5]:
+    result, _ = swept
+    assert len(result.rows) == 12 and not result.failed
+    for row in result.rows[::5]:
         alone = traincast.predict(
             "dlrm-ddp", on=row["on"], batch_size=int(row["batch-size"]), cuda_graph=row["apply"] == "cuda-graph"
         )
@@ -55,9 +55,9 @@ def test_prices_are_those_of_the_platform(swept):
 
 
 def test_the_files_hold_all_rows(swept, tmp_path):
-    answer, folder = swept
+    result, folder = swept
     table = pl.read_csv(folder / "s.csv")
-    assert table.height == 12 and table["iteration_ms"].to_list() == [row["iteration_ms"] for row in answer.rows]
+    assert table.height == 12 and table["iteration_ms"].to_list() == [row["iteration_ms"] for row in result.rows]
     assert not list(folder.glob("*.points"))
     assert ElementTree.parse(folder / "s.svg").getroot().tag.endswith("svg")
     traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [256, 512]}, out=tmp_path / "s.parquet", processes=1)
@@ -65,22 +65,22 @@ def test_the_files_hold_all_rows(swept, tmp_path):
 
 
 def test_no_point_of_the_pareto_table_is_beaten(swept):
-    answer, _ = swept
-    goals = [(r["us_per_sample"], r["dollars_per_million_samples"], r["memory_gb"]) for r in answer.rows]
-    best = [(r["us_per_sample"], r["dollars_per_million_samples"], r["memory_gb"]) for r in answer.pareto]
+    result, _ = swept
+    goals = [(r["us_per_sample"], r["dollars_per_million_samples"], r["memory_gb"]) for r in result.rows]
+    best = [(r["us_per_sample"], r["dollars_per_million_samples"], r["memory_gb"]) for r in result.pareto]
     assert best
     for mine in goals:
         beaten = any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in goals)
         assert beaten == (mine not in best)
-    assert "p100" in sweep_text(answer)
+    assert "p100" in sweep_text(result)
 
 
 def test_a_point_that_fails_is_listed_and_stops_no_other():
-    answer = traincast.sweep("dlrm-ddp", on="v100", vary={"dtype": ["fp32", "fp8"], "batch-size": [512]}, processes=1)
-    (failed,) = answer.failed
+    result = traincast.sweep("dlrm-ddp", on="v100", vary={"dtype": ["fp32", "fp8"], "batch-size": [512]}, processes=1)
+    (failed,) = result.failed
     assert failed["dtype"] == "fp8" and "described Transformers" in failed["error"]
-    assert "failed: dtype=fp8" in sweep_text(answer)
-    assert len(answer.pareto) == 1
+    assert "failed: dtype=fp8" in sweep_text(result)
+    assert len(result.pareto) == 1
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
@@ -104,12 +104,12 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
         file.write('{"point":47,"ro')
 
     # when it is asked for again
-    answer = traincast.sweep("dlrm-ddp", on="v100", vary=vary, out=out, processes=1)
+    result = traincast.sweep("dlrm-ddp", on="v100", vary=vary, out=out, processes=1)
 
     # then it computes the rest only, and the rows are those of a sweep that was never interrupted
-    assert answer.resumed == 32
+    assert result.resumed == 32
     whole = traincast.sweep("dlrm-ddp", on="v100", vary=vary, processes=1)
-    assert answer.rows == whole.rows
+    assert result.rows == whole.rows
     assert not journal.exists()
 
 
@@ -206,9 +206,9 @@ def test_bad_files_of_sweeps_say_what_is_wrong(tmp_path, capsys, text, said):
 
 
 def test_a_point_without_a_price_is_not_ranked_among_those_with_one():
-    answer = traincast.sweep("dlrm-ddp", on="v100", vary={"on": ["v100", "p100"]}, price={"v100": 1.0}, processes=1)
-    assert [row["on"] for row in answer.failed] == ["p100"]
-    assert "none for p100" in answer.failed[0]["error"]
+    result = traincast.sweep("dlrm-ddp", on="v100", vary={"on": ["v100", "p100"]}, price={"v100": 1.0}, processes=1)
+    assert [row["on"] for row in result.failed] == ["p100"]
+    assert "none for p100" in result.failed[0]["error"]
 
 
 def test_a_sweep_does_not_go_on_from_that_of_another_file_of_the_same_name(tmp_path):

@@ -9,11 +9,11 @@ import pytest
 from tests.costs.cpu.made_up import IDENTITY, exchange_samples, samples
 from tests.simulator.rank_programs import MB, RankProgram, workload
 from traincast.app.pages.page import page_html
-from traincast.app.pages.written import page_of, with_what_ifs
+from traincast.app.pages.writing import page_of, with_what_ifs
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import prediction_text
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.crowding import Crowding
+from traincast.costs.cpu.contention import Contention
 from traincast.costs.cpu.host_events import host_seconds_by_op
 from traincast.costs.cpu.machine import is_here, load_machine, machine_platform
 from traincast.costs.cpu.op_costs import price_ops
@@ -39,7 +39,7 @@ def dlrm():
 
 
 def ranks_of(*sizes, wait=True):
-    """Ranks that each compute, sum, compute and wait: products of these sizes."""
+    """Ranks that each compute, sum, compute and wait: GEMMs of these sizes."""
     return workload(
         *(RankProgram().compute(size, 3).collective(wait=wait).compute(size).collective() for size in sizes)
     )
@@ -51,47 +51,47 @@ def seconds_of(program, profile, ranks=1):
 
 
 def test_one_process_takes_the_sum_of_its_ops_and_its_host(profile, dlrm):
-    answer = predict_step(dlrm, machine_platform(profile))
+    result = predict_step(dlrm, machine_platform(profile))
 
-    assert answer.iteration == pytest.approx(seconds_of(dlrm.programs[0], profile))
-    assert answer.device_idle == pytest.approx(answer.host), "host and device are one core"
-    assert sum(answer.by_family.values()) == pytest.approx(answer.device_active)
-    assert sum(answer.by_phase.values()) == pytest.approx(answer.device_active)
+    assert result.iteration == pytest.approx(seconds_of(dlrm.programs[0], profile))
+    assert result.device_idle == pytest.approx(result.host), "host and device are one core"
+    assert sum(result.by_family.values()) == pytest.approx(result.device_active)
+    assert sum(result.by_phase.values()) == pytest.approx(result.device_active)
 
 
 def test_the_path_is_the_step_and_names_families_and_the_host(profile, dlrm):
-    answer = predict_step(dlrm, machine_platform(profile))
+    result = predict_step(dlrm, machine_platform(profile))
 
-    assert sum(part.seconds for part in answer.path) == pytest.approx(answer.iteration)
-    assert {"host", "gemm", "elementwise"} <= {part.what for part in answer.path}
+    assert sum(part.seconds for part in result.path) == pytest.approx(result.iteration)
+    assert {"host", "gemm", "elementwise"} <= {part.what for part in result.path}
 
 
 def test_it_reports_like_every_platform(profile, dlrm):
-    answer = predict_step(dlrm, machine_platform(profile, "mine"))
-    document = answer.to_dict()
+    result = predict_step(dlrm, machine_platform(profile, "mine"))
+    document = result.to_dict()
 
     assert (document["platform"], document["device"]) == ("mine", "made up")
     assert document["mfu"] is None and document["flops"] > 0, "a CPU has no data sheet to take a peak from"
     assert document["interval_ms"][0] < document["iteration_ms"] < document["interval_ms"][1]
     assert document["memory_gb"]["peak"] > 0
-    assert "made up" in prediction_text(answer, by="module")
-    page = page_html(with_what_ifs(page_of(answer), answer, None))
+    assert "made up" in prediction_text(result, by="module")
+    page = page_html(with_what_ifs(page_of(result), result, None))
     assert "inf GB" not in page, "a memory that is not known is not shown"
-    assert {event["tid"] for event in chrome_trace(answer)["traceEvents"] if event.get("cat") == "backward"} == {0}
+    assert {event["tid"] for event in chrome_trace(result)["traceEvents"] if event.get("cat") == "backward"} == {0}
 
 
 def test_ranks_pay_for_collectives_and_wait_for_the_last(profile):
     # given a rank that computes longer than the other
     given = workload(*(RankProgram().compute(size, 3).collective().compute(64) for size in (64, 512)))
 
-    answer = predict_on_machine(given, machine_platform(profile))
+    result = predict_on_machine(given, machine_platform(profile))
 
     # then the step is the slow rank's ops, and the sum, which nothing hides
     plan, slow = lower_step(given, profile).programs[1].plan, given.programs[1]
     summed = profile.exchanges.in_step(list(plan.exchanges) * 2)
-    assert answer.iteration == pytest.approx(seconds_of(slow, profile, 2) + summed)
-    assert answer.exposed_comm == pytest.approx(summed)
-    first, last = sorted(answer.ranks, key=lambda rank: rank.compute)
+    assert result.iteration == pytest.approx(seconds_of(slow, profile, 2) + summed)
+    assert result.exposed_comm == pytest.approx(summed)
+    first, last = sorted(result.ranks, key=lambda rank: rank.compute)
     assert first.waiting > 0.5 * last.compute and last.waiting == 0.0
     assert first.exposed_comm == pytest.approx(summed + first.waiting)
 
@@ -103,9 +103,9 @@ def test_the_step_is_that_of_the_plans_whatever_ranks_wait_for(profile, wait):
     step = lower_step(given, profile)
     plans = [step.programs[number].plan for number in step.instructions.ranks]
 
-    answer = predict_on_machine(given, machine_platform(profile))
-    assert answer.iteration == pytest.approx(step_seconds(plans, profile.exchanges.in_step))
-    assert len(answer.walk.meetings.seconds) == 2
+    result = predict_on_machine(given, machine_platform(profile))
+    assert result.iteration == pytest.approx(step_seconds(plans, profile.exchanges.in_step))
+    assert len(result.walk.meetings.seconds) == 2
 
 
 def test_jitter_makes_ranks_wait_for_each_other(profile):
@@ -119,7 +119,7 @@ def test_jitter_makes_ranks_wait_for_each_other(profile):
 
 
 def test_neighbours_slow_ranks_down(profile):
-    crowded = replace(profile, crowding=Crowding({"2 gemm": 2.0}))
+    crowded = replace(profile, crowding=Contention({"2 gemm": 2.0}))
     plain, slower = (predict_on_machine(ranks_of(300, 300), machine_platform(one)) for one in (profile, crowded))
 
     assert slower.by_family["gemm"] == pytest.approx(2 * plain.by_family["gemm"])

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from traincast.costs.cpu.exchanges import Exchange
+from traincast.costs.cpu.collectives import CpuCollective
 from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
-SUM = Exchange("all_reduce", 1000)
+SUM = CpuCollective("all_reduce", 1000)
 
 
 def plan(*stretches, exchanges=(SUM,)):
@@ -48,7 +48,9 @@ def test_waiting_for_what_has_ended_costs_nothing():
 
 
 def test_ranks_that_disagree_are_refused():
-    other = plan(Stretch(1.0, calls=0), Stretch(0.0, awaits=0), Stretch(0.0), exchanges=(Exchange("all_gather", 8),))
+    other = plan(
+        Stretch(1.0, calls=0), Stretch(0.0, awaits=0), Stretch(0.0), exchanges=(CpuCollective("all_gather", 8),)
+    )
     mine = plan(Stretch(1.0, calls=0), Stretch(0.0, awaits=0), Stretch(0.0))
     with pytest.raises(TraincastError, match="disagree on the order of their collectives"):
         step_seconds([mine, other], fixed(1.0))

@@ -1,4 +1,4 @@
-"""Layouts: what they mean, and refusals that name two numbers and the nearest that work."""
+"""Layouts: what they mean, and rejections that name two numbers and the nearest that work."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer
-from traincast.simulator.parallelism.exchanges import nodes_of
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.communication import nodes_of
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.utils.errors import TraincastError
 
 LLAMA, MIXTRAL = load_transformer("llama3-70b"), load_transformer("mixtral-8x7b")
 
 
 def test_what_is_left_of_the_gpus_is_data_parallel() -> None:
-    layout = completed(Layout(gpus=512, tp=8, pp=4, cp=2, global_batch=64, sharding="zero1"), LLAMA)
+    layout = complete_layout(Layout(gpus=512, tp=8, pp=4, cp=2, global_batch=64, sharding="zero1"), LLAMA)
     assert (layout.dp, layout.accumulation, layout.sharing, layout.seq_len) == (8, 8, 16, 8192)
     assert layout.described() == (
         "tp 8, pp 4, cp 2, dp 8, distributed optimizer, micro-batch 1, 8 of them"
@@ -22,11 +22,11 @@ def test_what_is_left_of_the_gpus_is_data_parallel() -> None:
 
 
 def test_a_batch_left_out_keeps_the_stages_busy() -> None:
-    assert completed(Layout(gpus=64, tp=8, pp=4, micro_batch=2), LLAMA).global_batch == 2 * 2 * 8
+    assert complete_layout(Layout(gpus=64, tp=8, pp=4, micro_batch=2), LLAMA).global_batch == 2 * 2 * 8
 
 
 def test_several_chunks_are_an_interleaved_schedule() -> None:
-    assert completed(Layout(gpus=32, tp=8, pp=4, vp=5, global_batch=8), LLAMA).schedule == "interleaved"
+    assert complete_layout(Layout(gpus=32, tp=8, pp=4, vp=5, global_batch=8), LLAMA).schedule == "interleaved"
 
 
 @pytest.mark.parametrize(
@@ -49,27 +49,27 @@ def test_several_chunks_are_an_interleaved_schedule() -> None:
 def test_what_cannot_be_is_refused(layout: Layout, message: str) -> None:
     if not message:
         if layout.tp == 16:
-            assert completed(layout, LLAMA).dp == 1  # heads of keys are copied where there are fewer than ranks
+            assert complete_layout(layout, LLAMA).dp == 1  # heads of keys are copied where there are fewer than ranks
             return
         message = "cp 3 does not divide"
     with pytest.raises(TraincastError) as caught:
-        completed(layout, LLAMA)
+        complete_layout(layout, LLAMA)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_experts_must_divide_among_ranks() -> None:
     with pytest.raises(TraincastError, match="ep 3 does not divide the 8 experts of mixtral-8x7b; give 2 or 4"):
-        completed(Layout(gpus=12, ep=3), MIXTRAL)
+        complete_layout(Layout(gpus=12, ep=3), MIXTRAL)
     with pytest.raises(TraincastError, match="ep 8 does not divide the 4 GPUs of a stage"):
-        completed(Layout(gpus=8, pp=2, ep=8), MIXTRAL)
+        complete_layout(Layout(gpus=8, pp=2, ep=8), MIXTRAL)
 
 
 def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
     topology = load_platform("dgx-h100").topology
     assert topology is not None
     assert nodes_of(8, 1, topology) == 1  # tensor parallel: neighbours
-    assert nodes_of(16, 8, topology) == 16  # data parallel beside tp 8: one of each node
+    assert nodes_of(16, 8, topology) == 16  # data parallel alongside tp 8: one of each node
     assert nodes_of(16, 2, topology) == 4
 
 
@@ -86,4 +86,4 @@ def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
 )
 def test_what_is_frozen_packed_or_uneven_is_refused_by_its_numbers(layout: Layout, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
-        completed(layout, LLAMA)
+        complete_layout(layout, LLAMA)

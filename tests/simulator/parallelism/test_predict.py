@@ -1,4 +1,5 @@
-"""Steps of Transformers over GPUs: they add up, agree with the walk, and cost the same for any number of ranks."""
+"""Steps of Transformers over GPUs: they add up, agree with the simulation, and cost the same for any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import traincast
 from tests.effort import calls
 from traincast.app.cli.main import main
 from traincast.costs.in_step import SHIPPED
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import described, load_transformer
 from traincast.simulator.parallelism.figures import split_step
@@ -24,23 +25,25 @@ SMALL = described("small", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096
 def predicted(**options):
     model = options.pop("model", "llama3-70b")
     transformer = load_transformer(model) if isinstance(model, str) else model
-    return predict_parallel(transformer, with_links(load_platform(options.pop("on", "dgx-h100"))), Layout(**options))
+    return predict_parallel(
+        transformer, add_default_links(load_platform(options.pop("on", "dgx-h100"))), Layout(**options)
+    )
 
 
 def test_one_gpu_is_the_described_model() -> None:
     layout = Layout(gpus=1, micro_batch=4, kernels="eager")
-    answer = predict_parallel(load_transformer("mpt-125m"), load_platform("h100"), layout)
+    result = predict_parallel(load_transformer("mpt-125m"), load_platform("h100"), layout)
     described = traincast.predict("mpt-125m", on="h100", batch_size=4, dtype="bf16")
-    assert answer.iteration == pytest.approx(described.iteration, rel=0.001)
+    assert result.iteration == pytest.approx(described.iteration, rel=0.001)
 
 
 def test_the_parts_are_the_step() -> None:
-    answer = predicted(gpus=512, tp=8, pp=4, global_batch=512, sharding="zero1")
-    assert sum(seconds for _, seconds in split_step(answer)) == pytest.approx(answer.iteration, rel=0.02)
-    low, high = answer.interval
-    assert low < answer.iteration < high
-    assert 0.2 < answer.throughput.mfu < 0.7
-    assert answer.tokens_per_second_per_gpu * answer.iteration * 512 == pytest.approx(512 * 8192)
+    result = predicted(gpus=512, tp=8, pp=4, global_batch=512, sharding="zero1")
+    assert sum(seconds for _, seconds in split_step(result)) == pytest.approx(result.iteration, rel=0.02)
+    low, high = result.interval
+    assert low < result.iteration < high
+    assert 0.2 < result.throughput.mfu < 0.7
+    assert result.tokens_per_second_per_gpu * result.iteration * 512 == pytest.approx(512 * 8192)
 
 
 def test_ten_thousand_ranks_cost_what_64_do() -> None:
@@ -78,8 +81,8 @@ def test_memory_falls_with_what_is_shared() -> None:
     assert needed(sharding="zero3") < needed(sharding="zero1") < needed(sharding="none")
     assert needed(sharding="zero3", checkpoint="full") < needed(sharding="zero3", checkpoint="selective")
     assert needed(tp=8, sharding="zero1") < needed(tp=2, sharding="zero1")
-    answer = predicted(gpus=64, global_batch=64)
-    assert not answer.fits and "too much; it would not run as it is" in answer.warnings[0]
+    result = predicted(gpus=64, global_batch=64)
+    assert not result.fits and "too much; it would not run as it is" in result.warnings[0]
 
 
 def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
@@ -91,8 +94,8 @@ def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
 
 def test_a_token_leaves_once_for_a_node_or_for_each_expert() -> None:
     def exposed(**options) -> float:
-        answer = predicted(model="deepseek-v3", gpus=64, global_batch=64, sharding="zero1", **options)
-        return answer.parallel.exposed["ep"]
+        result = predicted(model="deepseek-v3", gpus=64, global_batch=64, sharding="zero1", **options)
+        return result.parallel.exposed["ep"]
 
     each, once = (exposed(ep=64, kernels="graph", dispatch=way) for way in ("each", "once"))
     # 8 experts of a token on 8 nodes: 8 * (1 - (7/8)^8) = 5.25 nodes hold any of them
@@ -132,8 +135,8 @@ def test_every_built_in_model_has_a_step() -> None:
     for name in ("gpt-oss-120b", "deepseek-v3", "t5-11b", "vit", "mpt-7b"):
         model = load_transformer(name)
         micro = max(1, 4096 // model.seq_len)
-        answer = predicted(model=model, gpus=64, micro_batch=micro, sharding="zero3", ep=8 if model.experts else 1)
-        assert 0.02 < answer.throughput.mfu < 0.8, name
+        result = predicted(model=model, gpus=64, micro_batch=micro, sharding="zero3", ep=8 if model.experts else 1)
+        assert 0.02 < result.throughput.mfu < 0.8, name
 
 
 def test_the_command_line_answers_in_one_document(capsys) -> None:
@@ -165,5 +168,5 @@ def test_bad_combinations_are_one_line(capsys, line: str, message: str) -> None:
 def test_a_described_transformer_is_a_workload_of_one_gpu() -> None:
     workload = traincast.load("mpt-125m", batch_size=2, seq_len=128)
     assert workload.batch_size == 2 and workload.seq_len == 128
-    answer = traincast.predict("mpt-125m", on="a100-80gb", batch_size=2, seq_len=128)
-    assert not answer.estimated_ops
+    result = traincast.predict("mpt-125m", on="a100-80gb", batch_size=2, seq_len=128)
+    assert not result.estimated_ops

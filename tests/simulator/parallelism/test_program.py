@@ -14,7 +14,7 @@ from traincast.ir.validate import validate_workload
 from traincast.models.transformers.reading import described, load_transformer
 from traincast.models.transformers.sizes import parameters
 from traincast.simulator.parallelism import predict as predicting
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel, steady_micro_batches
 from traincast.simulator.parallelism.program import parallel_workload
 
@@ -67,15 +67,15 @@ def test_a_layout_is_a_valid_workload_that_the_closed_form_agrees_with(name: str
     model, layout = model_of(name), Layout(**LAYOUTS[name])
 
     # When it is simulated
-    answer = predict_parallel(model, NODE, layout)
+    result = predict_parallel(model, NODE, layout)
 
     # Then its programs are whole, and the search's estimate is close
-    validate_workload(replace(answer.workload, ranks=answer.workload.ranks[: 1 << 16]))
+    validate_workload(replace(result.workload, ranks=result.workload.ranks[: 1 << 16]))
     estimate, _ = estimate_seconds(model, NODE, layout)
-    assert estimate == pytest.approx(answer.iteration, rel=0.12)
-    low, high = answer.interval
-    assert low < answer.iteration < high
-    assert answer.gpus == layout.gpus and answer.timeline.seconds > 0
+    assert estimate == pytest.approx(result.iteration, rel=0.12)
+    low, high = result.interval
+    assert low < result.iteration < high
+    assert result.gpus == layout.gpus and result.timeline.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_layout_is_a_valid_workload_that_the_closed_form_agrees_with(name: str
     ],
 )
 def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) -> None:
-    layout = completed(Layout(**options), SMALL)
+    layout = complete_layout(Layout(**options), SMALL)
     simulated, _ = steady_micro_batches(layout)
     assert simulated < layout.accumulation
     short = predict_parallel(SMALL, NODE, layout)
@@ -115,22 +115,22 @@ def test_ten_thousand_ranks_cost_what_64_do() -> None:
 
 
 def test_one_program_stands_for_all_ranks_of_a_stage() -> None:
-    answer = predict_parallel(SMALL, NODE, Layout(gpus=64, tp=8, pp=2))
-    assert len(answer.workload.programs) == 2
-    assert sum(len(rank.ranks) for rank in answer.ranks) == 64
-    assert answer.path and answer.path[-1].end > answer.path[0].start
+    result = predict_parallel(SMALL, NODE, Layout(gpus=64, tp=8, pp=2))
+    assert len(result.workload.programs) == 2
+    assert sum(len(rank.ranks) for rank in result.ranks) == 64
+    assert result.path and result.path[-1].end > result.path[0].start
 
 
 def test_time_is_told_by_module_and_group() -> None:
-    answer = predict_parallel(SMALL, NODE, Layout(gpus=8, tp=4, sharding="zero1"))
-    figures = answer.parallel
+    result = predict_parallel(SMALL, NODE, Layout(gpus=8, tp=4, sharding="zero1"))
+    figures = result.parallel
     assert figures is not None and figures.exposed["tp"] > 0
-    assert answer.by_layer["layers.3"] > 0 and answer.by_module["layers.*.feed_forward"] > 0
+    assert result.by_layer["layers.3"] > 0 and result.by_module["layers.*.feed_forward"] > 0
     parts = figures.compute + sum(figures.exposed.values())
-    assert parts <= answer.iteration * 1.001
-    document = answer.to_dict()
+    assert parts <= result.iteration * 1.001
+    document = result.to_dict()
     assert document["layout"]["tp"] == 4 and document["fits"] is True
-    assert document["tokens_per_second_per_gpu"] == pytest.approx(2 * 2048 / answer.iteration / 8)
+    assert document["tokens_per_second_per_gpu"] == pytest.approx(2 * 2048 / result.iteration / 8)
 
 
 def test_a_bubble_is_what_fewer_micro_batches_leave() -> None:
@@ -142,18 +142,18 @@ def test_a_bubble_is_what_fewer_micro_batches_leave() -> None:
 
 
 def test_kernel_time_is_without_the_wait_for_other_stages() -> None:
-    answer = predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=4))
-    assert answer.parallel is not None and answer.parallel.bubble > 0.3 * answer.iteration
-    assert answer.by_family["collective"] < 0.05 * answer.iteration
-    assert answer.exposed_comm == pytest.approx(sum(answer.parallel.exposed.values()))
-    assert answer.device_idle == pytest.approx(answer.parallel.bubble, rel=0.01)
-    total = sum(answer.by_family.values())
-    for split in (answer.by_phase, answer.by_op, answer.by_layer, answer.by_module):
+    result = predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=4))
+    assert result.parallel is not None and result.parallel.bubble > 0.3 * result.iteration
+    assert result.by_family["collective"] < 0.05 * result.iteration
+    assert result.exposed_comm == pytest.approx(sum(result.parallel.exposed.values()))
+    assert result.device_idle == pytest.approx(result.parallel.bubble, rel=0.01)
+    total = sum(result.by_family.values())
+    for split in (result.by_phase, result.by_op, result.by_layer, result.by_module):
         assert sum(split.values()) == pytest.approx(total, rel=1e-6)
 
 
 def test_layers_are_written_once_for_all_their_copies() -> None:
-    layout = completed(Layout(gpus=1, global_batch=3), SMALL)
+    layout = complete_layout(Layout(gpus=1, global_batch=3), SMALL)
     workload = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=3)
     program = workload.programs[0]
     assert len(program.symbolic) < program.num_ops / 5
@@ -165,10 +165,10 @@ def test_layers_are_written_once_for_all_their_copies() -> None:
 
 
 def test_a_large_model_has_a_timeline_of_every_stage() -> None:
-    answer = predict_parallel(load_transformer("llama3-70b"), NODE, Layout(gpus=512, tp=8, pp=4))
-    assert len(answer.ranks) == 4
+    result = predict_parallel(load_transformer("llama3-70b"), NODE, Layout(gpus=512, tp=8, pp=4))
+    assert len(result.ranks) == 4
     for c in range(4):
-        times = answer.walk.timeline(c).times
+        times = result.walk.timeline(c).times
         assert np.all(times.kernel_end >= times.kernel_start)
 
 

@@ -1,4 +1,4 @@
-"""What is trained of a model, how samples are packed and stages divided: arithmetic, exchanges and memory follow."""
+"""What is trained of a model, how samples are packed and stages divided: arithmetic, collectives and memory follow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
-from traincast.models.transformers.program.step import layer_piece
+from traincast.models.transformers.program.step import build_layer_block
 from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.reading import described, load_transformer
 from traincast.simulator.parallelism.layout import Layout
@@ -22,7 +22,7 @@ def predicted(**options):
 
 def test_adapters_of_four_projections_are_all_that_is_trained() -> None:
     style = Style(frozen=True, adapter_rank=4, joined=False)
-    piece = layer_piece(TINY, Shard(batch=2, seq_len=32), style, experts=False)
+    piece = build_layer_block(TINY, Shard(batch=2, seq_len=32), style, experts=False)
     assert piece.trained == 4 * 2 * 4 * 64  # query, key, value and output: two matrices of rank 4 each
     products = [op.name for op in piece.program.ops].count("aten::mm")
     # forward 7 and two for each adapter; backward one for each frozen weight and four for each adapter

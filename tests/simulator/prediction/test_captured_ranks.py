@@ -56,10 +56,10 @@ def fsdp(batch, *, rank, world_size):
 
 def predicted(make_step, *, world_size=4, batch=256, on="dgx-a100"):
     workload = capture_distributed(make_step, world_size=world_size, batch_size=batch, name="x", rebatch=False)
-    answer = predict_step(workload, load_platform(on))
-    assert answer.estimated_ops == ()
-    assert sum(part.seconds for part in answer.path) == pytest.approx(answer.iteration)
-    return answer
+    result = predict_step(workload, load_platform(on))
+    assert result.estimated_ops == ()
+    assert sum(part.seconds for part in result.path) == pytest.approx(result.iteration)
+    return result
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -67,25 +67,25 @@ def test_every_collective_is_predicted(name):
     def make_step(batch, *, rank, world_size):
         return lambda: COLLECTIVES[name][0](rank)
 
-    answer = predicted(make_step, world_size=WORLD)
+    result = predicted(make_step, world_size=WORLD)
 
-    assert answer.by_family["collective"] > 4e-6
-    assert len(answer.ranks) == 1
+    assert result.by_family["collective"] > 4e-6
+    assert len(result.ranks) == 1
 
 
 def test_data_parallel_ranks_are_walked_once_and_hide_their_sums():
-    answer = predicted(ddp, batch=4096)
+    result = predicted(ddp, batch=4096)
 
-    assert [rank.ranks for rank in answer.ranks] == [(0, 1, 2, 3)]
-    assert 0 <= answer.exposed_comm < 0.5 * answer.by_family["collective"]
+    assert [rank.ranks for rank in result.ranks] == [(0, 1, 2, 3)]
+    assert 0 <= result.exposed_comm < 0.5 * result.by_family["collective"]
 
 
 def test_sharded_replicas_on_a_mesh_are_one_class():
     # Given eight ranks, each in a group of four that shards and one of two that replicates
-    answer = predicted(fsdp, world_size=8)
+    result = predicted(fsdp, world_size=8)
 
-    assert len(answer.workload.programs) > 1
-    assert [rank.ranks for rank in answer.ranks] == [tuple(range(8))]
+    assert len(result.workload.programs) > 1
+    assert [rank.ranks for rank in result.ranks] == [tuple(range(8))]
 
 
 def test_hybrid_dlrm_waits_for_the_rank_with_most_tables():
@@ -95,12 +95,12 @@ def test_hybrid_dlrm_waits_for_the_rank_with_most_tables():
         embedding_dim=64, lookups_per_table=(100, 1, 1, 1),
     )  # fmt: skip
 
-    answer = predicted(hybrid_dlrm_step(replace(config, embedding="fbgemm")), batch=2048)
+    result = predicted(hybrid_dlrm_step(replace(config, embedding="fbgemm")), batch=2048)
 
-    heavy, *light = answer.ranks
+    heavy, *light = result.ranks
     assert heavy.ranks == (0,)
     assert all(rank.waiting > heavy.waiting for rank in light)
-    assert answer.imbalance > 0.05
+    assert result.imbalance > 0.05
 
 
 def test_messages_both_ways_at_once_do_not_block():
@@ -115,6 +115,6 @@ def test_messages_both_ways_at_once_do_not_block():
 
         return step
 
-    answer = predicted(make_step, world_size=2)
+    result = predicted(make_step, world_size=2)
 
-    assert answer.by_family["collective"] > 0
+    assert result.by_family["collective"] > 0

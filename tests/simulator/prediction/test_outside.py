@@ -65,8 +65,8 @@ def test_why_in_a_few_words(factor, new_gpu, said):
 
 
 def test_json_keeps_the_names_and_gains_distances_that_add_up():
-    answer = traincast.predict("bert-large", on="h200")
-    document = answer.to_dict()
+    result = traincast.predict("bert-large", on="h200")
+    document = result.to_dict()
 
     assert document["out_of_domain_ops"] == [row["op"] for row in document["out_of_domain"]]
     assert sum(row["ms"] for row in document["out_of_domain"]) == pytest.approx(document["out_of_domain_ms"])

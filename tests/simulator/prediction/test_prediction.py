@@ -7,7 +7,7 @@ import math
 import pytest
 
 import traincast
-from traincast.hardware import platform_keys
+from traincast.hardware import list_platform_keys
 from traincast.models.catalog import list_models
 from traincast.utils.quantiles import Z90
 
@@ -17,13 +17,13 @@ MODELS = [info.name for info in list_models()]
 @pytest.mark.parametrize("model", MODELS)
 def test_every_built_in_is_predicted_on_every_platform(model):
     workload = traincast.load(model)
-    for platform in platform_keys():
-        answer = traincast.predict(workload, on=platform)
-        assert 0 < answer.device_active <= answer.iteration * (1 + 1e-9)
-        assert answer.interval[0] < answer.iteration < answer.interval[1]
+    for platform in list_platform_keys():
+        result = traincast.predict(workload, on=platform)
+        assert 0 < result.device_active <= result.iteration * (1 + 1e-9)
+        assert result.interval[0] < result.iteration < result.interval[1]
         if model.startswith("dlrm"):
-            assert answer.estimated_ops == ()
-        assert answer.estimated_seconds < 0.02 * answer.device_active
+            assert result.estimated_ops == ()
+        assert result.estimated_seconds < 0.02 * result.device_active
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -64,16 +64,16 @@ def test_without_the_optimizer_the_step_is_shorter():
 
 
 def test_host_bound_steps_follow_the_host():
-    answer = traincast.predict("dlrm-ddp", on="h100", batch_size=128)
+    result = traincast.predict("dlrm-ddp", on="h100", batch_size=128)
 
-    assert answer.device_idle > answer.device_active
-    assert answer.iteration == pytest.approx(answer.host, rel=0.25)
+    assert result.device_idle > result.device_active
+    assert result.iteration == pytest.approx(result.host, rel=0.25)
 
 
 def test_steps_that_run_into_each_other_are_device_bound_when_the_device_is_slower():
-    answer = traincast.predict("gpt2-large", on="p100")
+    result = traincast.predict("gpt2-large", on="p100")
 
-    assert answer.device_idle < 0.01 * answer.iteration
+    assert result.device_idle < 0.01 * result.iteration
 
 
 def test_an_interval_is_made_of_named_terms():
@@ -83,7 +83,7 @@ def test_an_interval_is_made_of_named_terms():
     assert list(one.interval_terms) == ["kernels_and_host", "software_release"]
     assert list(several.interval_terms) == ["kernels_and_host", "software_release", "system_setup"]
     assert (one.interval_terms["software_release"], several.interval_terms["system_setup"]) == (0.04, 0.12)
-    for answer in (one, several):
-        spread = math.hypot(*answer.interval_terms.values())
-        assert answer.interval[1] / answer.iteration == pytest.approx(math.exp(Z90 * spread))
-        assert answer.to_dict()["interval_terms"] == answer.interval_terms
+    for result in (one, several):
+        spread = math.hypot(*result.interval_terms.values())
+        assert result.interval[1] / result.iteration == pytest.approx(math.exp(Z90 * spread))
+        assert result.to_dict()["interval_terms"] == result.interval_terms

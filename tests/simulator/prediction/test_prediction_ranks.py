@@ -19,17 +19,17 @@ WORLD = tuple(range(8))
 
 
 def layers(world=WORLD, size=2048):
-    """Two products whose results are summed while the next two run."""
+    """Two GEMMs whose results are summed while the next two run."""
     return RankProgram().compute(size, 2).collective(group=world, wait=False).compute(size, 2).collective(group=world)
 
 
 def test_ranks_with_one_program_are_one_answer():
-    answer = predict(layers(), ranks=(0,) * 8)
+    result = predict(layers(), ranks=(0,) * 8)
 
-    assert answer.gpus == 8
-    assert [rank.ranks for rank in answer.ranks] == [WORLD]
-    assert answer.imbalance == 0
-    assert answer.ranks[0].waiting == pytest.approx(0, abs=1e-12)
+    assert result.gpus == 8
+    assert [rank.ranks for rank in result.ranks] == [WORLD]
+    assert result.imbalance == 0
+    assert result.ranks[0].waiting == pytest.approx(0, abs=1e-12)
 
 
 def test_equal_programs_of_several_ranks_give_the_answer_of_one_program():
@@ -45,10 +45,10 @@ def test_groups_that_do_the_same_apart_are_one_class():
     # Given four ranks in two groups of two, each with a communicator of its own
     pairs = [layers((0, 1)), layers((0, 1)), layers((2, 3)), layers((2, 3))]
 
-    answer = predict(*pairs)
+    result = predict(*pairs)
 
-    assert len(answer.ranks) == 1
-    assert answer.iteration == predict(layers((0, 1)), ranks=(0, 0)).iteration
+    assert len(result.ranks) == 1
+    assert result.iteration == predict(layers((0, 1)), ranks=(0, 0)).iteration
 
 
 def test_the_other_group_of_a_rank_tells_it_apart():
@@ -59,30 +59,30 @@ def test_the_other_group_of_a_rank_tells_it_apart():
             program.compute(size).collective(group=group, communicator=group[0])
         return program
 
-    answer = predict(rank((0, 1)), rank((0, 1), (1, 2)), rank((1, 2)))
+    result = predict(rank((0, 1)), rank((0, 1), (1, 2)), rank((1, 2)))
 
-    assert sorted(each.ranks for each in answer.ranks) == [(0,), (1,), (2,)]
+    assert sorted(each.ranks for each in result.ranks) == [(0,), (1,), (2,)]
 
 
 def test_a_slow_rank_makes_the_others_wait():
     quick, slow = layers((0, 1)), layers((0, 1), size=4096)
 
-    answer = predict(quick, slow)
+    result = predict(quick, slow)
 
-    first, second = answer.ranks
+    first, second = result.ranks
     assert first.waiting > 0.5 * (second.compute - first.compute)
     assert second.waiting == pytest.approx(0, abs=1e-9)
     assert first.exposed_comm > second.exposed_comm
-    assert answer.imbalance == pytest.approx(second.compute / ((first.compute + second.compute) / 2) - 1)
+    assert result.imbalance == pytest.approx(second.compute / ((first.compute + second.compute) / 2) - 1)
     assert first.iteration == pytest.approx(second.iteration, rel=0.01)
 
 
 def test_the_path_lies_on_the_rank_that_holds_the_step_back():
-    answer = predict(layers((0, 1)), layers((0, 1), size=4096))
+    result = predict(layers((0, 1)), layers((0, 1), size=4096))
 
-    (rank, op), _ = next(iter(seconds_by_place(answer.path).items()))
+    (rank, op), _ = next(iter(seconds_by_place(result.path).items()))
     assert (rank, op) == (1, "aten::mm")
-    assert sum(part.seconds for part in answer.path) == pytest.approx(answer.iteration)
+    assert sum(part.seconds for part in result.path) == pytest.approx(result.iteration)
 
 
 def test_exposed_communication_is_what_computing_does_not_hide():
@@ -106,14 +106,14 @@ def test_kernels_beside_a_transfer_take_longer():
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_slowed_down():
-    # Given a rank that computes while its exchange waits for another one
+    # Given a rank that computes while its collective waits for another one
     early = RankProgram().collective(nbytes=MB, wait=False).compute(2048, 3)
     late = RankProgram().compute(2048, 9).collective(nbytes=MB)
 
-    answer = predict(early, late)
+    result = predict(early, late)
     alone = predict(RankProgram().compute(2048, 3))
 
-    assert answer.ranks[0].compute == pytest.approx(alone.device_active, rel=1e-3)
+    assert result.ranks[0].compute == pytest.approx(alone.device_active, rel=1e-3)
 
 
 def test_more_nodes_take_longer():
@@ -132,11 +132,11 @@ def test_steps_that_run_into_each_other():
 
 def test_the_interval_knows_the_spread_of_collectives():
     program = RankProgram().compute(256).collective(nbytes=512 * MB)
-    answer = predict(program, ranks=(0,) * 2, on="dgx-h100")
+    result = predict(program, ranks=(0,) * 2, on="dgx-h100")
 
-    assert answer.by_family["collective"] > 0.9 * answer.iteration
-    assert answer.interval[0] < 0.99 * answer.iteration
-    assert answer.interval[1] > 1.01 * answer.iteration
+    assert result.by_family["collective"] > 0.9 * result.iteration
+    assert result.interval[0] < 0.99 * result.iteration
+    assert result.interval[1] > 1.01 * result.iteration
 
 
 def test_uneven_exchanges_last_as_long_as_the_busiest_rank():
@@ -179,11 +179,11 @@ def test_without_links_several_ranks_are_refused():
 def test_unevenness_only_delays_and_is_the_same_every_time(uneven):
     plain = predict(layers(), ranks=(0,) * 8)
 
-    answers = [predict(layers(), ranks=(0,) * 8, uneven=uneven) for _ in range(2)]
+    results = [predict(layers(), ranks=(0,) * 8, uneven=uneven) for _ in range(2)]
 
-    assert len(answers[0].ranks) == 8
-    assert answers[0].iteration == answers[1].iteration > plain.iteration
-    assert sum(rank.waiting for rank in answers[0].ranks) > 0
+    assert len(results[0].ranks) == 8
+    assert results[0].iteration == results[1].iteration > plain.iteration
+    assert sum(rank.waiting for rank in results[0].ranks) > 0
 
 
 def test_negative_jitter_is_refused():

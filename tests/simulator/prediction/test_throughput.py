@@ -26,30 +26,30 @@ def test_rates_follow_from_the_time_of_a_step(bert):
 def test_arithmetic_of_a_transformer_is_six_times_its_weights_and_its_attention(bert):
     layers, hidden, tokens = 24, 1024, 4 * 128
     weights = layers * 12 * hidden**2 + hidden**2 + 30522 * hidden  # blocks, head's transform, decoder
-    attention = 12 * layers * hidden * 128 * tokens  # two products of every pair, forwards and twice backwards
+    attention = 12 * layers * hidden * 128 * tokens  # two GEMMs of every pair, forwards and twice backwards
 
     assert bert.throughput.flops == pytest.approx(6 * weights * tokens + attention, rel=0.01)
 
 
 def test_arithmetic_of_resnet50_is_three_times_that_of_its_forward_pass():
-    answer = traincast.predict("resnet50", on="v100", batch_size=4)
+    result = traincast.predict("resnet50", on="v100", batch_size=4)
 
     # 4.09 G multiplications and additions an image (He et al.: 3.8 with the stride in another place); the first
     # convolution has no gradient of its input
     forward = 2 * 4.09e9 * 4
-    assert answer.throughput.flops == pytest.approx(3 * forward, rel=0.02)
-    assert answer.to_dict()["tokens_per_s"] is None
-    assert answer.throughput.peak_type == "fp32"
+    assert result.throughput.flops == pytest.approx(3 * forward, rel=0.02)
+    assert result.to_dict()["tokens_per_s"] is None
+    assert result.throughput.peak_type == "fp32"
 
 
 def test_all_ranks_count():
     one = RankProgram().compute(256, 3).collective()
     two = RankProgram().compute(256, 5).collective()
-    answer = predict(one, two)
+    result = predict(one, two)
 
-    assert answer.throughput.flops == 8 * 2 * 256**3
-    assert answer.throughput.samples == pytest.approx(2 / answer.iteration)
-    assert answer.throughput.peak_flops == pytest.approx(2 * answer.platform.device.peak("fp32"))
+    assert result.throughput.flops == 8 * 2 * 256**3
+    assert result.throughput.samples == pytest.approx(2 / result.iteration)
+    assert result.throughput.peak_flops == pytest.approx(2 * result.platform.device.get_peak_flops("fp32"))
 
 
 def test_a_step_without_products_has_no_mfu():
@@ -65,5 +65,5 @@ def test_the_line_names_the_peak(gpus, peak):
         samples=1234.5, tokens=632064.0, flops=12.34e12, peak_flops=gpus * 312e12, peak_type="bf16", mfu=0.41
     )
 
-    assert rates.text("X", gpus) == f"1,234 samples/s, 632,064 tokens/s; 12.3 TFLOP a step, MFU 41.0% of {peak}"
+    assert rates.text("X", gpus) == f"1,234 samples/s, 632,064 tokens/s; 12.3 TFLOP per step, MFU 41.0% of {peak}"
     assert rates.to_dict()["mfu_peak_tflops"] == gpus * 312.0

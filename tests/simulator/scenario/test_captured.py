@@ -31,8 +31,8 @@ def ask(workload="vgg13", **fields):
     return predict(Scenario(**{"workload": workload, "on": "dgx-h100", "batch_size": 4, **fields}))
 
 
-def figures(answer):
-    document = answer.to_dict()
+def figures(result):
+    document = result.to_dict()
     return [document[key] for key in ("iteration_ms", "interval_ms", "memory_gb", "per_family")]
 
 
@@ -91,7 +91,7 @@ def test_fsdp_costs_a_captured_model_what_it_costs_a_described_one(tmp_path, dty
     [
         ({"mode": "inference", "fsdp": 2}, "is asked for inference, which shares nothing; leave out `fsdp`"),
         ({"fsdp": 2, "zero": 1}, "`zero=1` contradicts it"),
-        ({"micro_batch": 2}, "both say how many samples a GPU has at a time"),
+        ({"micro_batch": 2}, "both say how many samples per GPU has at a time"),
         ({"global_batch": 33}, "`global_batch` 33 is no multiple of the 32 samples of 8 GPUs with 4 each"),
         ({"global_batch": 32 * 1000}, "takes 1000 passes of 32 samples, more than the 128 that are simulated"),
         ({"zero": 2, "no_reshard": True}, "`no_reshard` is for parameters that ranks share"),

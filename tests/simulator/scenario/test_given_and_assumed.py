@@ -1,4 +1,4 @@
-"""What a user states goes with the workload into its file and into every answer."""
+"""What a user states goes with the workload into its file and into every result."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +21,14 @@ def test_a_given_cost_is_what_the_op_takes_and_is_named(tmp_path: Path) -> None:
     step = traincast.load("dlrm-default", batch_size=256)
     plain = traincast.predict(step, on="v100")
     # When a step with that op is predicted
-    answer = traincast.predict(step, on="v100", costs=file)
-    # Then each call takes that long, and the answer says so
+    result = traincast.predict(step, on="v100", costs=file)
+    # Then each call takes that long, and the result says so
     calls = sum(s.name == "aten::addmm" for s in (step.programs[0].signatures[i] for i in _ops(step)))
-    assert answer.by_op["aten::addmm"] == pytest.approx(calls * 1e-3)
-    assert answer.by_op["aten::mm"] == pytest.approx(plain.by_op["aten::mm"])
-    assert "aten::addmm costs as given: seconds 1e-3" in answer.warnings
-    assert answer.to_dict()["given_costs"] == {"aten::addmm": {"seconds": "1e-3"}}
-    assert "aten::addmm" not in answer.out_of_domain_ops
+    assert result.by_op["aten::addmm"] == pytest.approx(calls * 1e-3)
+    assert result.by_op["aten::mm"] == pytest.approx(plain.by_op["aten::mm"])
+    assert "aten::addmm costs as given: seconds 1e-3" in result.warnings
+    assert result.to_dict()["given_costs"] == {"aten::addmm": {"seconds": "1e-3"}}
+    assert "aten::addmm" not in result.out_of_domain_ops
 
 
 def _ops(step: Workload) -> list[int]:
@@ -41,9 +41,9 @@ def test_a_file_keeps_costs_and_assumptions(tmp_path: Path) -> None:
     save_workload(stated, tmp_path / "a.tc")
     again = load_workload(tmp_path / "a.tc")
     assert (again.costs, again.assumptions) == (stated.costs, stated.assumptions)
-    answer = traincast.predict(again, on="v100")
-    assert answer.to_dict()["assumptions"] == ["x.py:3: as stated"]
-    assert "assumed: x.py:3: as stated" in answer.warnings
+    result = traincast.predict(again, on="v100")
+    assert result.to_dict()["assumptions"] == ["x.py:3: as stated"]
+    assert "assumed: x.py:3: as stated" in result.warnings
     with pytest.raises(TraincastError, match="a file cannot hold"):
         save_workload(replace(step, costs=(OpCost("a::b", seconds=lambda _: 1.0),)), tmp_path / "b.tc")
 

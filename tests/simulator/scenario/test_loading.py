@@ -21,10 +21,10 @@ def test_workers_that_keep_up_change_nothing():
 
 
 def test_workers_that_do_not_hold_the_step_up():
-    answer = ask(loader_ms=100.0, workers=4)
-    assert answer.iteration == pytest.approx(25e-3)
-    assert answer.device_idle == pytest.approx(25e-3 - answer.device_active)
-    assert any("the data loader holds the step up: a batch every 25 ms from 4 workers" in w for w in answer.warnings)
+    result = ask(loader_ms=100.0, workers=4)
+    assert result.iteration == pytest.approx(25e-3)
+    assert result.device_idle == pytest.approx(25e-3 - result.device_active)
+    assert any("the data loader holds the step up: a batch every 25 ms from 4 workers" in w for w in result.warnings)
 
 
 def test_without_workers_the_training_process_makes_the_batch():

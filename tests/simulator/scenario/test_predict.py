@@ -1,4 +1,4 @@
-"""A question and its answer."""
+"""A question and its result."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_half_type_without_units_is_said(device, dtype):
     asked = predict(Scenario(workload="vgg13", on=device, batch_size=2, dtype=dtype))
 
     (said,) = asked.warnings
-    assert said.startswith(f"{device} has no {dtype} units; products are taken to run at its fp32 rate")
+    assert said.startswith(f"{device} has no {dtype} units; GEMMs are taken to run at its fp32 rate")
 
 
 def test_fp32_convolutions_run_in_tf32_unless_the_script_forbids_it():

@@ -16,10 +16,10 @@ def ask(model, program=None, *, gpus=8, on="dgx-a100", **variant):
 
 
 def test_the_default_is_torchrecs_and_says_so():
-    answer = ask("dlrm-mlperf", batch_size=512)
-    (said,) = [warning for warning in answer.warnings if "hybrid parallel" in warning]
+    result = ask("dlrm-mlperf", batch_size=512)
+    (said,) = [warning for warning in result.warnings if "hybrid parallel" in warning]
     assert said.endswith("this is TorchRec's program, `program` has others: torchrec-pipelined, hugectr, nvidia")
-    assert answer.iteration == ask("dlrm-mlperf", "torchrec", batch_size=512).iteration
+    assert result.iteration == ask("dlrm-mlperf", "torchrec", batch_size=512).iteration
 
 
 def test_a_pipeline_distributes_the_next_batch_beside_the_step():
@@ -41,9 +41,9 @@ def test_a_pipeline_distributes_the_next_batch_beside_the_step():
     ],
 )
 def test_published_programs_train_the_models_they_were_published_with(model, program, name):
-    answer = ask(model, program, batch_size=512)
-    assert (answer.workload.name, answer.gpus, answer.workload.batch_size) == (name, 8, 512)
-    assert any(f"{model} as {name} runs it" in warning for warning in answer.warnings)
+    result = ask(model, program, batch_size=512)
+    assert (result.workload.name, result.gpus, result.workload.batch_size) == (name, 8, 512)
+    assert any(f"{model} as {name} runs it" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_every_recommender_has_torchrecs_programs():
 @pytest.mark.parametrize("model", ["hstu", "onetrans", "din", "deepfm", "wide-deep"])
 def test_modern_recommenders_shard_their_tables(model):
     # Given a recommender with fused tables, when it runs on eight GPUs, then TorchRec's program runs and says so
-    answer = ask(model)
-    assert len(answer.workload.ranks) == 8
-    assert any(f"{model} is taken as sharded" in said and "torchrec-pipelined" in said for said in answer.warnings)
-    assert answer.exposed_comm > 0
-    # and the next batch may be distributed beside the step, which is not longer for it
-    assert ask(model, "torchrec-pipelined").iteration < 1.001 * answer.iteration
+    result = ask(model)
+    assert len(result.workload.ranks) == 8
+    assert any(f"{model} is taken as sharded" in said and "torchrec-pipelined" in said for said in result.warnings)
+    assert result.exposed_comm > 0
+    # and the next batch may be distributed alongside the step, which is not longer for it
+    assert ask(model, "torchrec-pipelined").iteration < 1.001 * result.iteration
 
 
 def test_a_program_that_a_recommender_was_not_published_with_is_refused():

@@ -31,14 +31,14 @@ def test_the_batch_size_is_that_of_one_gpu():
 
 
 def test_a_type_that_the_program_chooses_is_said():
-    answer = ask("hugectr-dlrm", "h100", batch_size=512)
-    assert any("runs in fp16, as published" in warning for warning in answer.warnings)
+    result = ask("hugectr-dlrm", "h100", batch_size=512)
+    assert any("runs in fp16, as published" in warning for warning in result.warnings)
 
 
 def test_a_graph_leaves_the_host_one_launch_a_step():
-    answer = ask("hugectr-dlrm", gpus=8, batch_size=6912)
-    assert answer.host == pytest.approx(20e-6)
-    assert answer.exposed_comm > 0
+    result = ask("hugectr-dlrm", gpus=8, batch_size=6912)
+    assert result.host == pytest.approx(20e-6)
+    assert result.exposed_comm > 0
 
 
 def test_the_host_is_the_one_of_the_program_unless_another_is_asked_for():

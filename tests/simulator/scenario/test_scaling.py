@@ -1,4 +1,4 @@
-"""Scaling curves: what stays the same, and what is refused."""
+"""Scaling curves: what stays the same, and what is rejected."""
 
 from __future__ import annotations
 

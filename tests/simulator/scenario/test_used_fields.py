@@ -19,7 +19,7 @@ from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 TABLES = "tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: item, rows: 500000, dim: 64}\n"
-PLAN = json.dumps(plan_to_json(Plan(("user", "item"), (Placement.row_wise(2),) * 2, 2)))
+PLAN = json.dumps(plan_to_json(Plan(("user", "item"), (Placement.make_row_wise(2),) * 2, 2)))
 VALUES = {
     "gpus": 2, "clock_mhz": 900.0, "batch_size": 3, "seq_len": 64, "micro_batch": 3, "global_batch": 24,
     "dtype": "tf32", "fp8_scaling": "row", "mode": "training", "optimizer": "none", "attention": "eager",
@@ -41,7 +41,7 @@ BESIDE = {
     "cp_exchange": {"cp": 2, "gpus": 8}, "dispatch": {"ep": 1}, "no_overlap": {"gpus": 8, "zero": 1},
     "overlap": {"gpus": 8, "zero": 1}, "global_batch": {"gpus": 8},
 }  # fmt: skip
-"""Fields that stand beside one, so that it has something to say."""
+"""Fields that stand alongside one, so that it has something to say."""
 SAME = {
     "ep": "mpt has no experts", "etp": "likewise", "dispatch": "likewise", "mode": "training is the default",
     "dtype": "of some steps tf32 is as slow", "no_overlap": "the step may hide nothing",
@@ -81,8 +81,8 @@ def asked(steps, kind, name):
     return Scenario(**base), Scenario(**{**base, name: value})
 
 
-def figures(answer):
-    document = answer.to_dict()
+def figures(result):
+    document = result.to_dict()
     return [document[key] for key in ("iteration_ms", "interval_ms", "memory_gb", "per_family", "warnings", "gpus")]
 
 

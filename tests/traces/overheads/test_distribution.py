@@ -9,8 +9,8 @@ from traincast.traces.overheads.distribution import Distribution
 
 
 def test_mean_below_a_limit_leaves_out_what_is_longer():
-    gaps = Distribution.of(np.array([5e-6, 15e-6, 40e-6, 900e-6]))
+    gaps = Distribution.from_samples(np.array([5e-6, 15e-6, 40e-6, 900e-6]))
 
-    assert gaps.mean_below(100e-6) == pytest.approx(20e-6)
-    assert gaps.mean_below(1.0) == pytest.approx(240e-6)
-    assert gaps.mean_below(1e-6) == 0.0
+    assert gaps.compute_mean_below(100e-6) == pytest.approx(20e-6)
+    assert gaps.compute_mean_below(1.0) == pytest.approx(240e-6)
+    assert gaps.compute_mean_below(1e-6) == 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, op, step
 from traincast.traces.events import Kind
-from traincast.traces.profiler.ops import OpFinder, framework_version, version_context
+from traincast.traces.profiler.ops import OpFinder, infer_framework_version, make_version_context
 from traincast.traces.signatures import SignatureReader
 
 
@@ -28,7 +28,7 @@ def test_a_copy_names_its_direction_and_memory(tmp_path, name, kind):
     copy = event("gpu_memcpy", name, 20, 5, 7, correlation=1, stream=7, device=0, bytes=4096)
     tied, ops = finder(tmp_path, launch(1, 10, name="cudaMemcpyAsync"), copy)
 
-    call = ops.copy(int(tied.trace.of_kind(Kind.MEMCPY)[0]))
+    call = ops.read_copy(int(tied.trace.find_rows(Kind.MEMCPY)[0]))
 
     assert (call.kind, call.values) == (kind, (4096.0,))
 
@@ -36,31 +36,31 @@ def test_a_copy_names_its_direction_and_memory(tmp_path, name, kind):
 def test_a_kernel_is_no_copy(tmp_path):
     tied, ops = finder(tmp_path, launch(1, 10), kernel(1, 20, 5))
 
-    assert ops.copy(int(tied.trace.of_kind(Kind.KERNEL)[0])) is None
+    assert ops.read_copy(int(tied.trace.find_rows(Kind.KERNEL)[0])) is None
 
 
 def test_the_outermost_op_that_lowering_knows_explains_a_launch(tmp_path):
     shapes = [[8, 4], [4, 2]]
     tied, ops = finder(tmp_path, op("aten::matmul", 5, 40, shapes), op("aten::mm", 8, 30, shapes), launch(1, 15))
 
-    call = int(tied.trace.of_kind(Kind.RUNTIME)[0])
+    call = int(tied.trace.find_rows(Kind.RUNTIME)[0])
 
-    assert tied.name(ops.anchor(call)) == "aten::mm"  # aten::matmul only calls others
-    assert [tied.name(row) for row in ops.chain(call)] == ["aten::mm", "aten::matmul"]
+    assert tied.get_name(ops.find_anchor(call)) == "aten::mm"  # aten::matmul only calls others
+    assert [tied.get_name(row) for row in ops.list_enclosing_ops(call)] == ["aten::mm", "aten::matmul"]
 
 
 def test_a_launch_outside_of_any_op_has_no_explanation(tmp_path):
     tied, ops = finder(tmp_path, launch(1, 10))
 
-    assert ops.anchor(int(tied.trace.of_kind(Kind.RUNTIME)[0])) == -1
+    assert ops.find_anchor(int(tied.trace.find_rows(Kind.RUNTIME)[0])) == -1
 
 
 @pytest.mark.parametrize(("node", "version"), [("AddmmBackward", "1.8"), ("AddmmBackward0", "1.12")])
 def test_autograd_nodes_tell_the_version_of_pytorch(tmp_path, node, version):
     tied, _ = finder(tmp_path, event("cpu_op", node, 10, 5))
 
-    assert framework_version(tied) == version
-    assert version_context("2.1").framework_version == (2, 1)
+    assert infer_framework_version(tied) == version
+    assert make_version_context("2.1").framework_version == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_autograd_nodes_tell_the_version_of_pytorch(tmp_path, node, version):
 def test_names_that_only_newer_versions_have_tell_it_too(tmp_path, name, version):
     tied, _ = finder(tmp_path, event("cpu_op", name, 10, 5))
 
-    assert framework_version(tied) == version
+    assert infer_framework_version(tied) == version

@@ -10,13 +10,13 @@ from tests.traces.timelines import event, kernel, launch, linked, op, small_even
 from traincast.traces.collectives import Collective
 from traincast.traces.kineto import read_kineto
 from traincast.traces.launch_queue import launch_queue
-from traincast.traces.link import link
-from traincast.traces.profiler.exchanges import exchange_rows
-from traincast.traces.profiler.kernels import kernel_rows
-from traincast.traces.profiler.launches import graph_rows, launch_rows
-from traincast.traces.profiler.memory import memory_points, memory_rows
-from traincast.traces.profiler.places import annotation_rows, module_rows
-from traincast.traces.profiler.rates import rate_rows
+from traincast.traces.link import link_trace
+from traincast.traces.profiler.communication import make_communication_rows
+from traincast.traces.profiler.kernels import make_kernel_rows
+from traincast.traces.profiler.launches import make_graph_rows, make_launch_rows
+from traincast.traces.profiler.memory import make_memory_points, make_memory_rows
+from traincast.traces.profiler.places import make_annotation_rows, make_module_rows
+from traincast.traces.profiler.rates import make_rate_rows
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.signatures import SignatureReader
 
@@ -40,7 +40,7 @@ def test_kernels_by_name_with_count_mean_and_share(tmp_path):
         launch(3, 90),
         kernel(3, 100, 60, name="relu"),
     )
-    first, second = kernel_rows(linked(tmp_path, events))
+    first, second = make_kernel_rows(linked(tmp_path, events))
     assert (first.name, first.count, first.share) == ("relu", 1, pytest.approx(0.6))
     assert (second.name, second.count) == ("gemm", 2)
     assert (second.mean, second.shortest, second.longest) == pytest.approx((20e-6, 10e-6, 30e-6))
@@ -50,8 +50,8 @@ def test_rates_of_a_product_follow_from_its_shapes_and_time(tmp_path):
     path = tmp_path / "t.json"
     devices = [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]
     path.write_text(json.dumps({"traceEvents": small_events(), "deviceProperties": devices}))
-    tied = link(read_kineto(path))
-    (row,) = rate_rows(tied, SignatureReader(tied))  # the sum is no product
+    tied = link_trace(read_kineto(path))
+    (row,) = make_rate_rows(tied, SignatureReader(tied))  # the sum is no product
     assert (row.op, row.shapes, row.family, row.count) == ("aten::mm", "64x64 64x64", "gemm", 1)
     assert row.flops == 2 * 64**3
     assert row.bytes == 3 * 64 * 64 * 4
@@ -62,7 +62,7 @@ def test_rates_of_a_product_follow_from_its_shapes_and_time(tmp_path):
 
 def test_a_device_nobody_knows_has_rates_without_shares(tmp_path):
     tied = linked(tmp_path, small_events())
-    (row,) = rate_rows(tied, SignatureReader(tied))
+    (row,) = make_rate_rows(tied, SignatureReader(tied))
     assert row.tflops > 0
     assert row.of_flops is None
     assert row.of_bandwidth is None
@@ -73,27 +73,27 @@ def test_modules_count_what_lies_deeper_and_what_is_their_own(tmp_path):
         module("Net_0", 10, 200), module("Linear_0", 50, 100),
         launch(1, 20), kernel(1, 30, 20), launch(2, 60), kernel(2, 70, 50), launch(3, 300), kernel(3, 310, 500),
     )  # fmt: skip
-    net, linear = module_rows(linked(tmp_path, events))
+    net, linear = make_module_rows(linked(tmp_path, events))
     assert (net.name, net.kernels, net.device, net.own) == ("Net_0", 2, pytest.approx(70e-6), pytest.approx(20e-6))
     assert (linear.name, linear.kernels, linear.device, linear.own) == ("Linear_0", 1, *[pytest.approx(50e-6)] * 2)
 
 
 def test_a_module_inside_one_of_its_own_name_counts_once(tmp_path):
     events = step(module("Block_0", 10, 200), module("Block_0", 50, 100), launch(1, 60), kernel(1, 70, 50))
-    (block,) = module_rows(linked(tmp_path, events))
+    (block,) = make_module_rows(linked(tmp_path, events))
     assert (block.count, block.kernels, block.device) == (2, 1, pytest.approx(50e-6))
 
 
 def test_annotations_leave_out_the_step_markers(tmp_path):
     events = step(event("user_annotation", "## forward ##", 10, 100), launch(1, 20), kernel(1, 30, 40))
-    (row,) = annotation_rows(linked(tmp_path, events))
+    (row,) = make_annotation_rows(linked(tmp_path, events))
     assert (row.name, row.host, row.device) == ("## forward ##", pytest.approx(100e-6), pytest.approx(40e-6))
 
 
 def test_launches_say_how_long_kernels_waited_and_how_many_are_short(tmp_path):
     events = step(launch(1, 10), kernel(1, 20, 100), launch(2, 30), kernel(2, 125, 8))
     tied = linked(tmp_path, events)
-    (row,) = launch_rows(tied, launch_queue(tied))
+    (row,) = make_launch_rows(tied, launch_queue(tied))
     assert (row.calls, row.waiting_most, row.short) == (2, 1, 1)
     assert row.short_seconds == pytest.approx(8e-6)
     assert row.delay_median == pytest.approx((10e-6 + 95e-6) / 2)
@@ -103,7 +103,7 @@ def test_a_graph_is_named_with_the_time_between_its_nodes(tmp_path):
     events = step(
         launch(1, 10, name="cudaGraphLaunch"), kernel(1, 20, 30, name="first"), kernel(1, 70, 10, name="second")
     )
-    (row,) = graph_rows(linked(tmp_path, events))
+    (row,) = make_graph_rows(linked(tmp_path, events))
     assert row.name == "graph of 2 nodes that begins with first"
     assert (row.device, row.span, row.idle) == pytest.approx((40e-6, 60e-6, 20e-6))
 
@@ -114,16 +114,16 @@ def test_memory_of_a_step_with_totals_or_from_the_begin_of_the_trace(tmp_path, r
     moves = zip((1024, 2048, -1024), totals, (10, 20, 30), strict=True)
     events = step(launch(1, 10), kernel(1, 20, 30), *(allocation(ts, size, total) for size, total, ts in moves))
     tied = linked(tmp_path, events)
-    (row,) = memory_rows(tied)
+    (row,) = make_memory_rows(tied)
     assert (row.peak, row.end, row.allocations, row.relative) == (3072, 2048, 3, not recorded)
     assert row.reserved == (4096 if recorded else -1)
-    assert [point.allocated for point in memory_points(tied)] == [1024, 3072, 2048]
+    assert [point.allocated for point in make_memory_points(tied)] == [1024, 3072, 2048]
 
 
 def test_bus_bandwidth_counts_as_nccl_tests_do():
     call = Collective(row=0, kind="all_reduce", seconds=1e-3, step=0, stream=1, message_bytes=10**6, group_size=4)
     gather = Collective(row=0, kind="all_gather", seconds=1e-3, step=0, stream=1, message_bytes=10**6, group_size=4)
-    rows = {row.kind: row for row in exchange_rows([call, gather], None)}
+    rows = {row.kind: row for row in make_communication_rows([call, gather], None)}
     assert rows["all_reduce"].bus == pytest.approx(1.5e9)
     assert rows["all_gather"].message_bytes == 4 * 10**6  # of the whole
     assert rows["all_gather"].bus == pytest.approx(3e9)
@@ -131,7 +131,7 @@ def test_bus_bandwidth_counts_as_nccl_tests_do():
 
 def test_a_collective_of_unknown_size_has_no_bandwidth():
     call = Collective(row=0, kind="all_reduce", seconds=1e-3, step=0, stream=1)
-    (row,) = exchange_rows([call], 8)
+    (row,) = make_communication_rows([call], 8)
     assert row.bus is None
 
 

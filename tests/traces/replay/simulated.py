@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Run:
-    """A step that repeats, and how many calls a stream's queue takes."""
+    """A step that repeats, and how many calls per stream's queue takes."""
 
     calls: tuple[Call, ...]
     depth: int = 1024

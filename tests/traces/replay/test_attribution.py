@@ -15,16 +15,16 @@ from traincast.app.cli.main import main
 from traincast.costs.host.profile import load_host_profile
 from traincast.hardware.platform import load_platform
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
-from traincast.traces.profiler.ops import framework_version
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
-from traincast.traces.replay.attribution import attribute, choose_profile, host_scale
-from traincast.traces.replay.host import SET_UP, TYPES, pooled_host
+from traincast.traces.link import link_trace
+from traincast.traces.profiler.ops import infer_framework_version
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
+from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
+from traincast.traces.replay.host import SET_UP, TYPES, pool_host
 from traincast.traces.replay.kernels import Known, predict_kernels
 from traincast.traces.replay.notes import replay_notes
-from traincast.traces.replay.path import path_report
-from traincast.traces.replay.steps import rewalk
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.path import make_path_report
+from traincast.traces.replay.steps import simulate_replay
+from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
 
 
@@ -43,7 +43,7 @@ def product_step(length=2000, kernel_us=900):
 def predicted(tied, platform="v100", **options):
     place = load_platform(platform)
     profile = choose_profile(place, tied)
-    return attribute(tied, timeline_instructions(tied), SignatureReader(tied), place, profile, **options)
+    return attribute_error(tied, make_timeline_instructions(tied), SignatureReader(tied), place, profile, **options)
 
 
 def test_kernels_are_predicted_from_shapes_and_kept_without(tmp_path):
@@ -65,7 +65,7 @@ def test_ops_nobody_has_modelled_keep_their_measured_time(tmp_path, name, shapes
     path.write_text(
         json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]})
     )
-    tied = link(read_kineto(path))
+    tied = link_trace(read_kineto(path))
     same, other = (predict_kernels(tied, SignatureReader(tied), load_platform(on).device) for on in ("v100", "h100"))
     assert Known(same.known[0]) in (Known.ESTIMATED, Known.NO_SHAPES)
     assert same.predicted[0] == pytest.approx(1e-6 * kernel_us)
@@ -109,8 +109,8 @@ def test_tensor_cores_are_told_from_kernel_names(tmp_path):
 def test_the_shares_add_up_to_the_error(tmp_path):
     found = predicted(linked(tmp_path, product_step()))
     for s in found.steps:
-        assert list(s.shares()) == ["walk", "kernels", "overheads"]
-        assert sum(s.shares().values()) == pytest.approx(s.error)
+        assert list(s.compute_shares()) == ["walk", "kernels", "overheads"]
+        assert sum(s.compute_shares().values()) == pytest.approx(s.error)
     assert found.steps[0].stages["kernels"] < found.steps[0].replayed  # the product was much slower than a V100's
     assert found.change_by_family["gemm"] == pytest.approx(
         found.steps[0].stages["kernels"] - found.steps[0].replayed, rel=0.05
@@ -119,18 +119,18 @@ def test_the_shares_add_up_to_the_error(tmp_path):
 
 def test_every_microsecond_of_the_host_is_some_overhead(tmp_path):
     tied = linked(tmp_path, product_step())
-    instructions = timeline_instructions(tied)
-    host = pooled_host(tied, instructions, load_host_profile("study-2022"))
+    instructions = make_timeline_instructions(tied)
+    host = pool_host(tied, instructions, load_host_profile("study-2022"))
     assert sum(p.measured for p in host.pieces) == pytest.approx(instructions.host_seconds.sum())
     assert {p.kind for p in host.pieces} <= set(TYPES)
 
 
 def test_replacing_measured_overheads_by_equal_ones_changes_nothing(tmp_path):
     tied = linked(tmp_path, product_step())
-    instructions = timeline_instructions(tied)
-    host = pooled_host(tied, instructions, load_host_profile("study-2022"))
+    instructions = make_timeline_instructions(tied)
+    host = pool_host(tied, instructions, load_host_profile("study-2022"))
     same = replace(host, pieces=tuple(replace(p, pooled=p.measured) for p in host.pieces))
-    assert np.allclose(same.replaced(instructions.host_seconds, *TYPES), instructions.host_seconds)
+    assert np.allclose(same.replace_measured(instructions.host_seconds, *TYPES), instructions.host_seconds)
 
 
 def test_a_slower_host_makes_the_prediction_longer(tmp_path):
@@ -142,7 +142,7 @@ def test_a_slower_host_makes_the_prediction_longer(tmp_path):
 def test_long_work_between_ops_is_the_users_own(tmp_path):
     late = event("cpu_op", "aten::view", 1900, 5)
     tied = linked(tmp_path, [*product_step(), late])
-    pieces = pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
+    pieces = pool_host(tied, make_timeline_instructions(tied), load_host_profile("study-2022")).pieces
     between = [p for p in pieces if p.kind == "kept" and not p.op]
     assert all(p.measured == p.pooled > 100e-6 for p in between)
     assert not any(p.measured > 100e-6 for p in pieces if p.kind == "T1")
@@ -157,7 +157,7 @@ def test_set_up_inside_of_ops_and_calls_keeps_its_time_and_is_named(tmp_path, ca
     tied = linked(tmp_path, step(*events, length=501_000))
     found = predicted(tied)
 
-    kept = {op: measured for (kind, op), (measured, _) in found.host_ops().items() if kind == SET_UP}
+    kept = {op: measured for (kind, op), (measured, _) in found.sum_host_by_op().items() if kind == SET_UP}
     assert kept == pytest.approx({"aten::mm": 0.2, "cudaLaunchKernel": 0.299}, rel=1e-3)
     assert found.steps[0].full == pytest.approx(tied.steps[0].seconds, rel=0.01)
     assert main(["trace", str(tied.trace.path), "--on", "v100", "--host", "platform"]) == 0
@@ -169,7 +169,7 @@ def test_calls_that_no_op_made_and_launches_of_graphs_keep_their_time(tmp_path):
     graph = [launch(8, 1150, 90, name="cudaGraphLaunch"), kernel(8, 1300, 5), kernel(8, 1310, 5)]
     tied = linked(tmp_path, [*product_step(), *own, *graph])
 
-    pieces = pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
+    pieces = pool_host(tied, make_timeline_instructions(tied), load_host_profile("study-2022")).pieces
 
     kept = [p for p in pieces if p.kind == "kept" and p.measured < 100e-6]
     # from the last op to the first call, from that one to the graph's, and the graph's itself
@@ -184,7 +184,7 @@ def test_data_loading_is_not_predicted(tmp_path):
     tied = linked(tmp_path, [*product_step(), loading])
     kept = [
         p
-        for p in pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
+        for p in pool_host(tied, make_timeline_instructions(tied), load_host_profile("study-2022")).pieces
         if p.kind == "kept" and p.op
     ]
     assert sum(p.measured for p in kept) == pytest.approx(700e-6)
@@ -192,17 +192,17 @@ def test_data_loading_is_not_predicted(tmp_path):
 
 
 def test_a_profile_is_not_used_on_its_own_trace(shared_data):
-    tied = link(read_kineto(shared_data / "traces/hta_recsys_a100_rank3of8/kineto_rank3.json.gz"))
+    tied = link_trace(read_kineto(shared_data / "traces/hta_recsys_a100_rank3of8/kineto_rank3.json.gz"))
     place = load_platform("a100-pg509")
     assert place.device.host == "server-2022"
     assert choose_profile(place, tied).name == "server-dlrm-2022"
     assert choose_profile(place, tied, "server-2022").name == "server-2022"
-    assert framework_version(tied) == "1.13"  # its layer norm is the vectorised one
+    assert infer_framework_version(tied) == "1.13"  # its layer norm is the vectorised one
 
 
 def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
     tied = linked(tmp_path, product_step())
-    path = path_report(0, tied, timeline_instructions(tied), ["aten::mm"])
+    path = make_path_report(0, tied, make_timeline_instructions(tied), ["aten::mm"])
     assert sum(path.by_what.values()) == pytest.approx(1.0)
     assert path.by_what["gemm"] == pytest.approx(0.45, abs=0.01)
     assert path.faster["gemm"] == pytest.approx(0.225, abs=0.01)
@@ -212,17 +212,17 @@ def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
 
 
 def test_segments_of_the_path_touch(tmp_path):
-    segments = path_report(
-        0, linked(tmp_path, product_step()), timeline_instructions(linked(tmp_path, product_step()))
+    segments = make_path_report(
+        0, linked(tmp_path, product_step()), make_timeline_instructions(linked(tmp_path, product_step()))
     ).segments
     assert all(a.end == pytest.approx(b.start) for a, b in zip(segments, segments[1:], strict=False))
 
 
 def test_a_step_that_replays_badly_is_explained(tmp_path):
     tied = linked(tmp_path, product_step())
-    instructions = timeline_instructions(tied)
-    slower = rewalk(tied, replace(instructions, kernel_seconds=instructions.kernel_seconds * 2))
-    assert replay_notes(tied, rewalk(tied, instructions)) == []
+    instructions = make_timeline_instructions(tied)
+    slower = simulate_replay(tied, replace(instructions, kernel_seconds=instructions.kernel_seconds * 2))
+    assert replay_notes(tied, simulate_replay(tied, instructions)) == []
     (note,) = replay_notes(tied, slower)
     assert "step 3 replays +44.8%" in note
     assert "aten::add" in note
@@ -240,10 +240,10 @@ PUBLIC = {
 def test_public_steps_are_predicted(shared_data, file):
     """The whole prediction, and its kernels' share alone."""
     platform, most = PUBLIC[file]
-    report = analyse_traces([shared_data / "traces" / file], TraceQuestion(platform=load_platform(platform)))
+    report = analyse_traces([shared_data / "traces" / file], TraceOptions(platform=load_platform(platform)))
     steps = [s for rank in report.ranks if rank.attribution for s in rank.attribution.steps]
     assert np.mean([abs(s.error) for s in steps]) < most
-    assert all(abs(s.shares()["kernels"]) < 0.03 for s in steps)
+    assert all(abs(s.compute_shares()["kernels"]) < 0.03 for s in steps)
     for rank in report.ranks:
         assert rank.attribution is not None
         assert sum(rank.path.by_what.values()) == pytest.approx(1.0, abs=0.02)
@@ -251,7 +251,9 @@ def test_public_steps_are_predicted(shared_data, file):
 
 def test_launch_calls_tell_how_fast_a_host_is(shared_data):
     report = analyse_traces([shared_data / "traces/param_dlrm_8xv100/kineto_rank0.json.gz"])
-    assert host_scale(report.ranks[0].overheads, load_host_profile("study-2022")) == pytest.approx(0.67, abs=0.02)
+    assert compute_host_scale(report.ranks[0].overheads, load_host_profile("study-2022")) == pytest.approx(
+        0.67, abs=0.02
+    )
 
 
 @pytest.fixture

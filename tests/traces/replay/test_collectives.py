@@ -8,8 +8,8 @@ from tests.traces.timelines import write_two_ranks
 from traincast.traces.collectives import Collective
 from traincast.traces.matched_collectives import Match
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.collectives import collective_ops, world_of
-from traincast.traces.replay.predicted_together import message_bytes
+from traincast.traces.replay.collectives import find_world_size, make_collective_ops
+from traincast.traces.replay.predicted_together import compute_message_bytes
 
 
 def call(kind, sent, received=-1, **more):
@@ -36,14 +36,14 @@ def match(*calls):
     ],
 )
 def test_the_size_of_a_collective_of_four_ranks(calls, nbytes):
-    assert message_bytes(match(*calls), 4) == nbytes
+    assert compute_message_bytes(match(*calls), 4) == nbytes
 
 
 def test_an_uneven_exchange_counts_as_the_even_one_that_takes_as_long():
     calls = [call("all_to_all", 400, in_splits=(1, 3)), call("all_to_all", 400, in_splits=(2, 2))]
 
     # rank 0 sends 300 bytes to rank 1, which is what an even exchange of 600 would
-    assert message_bytes(match(*calls), 2) == 600
+    assert compute_message_bytes(match(*calls), 2) == 600
 
 
 def test_the_kind_and_the_transfer_are_those_of_the_rank_that_came_last():
@@ -56,7 +56,7 @@ def test_the_kind_and_the_transfer_are_those_of_the_rank_that_came_last():
 def test_the_ops_of_two_ranks_name_their_group(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
-    ops, notes = collective_ops(report, world_of(report), 3)
+    ops, notes = make_collective_ops(report, find_world_size(report), 3)
 
     assert notes == []
     for signatures in ops:
@@ -70,12 +70,12 @@ def test_the_ops_of_two_ranks_name_their_group(tmp_path):
 def test_a_step_that_was_not_traced_has_no_collectives(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
-    assert collective_ops(report, 2, 99) == ([{}, {}], [])
+    assert make_collective_ops(report, 2, 99) == ([{}, {}], [])
 
 
 def test_ranks_that_were_not_traced_are_taken_to_do_the_same(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
-    _, notes = collective_ops(report, 8, 3)
+    _, notes = make_collective_ops(report, 8, 3)
 
     assert notes == ["2 of 8 ranks were traced; the others are taken to run the same"]

@@ -8,7 +8,7 @@ from tests.traces.timelines import event, kernel, launch, op, step, write_trace
 from traincast.app.cli.main import main
 from traincast.app.report.compared import comparison_text
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.compare import compare, shapes_text
+from traincast.traces.replay.compare import compare_reports, format_shapes
 
 
 def run(folder, name, product_us, width=64, host_us=20):
@@ -22,7 +22,7 @@ def run(folder, name, product_us, width=64, host_us=20):
 
 
 def compared(before, after):
-    return compare(*(analyse_traces([path]) for path in (before, after)))
+    return compare_reports(*(analyse_traces([path]) for path in (before, after)))
 
 
 def test_the_op_that_got_slower_explains_the_difference(tmp_path):
@@ -59,7 +59,7 @@ def test_two_traces_on_the_command_line(tmp_path, capsys):
     tables = tmp_path / "tables"
     tables.mkdir()
     assert main(["trace", *paths, "--compare", "--tables-out", str(tables)]) == 0
-    assert "b.json against a.json: 1.30 ms a step, 0.200 ms longer (+18.2%)" in capsys.readouterr().out
+    assert "b.json against a.json: 1.30 ms per step, 0.200 ms longer (+18.2%)" in capsys.readouterr().out
     assert (tables / "ops.csv").read_text().splitlines()[1].startswith("aten::mm,64x64 64x64,1.0,1.0,0.1,0.3")
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch, extra
 
 @pytest.mark.parametrize("details", [b"", b"[1]", b"{", b'{"dims":7}', b'{"dims":[["a"]]}'])
 def test_recorded_shapes_that_make_no_sense_are_no_shapes(details):
-    assert shapes_text(details) == ""
+    assert format_shapes(details) == ""
 
 
 def test_kernels_outside_of_any_op_go_by_their_own_name(tmp_path):

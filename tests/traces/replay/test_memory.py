@@ -13,7 +13,7 @@ from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.simulator import blocks
 from traincast.traces.replay import steady, timeline
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.timeline import make_timeline_instructions
 
 MOST_BYTES = 900  # an event; the text of a trace has 130 (here) to 600 of its own
 
@@ -57,7 +57,7 @@ def test_memory_grows_by_no_more_than_so_many_bytes_an_event(tmp_path, monkeypat
 @pytest.mark.parametrize("together", [1, 3])
 def test_what_ifs_of_a_long_trace_are_made_a_few_at_a_time(tmp_path, monkeypatch, together):
     tied = linked(tmp_path, step(launch(1, 10), kernel(1, 20, 80), launch(2, 200), kernel(2, 210, 50)))
-    instructions = steady.cycle(tied, timeline_instructions(tied))
+    instructions = steady.select_marked_steps(tied, make_timeline_instructions(tied))
     monkeypatch.setattr(steady, "_MOST_VALUES", together * len(instructions.row))
     alive, most = weakref.WeakSet(), []
 
@@ -69,7 +69,7 @@ def test_what_ifs_of_a_long_trace_are_made_a_few_at_a_time(tmp_path, monkeypatch
             yield variant
             del variant
 
-    seconds = steady.steady_seconds(tied, variants())
+    seconds = steady.compute_steady_seconds(tied, variants())
 
     assert seconds.tolist() == pytest.approx([factor * seconds[0] for factor in range(1, 8)])
     assert max(most) <= 2 * together  # one batch, and the next while it is gathered

@@ -9,8 +9,8 @@ from tests.traces.timelines import event, kernel, launch, linked, step, write_tw
 from traincast.simulator.critical import PathPart, Segment
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.labels import BACKLOG, HOST, LATE, Labels
-from traincast.traces.replay.path import by_gain, path_report
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.path import make_path_report, sort_by_gain
+from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.utils.errors import TraincastError
 
 
@@ -23,7 +23,7 @@ def waited_for():
 
 
 def report(tied, twice=()):
-    return path_report(4, tied, timeline_instructions(tied), twice)
+    return make_path_report(4, tied, make_timeline_instructions(tied), twice)
 
 
 def test_the_path_goes_through_what_the_host_waited_for(tmp_path):
@@ -46,8 +46,8 @@ def test_what_was_asked_for_comes_first(tmp_path):
     path = report(linked(tmp_path, waited_for()), ["aten::mm"])
 
     assert next(iter(path.faster)) == "aten::mm"
-    assert by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, ["a"], {"c": 0.5}) == {"a": 0.1, "c": 0.3, "b": 0.3}
-    assert list(by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, [], {"c": 0.5})) == ["c", "b", "a"]
+    assert sort_by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, ["a"], {"c": 0.5}) == {"a": 0.1, "c": 0.3, "b": 0.3}
+    assert list(sort_by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, [], {"c": 0.5})) == ["c", "b", "a"]
 
 
 def test_a_name_that_the_trace_does_not_have_is_refused(tmp_path):
@@ -89,20 +89,20 @@ def test_what_the_next_step_waits_for_is_the_path_not_where_the_host_ends(tmp_pa
 
 def test_labels_name_families_ops_and_the_backlog(tmp_path):
     tied = linked(tmp_path, [*waited_for(), kernel(77, 0, 20, name="reduce_kernel")])
-    labels = Labels(tied, timeline_instructions(tied))
+    labels = Labels(tied, make_timeline_instructions(tied))
 
     assert labels.families == ["gemm"]
     assert labels.ops == ["aten::mm"]
-    parts = list(labels.parts(4, Segment("device", 0, 0.0, 20e-6)))
+    parts = list(labels.describe_segment(4, Segment("device", 0, 0.0, 20e-6)))
     assert parts == [PathPart(4, BACKLOG, BACKLOG, "reduce_kernel", 0.0, 20e-6)]
 
 
 def test_a_kernel_that_began_late_is_two_parts_of_the_path(tmp_path):
     tied = linked(tmp_path, step(launch(1, 10), kernel(1, 55, 100)))
-    instructions = timeline_instructions(tied)
+    instructions = make_timeline_instructions(tied)
     (place,) = np.flatnonzero(instructions.kept_seconds)
 
-    late, running = Labels(tied, instructions).parts(0, Segment("device", int(place), 15e-6, 155e-6))
+    late, running = Labels(tied, instructions).describe_segment(0, Segment("device", int(place), 15e-6, 155e-6))
 
     assert (late.what, late.start, late.end) == (LATE, 15e-6, pytest.approx(55e-6))
     assert (running.what, running.start, running.end) == ("gemm", late.end, 155e-6)
@@ -110,9 +110,9 @@ def test_a_kernel_that_began_late_is_two_parts_of_the_path(tmp_path):
 
 def test_half_the_time_for_the_host_leaves_kernels_alone(tmp_path):
     tied = linked(tmp_path, waited_for())
-    instructions = timeline_instructions(tied)
+    instructions = make_timeline_instructions(tied)
 
-    halved = Labels(tied, instructions).halved(HOST)
+    halved = Labels(tied, instructions).halve_time(HOST)
 
     assert halved.host_seconds.tolist() == pytest.approx((0.5 * instructions.host_seconds).tolist())
     assert halved.kernel_seconds.tolist() == instructions.kernel_seconds.tolist()
@@ -120,9 +120,9 @@ def test_half_the_time_for_the_host_leaves_kernels_alone(tmp_path):
 
 def test_half_the_time_for_an_op_is_half_of_its_kernels_and_of_its_host_time(tmp_path):
     tied = linked(tmp_path, waited_for())
-    instructions = timeline_instructions(tied)
+    instructions = make_timeline_instructions(tied)
 
-    halved = Labels(tied, instructions).halved("aten::mm")
+    halved = Labels(tied, instructions).halve_time("aten::mm")
 
     assert instructions.kernel_seconds.sum() - halved.kernel_seconds.sum() == pytest.approx(150e-6)
     # 5 us before the launch, 10 us of the launch and 20 us after it are inside of the op

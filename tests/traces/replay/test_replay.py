@@ -1,4 +1,4 @@
-"""The walk, fed with measured times, gives back the measured steps; and the verb that shows it."""
+"""The simulation, fed with measured times, gives back the measured steps; and the command that shows it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from tests.traces import damaged
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.app.cli.main import main
-from traincast.traces.collectives import collectives
+from traincast.traces.collectives import find_collectives
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
-from traincast.traces.replay.steps import rewalk
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.link import link_trace
+from traincast.traces.replay.steps import simulate_replay
+from traincast.traces.replay.timeline import make_timeline_instructions
 
 MARKED = [
     "kineto_resnet50_v100/num_workers_0", "kineto_resnet50_v100/num_workers_4", "hta_recsys_a100_rank3of8/kineto_rank3",
@@ -24,7 +24,7 @@ MARKED = [
 
 
 def replayed(tied):
-    return rewalk(tied, timeline_instructions(tied))
+    return simulate_replay(tied, make_timeline_instructions(tied))
 
 
 def synchronised_step():
@@ -37,19 +37,19 @@ def synchronised_step():
 
 
 def test_a_synchronised_step_is_walked_to_its_measured_length(tmp_path):
-    (walked,) = replayed(linked(tmp_path, synchronised_step())).steps
-    assert walked.walked == pytest.approx(walked.measured, abs=3e-6)
+    (simulated,) = replayed(linked(tmp_path, synchronised_step())).steps
+    assert simulated.walked == pytest.approx(simulated.measured, abs=3e-6)
 
 
 def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path):
     """The wait is simulated, not copied from the trace."""
     tied = linked(tmp_path, synchronised_step())
-    instructions = timeline_instructions(tied)
+    instructions = make_timeline_instructions(tied)
 
-    (slower,) = rewalk(tied, replace(instructions, kernel_seconds=2 * instructions.kernel_seconds)).steps
+    (slower,) = simulate_replay(tied, replace(instructions, kernel_seconds=2 * instructions.kernel_seconds)).steps
 
-    (walked,) = replayed(tied).steps
-    assert slower.walked - walked.walked == pytest.approx(300e-6, abs=5e-6)
+    (simulated,) = replayed(tied).steps
+    assert slower.walked - simulated.walked == pytest.approx(300e-6, abs=5e-6)
 
 
 def test_a_blocking_copy_is_not_counted_twice(tmp_path):
@@ -58,22 +58,22 @@ def test_a_blocking_copy_is_not_counted_twice(tmp_path):
         event("cpu_op", "aten::to", 0, 540), launch(1, 10, 505, name="cudaMemcpyAsync"), copy,
         event("cuda_runtime", "cudaStreamSynchronize", 516, 8, correlation=2), length=550,
     )  # fmt: skip
-    (walked,) = replayed(linked(tmp_path, events)).steps
-    assert walked.walked == pytest.approx(550e-6, rel=0.01)
+    (simulated,) = replayed(linked(tmp_path, events)).steps
+    assert simulated.walked == pytest.approx(550e-6, rel=0.01)
 
 
 @pytest.mark.parametrize("file", MARKED)
 def test_public_steps_are_replayed(shared_data, file):
-    for walked in replayed(link(read_kineto(shared_data / f"traces/{file}.json.gz"))).steps:
-        assert abs(walked.error) < 0.03
+    for simulated in replayed(link_trace(read_kineto(shared_data / f"traces/{file}.json.gz"))).steps:
+        assert abs(simulated.error) < 0.03
 
 
 def test_collectives_have_kind_size_and_group(shared_data):
     traces = shared_data / "traces"
-    found = collectives(link(read_kineto(traces / "param_dlrm_8xv100/kineto_rank0.json.gz")))
+    found = find_collectives(link_trace(read_kineto(traces / "param_dlrm_8xv100/kineto_rank0.json.gz")))
     assert sorted(c.kind for c in found) == ["all_reduce"] * 3 + ["all_to_all"] * 5
     assert max(c.message_bytes for c in found) == 4 * 394241
-    amd = collectives(link(read_kineto(traces / "tracelens_mi300x_resnet/kineto_rank0of8.json.gz")))
+    amd = find_collectives(link_trace(read_kineto(traces / "tracelens_mi300x_resnet/kineto_rank0of8.json.gz")))
     launched = [c for c in amd if c.step >= 0]
     assert {c.kind for c in launched} == {"all_reduce", "broadcast"}
     assert all((c.group, c.group_size, c.group_ranks) == ("0", 8, tuple(range(8))) for c in launched)
@@ -140,10 +140,12 @@ def test_every_damaged_timeline_that_is_read_is_also_analysed(tmp_path, capsys):
 @pytest.mark.parametrize("file", MARKED)
 def test_the_device_is_replayed_too(shared_data, file):
     """From a step's first kernel to its last. When kernels start is simulated, also where the host never waits."""
-    tied = link(read_kineto(shared_data / f"traces/{file}.json.gz"))
-    walked = replayed(tied)
+    tied = link_trace(read_kineto(shared_data / f"traces/{file}.json.gz"))
+    simulated = replayed(tied)
     for index in range(len(tied.steps)):
-        mine = (tied.step[walked.kernel_row] == index) & (tied.launch[walked.kernel_row] >= 0)
-        rows = walked.kernel_row[mine]
+        mine = (tied.step[simulated.kernel_row] == index) & (tied.launch[simulated.kernel_row] >= 0)
+        rows = simulated.kernel_row[mine]
         measured = 1e-9 * (tied.end[rows].max() - tied.events["start"][rows].min())
-        assert walked.kernel_end[mine].max() - walked.kernel_start[mine].min() == pytest.approx(measured, rel=0.03)
+        assert simulated.kernel_end[mine].max() - simulated.kernel_start[mine].min() == pytest.approx(
+            measured, rel=0.03
+        )

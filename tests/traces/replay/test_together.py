@@ -9,16 +9,16 @@ import pytest
 from tests.traces.timelines import event, kernel, launch, linked, rank_events, step
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
-from traincast.traces.breakdown import breakdown
-from traincast.traces.collectives import collectives
+from traincast.traces.breakdown import compute_breakdown
+from traincast.traces.collectives import find_collectives
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
+from traincast.traces.link import link_trace
 from traincast.traces.matched_collectives import match_collectives
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
-from traincast.traces.replay.steps import rewalk
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
+from traincast.traces.replay.steps import simulate_replay
+from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.replay.together import replay_ranks
-from traincast.traces.slowdowns import slowdowns
+from traincast.traces.slowdowns import compute_slowdowns
 from traincast_evaluation.suites.replay import replay_rows, replayed_ranks
 
 CLOCK_OFF_US = 5_000_000
@@ -51,7 +51,7 @@ def test_a_rank_waits_for_the_last_one(two_ranks):
 
 
 def test_the_path_over_ranks_goes_to_the_late_one(two_ranks):
-    path = analyse_traces([two_ranks], TraceQuestion(twice=("aten::mm",))).together.path
+    path = analyse_traces([two_ranks], TraceOptions(twice=("aten::mm",))).together.path
     segments = path.segments
     assert all(a.end == pytest.approx(b.start) for a, b in zip(segments, segments[1:], strict=False))
     assert segments[0].rank == 1
@@ -64,7 +64,7 @@ def test_the_path_over_ranks_goes_to_the_late_one(two_ranks):
 
 
 def test_a_transfer_twice_as_fast_ends_earlier_for_all(two_ranks):
-    path = analyse_traces([two_ranks], TraceQuestion(twice=("communication",))).together.path
+    path = analyse_traces([two_ranks], TraceOptions(twice=("communication",))).together.path
     run = path.segments[-1].end
     assert path.faster["communication"] == pytest.approx(25e-6 / run, rel=0.02)
 
@@ -143,13 +143,13 @@ def test_the_replay_is_tabled(shared_data):
 
 def test_eight_ranks_are_predicted_together(shared_data):
     folder = shared_data / "traces/param_dlrm_8xv100"
-    report = analyse_traces([folder], TraceQuestion(platform=load_platform("dgx1-v100")))
+    report = analyse_traces([folder], TraceOptions(platform=load_platform("dgx1-v100")))
     prediction = report.together.prediction
     assert prediction.topology == "dgx1-v100"
     for steps in prediction.steps:
         (s,) = steps
-        assert list(s.shares()) == ["walk", "kernels", "collectives", "overheads"]
-        assert sum(s.shares().values()) == pytest.approx(s.error)
+        assert list(s.compute_shares()) == ["walk", "kernels", "collectives", "overheads"]
+        assert sum(s.compute_shares().values()) == pytest.approx(s.error)
         assert abs(s.error) < 0.12
     assert all(predicted < 300e-6 for _, _, _, predicted in prediction.transfers)
     assert report.together.path.segments[0].rank == 7  # it began last
@@ -161,7 +161,7 @@ def test_kernels_beside_a_collective_are_compared_with_the_same_alone(tmp_path):
     for number, (begin, length) in enumerate(((20, 10), (40, 10), (150, 15), (200, 25))):
         events += [event("cpu_op", "aten::mul", begin - 9, 8, **shapes), launch(number, begin - 8, 2)]
         events.append(kernel(number, begin, length, name="vectorized_elementwise_kernel"))
-    found = slowdowns(linked(tmp_path, step(*events)))
+    found = compute_slowdowns(linked(tmp_path, step(*events)))
     assert list(found) == ["elementwise"]
     assert (found["elementwise"].count, found["elementwise"].ratio) == (2, pytest.approx(2.0))
     assert found["elementwise"].quartiles[1] == pytest.approx(2.0)
@@ -169,13 +169,13 @@ def test_kernels_beside_a_collective_are_compared_with_the_same_alone(tmp_path):
 
 def test_equal_ranks_replay_together_as_each_does_alone(shared_data):
     """Nobody waits for anybody, and what crowded a collective out is not lost."""
-    tied = link(read_kineto(shared_data / "traces/hta_recsys_a100_rank3of8/kineto_rank3.json.gz"))
-    calls, instructions, steps = collectives(tied), timeline_instructions(tied), breakdown(tied)
+    tied = link_trace(read_kineto(shared_data / "traces/hta_recsys_a100_rank3of8/kineto_rank3.json.gz"))
+    calls, instructions, steps = find_collectives(tied), make_timeline_instructions(tied), compute_breakdown(tied)
     matches = match_collectives([tied, tied], [calls, calls])
     assert len(matches.collectives) == len(calls) == 60
     together = replay_ranks([tied, tied], [instructions, instructions], matches, [steps, steps])
-    alone = rewalk(tied, instructions)
+    alone = simulate_replay(tied, instructions)
     for rank in together.ranks:
         assert rank.waited == 0.0
         assert [s.walked for s in rank.replay.steps] == pytest.approx([s.walked for s in alone.steps])
-        assert all(walked == pytest.approx(measured, rel=0.1) for measured, walked in rank.exposed)
+        assert all(simulated == pytest.approx(measured, rel=0.1) for measured, simulated in rank.exposed)

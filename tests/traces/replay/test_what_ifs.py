@@ -6,9 +6,9 @@ import pytest
 
 from tests.traces.replay.simulated import Call, Run
 from tests.traces.timelines import linked
-from traincast.traces.replay.path import path_report
-from traincast.traces.replay.steps import rewalk
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.path import make_path_report
+from traincast.traces.replay.steps import simulate_replay
+from traincast.traces.replay.timeline import make_timeline_instructions
 
 GEMM, RELU, NORM, NCCL = "sgemm_128x64", "vectorized_elementwise_kernel", "layer_norm_kernel", "ncclKernel_AllReduce"
 FAMILY = {GEMM: "gemm", RELU: "elementwise", NORM: "norm", NCCL: "communication", "host": "host"}
@@ -37,7 +37,7 @@ RUNS = {
     ),
     "graphs": (Run((*calls(10.0, 30.0), Call(20.0, ((GEMM, 40.0), (RELU, 15.0)) * 20, late=12.0))), 3, 4),
     "graphs, host bound": (Run((*calls(400.0, 30.0), Call(900.0, ((GEMM, 10.0), (RELU, 5.0)) * 10))), 3, 4),
-    "a collective beside the backward pass": (
+    "a collective alongside the backward pass": (
         Run((*calls(9.0, 40.0, 20.0, 30.0, times=3), LOOKUP, *calls(9.0, 40.0, 10.0, 30.0, times=6),
              Call(9.0, ((RELU, 12.0),), waits_for=9))), 3, 4,
     ),
@@ -52,7 +52,7 @@ def traced(request, tmp_path_factory):
     """A run, its trace and the report of that."""
     run, first, count = RUNS[request.param]
     tied = linked(tmp_path_factory.mktemp("run"), run.trace(first, count))
-    return run, tied, path_report(0, tied, timeline_instructions(tied))
+    return run, tied, make_path_report(0, tied, make_timeline_instructions(tied))
 
 
 def test_gains_are_the_true_ones_wherever_the_step_is_bound(traced):
@@ -68,7 +68,7 @@ def test_gains_are_the_true_ones_wherever_the_step_is_bound(traced):
 def test_simulated_steps_replay_as_they_were(traced):
     _, tied, _ = traced
 
-    replayed = rewalk(tied, timeline_instructions(tied))
+    replayed = simulate_replay(tied, make_timeline_instructions(tied))
 
     assert [step.walked for step in replayed.steps] == pytest.approx(
         [step.measured for step in replayed.steps], rel=5e-3

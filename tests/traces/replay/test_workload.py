@@ -11,7 +11,7 @@ from tests.traces.timelines import event, kernel, launch, rank_events, step
 from traincast.app.api import load, load_trace, predict
 from traincast.app.cli.main import main
 from traincast.ir.ops import Phase
-from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
+from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 from traincast.traces.replay.workload import trace_workload
 from traincast.utils.errors import TraincastError
 
@@ -81,9 +81,9 @@ def test_it_is_saved_and_predicted(small, tmp_path, capsys):
     path = tmp_path / "small.json"
     assert main(["trace", str(path), "--workload-out", str(tmp_path / "out.tc")]) == 0
     assert "missing: no shapes recorded" in capsys.readouterr().out
-    answer = predict(tmp_path / "out.tc", on="v100")
-    assert answer.iteration == predict(small, on="v100").iteration
-    assert 0 < answer.device_active < answer.iteration
+    result = predict(tmp_path / "out.tc", on="v100")
+    assert result.iteration == predict(small, on="v100").iteration
+    assert 0 < result.device_active < result.iteration
 
 
 def test_recorded_strides_and_arguments_are_taken(tmp_path):
@@ -170,13 +170,13 @@ def test_public_traces_become_workloads(shared_data, tmp_path, file):
     platform, most = PUBLIC[file]
     assert main(["trace", str(shared_data / "traces" / file), "--workload-out", str(tmp_path / "w.tc"), "--json"]) == 0
     workload = load(tmp_path / "w.tc")
-    report = analyse_traces([shared_data / "traces" / file], TraceQuestion(platform=None))
+    report = analyse_traces([shared_data / "traces" / file], TraceOptions(platform=None))
     tf32 = "tf32" if "TF32" in workload.meta.get("notes", "") else "fp32"
-    answer = predict(workload, on=platform, dtype=tf32)
+    result = predict(workload, on=platform, dtype=tf32)
     measured = sorted(s.compute for s in report.ranks[0].steps)
-    active = answer.device_active if len(workload.ranks) == 1 else answer.ranks[0].compute
+    active = result.device_active if len(workload.ranks) == 1 else result.ranks[0].compute
     assert active == pytest.approx(measured[len(measured) // 2], rel=most)
-    assert answer.iteration > 0
+    assert result.iteration > 0
 
 
 def exchange(sent, received, *, group="[0, 1]", size=2):
@@ -221,6 +221,6 @@ def test_ranks_that_were_not_traced(tmp_path):
 
 def test_a_traced_step_becomes_data_parallel(shared_data):
     workload = load_trace(shared_data / "traces/kineto_resnet50_v100/num_workers_4.json.gz")
-    answer = predict(workload, on="dgx1-v100", gpus=4)
-    reduced = [o.signature for o in answer.timeline.program.ops if o.signature.scalar("collective") == "all_reduce"]
+    result = predict(workload, on="dgx1-v100", gpus=4)
+    reduced = [o.signature for o in result.timeline.program.ops if o.signature.scalar("collective") == "all_reduce"]
     assert sum(s.scalar("bytes") for s in reduced) == pytest.approx(102.2e6, rel=0.01)  # ResNet-50's gradients

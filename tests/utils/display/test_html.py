@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from traincast.utils.display.html import html_folded, html_lines, html_table
+from traincast.utils.display.html import format_html_details, format_html_lines, format_html_table
 
 
 def test_table_aligns_the_columns_named():
-    assert html_table(("name", "ms"), [("gemm", "1.5")], right=(1,)) == (
+    assert format_html_table(("name", "ms"), [("gemm", "1.5")], right=(1,)) == (
         '<table><thead><tr><th>name</th><th style="text-align:right">ms</th></tr></thead>'
         '<tbody><tr><td>gemm</td><td style="text-align:right">1.5</td></tr></tbody></table>'
     )
 
 
 def test_table_without_rows_is_its_header():
-    assert html_table(("a",), []) == "<table><thead><tr><th>a</th></tr></thead><tbody></tbody></table>"
+    assert format_html_table(("a",), []) == "<table><thead><tr><th>a</th></tr></thead><tbody></tbody></table>"
 
 
 def test_whatever_comes_in_is_escaped():
-    made = html_table(("<i>",), [('<script src="x">&',)]) + html_lines("<b>\n&") + html_folded("<u>", "")
+    made = (
+        format_html_table(("<i>",), [('<script src="x">&',)])
+        + format_html_lines("<b>\n&")
+        + format_html_details("<u>", "")
+    )
 
     assert "<td>&lt;script src=&quot;x&quot;&gt;&amp;</td>" in made
     assert "<th>&lt;i&gt;</th>" in made
@@ -26,4 +30,4 @@ def test_whatever_comes_in_is_escaped():
 
 
 def test_folded_content_is_html_already():
-    assert html_folded("rows", "<table></table>") == "<details><summary>rows</summary><table></table></details>"
+    assert format_html_details("rows", "<table></table>") == "<details><summary>rows</summary><table></table></details>"

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.utils.display.text import bar, count, in_units, milliseconds, table
+from traincast.utils.display.text import format_bar, format_count, format_milliseconds, format_quantity, format_table
 
 
 def test_table_aligns_columns():
-    assert table(("name", "ms"), [("gemm", "12.5"), ("a", "3")], right=(1,)) == "\n".join(
+    assert format_table(("name", "ms"), [("gemm", "12.5"), ("a", "3")], right=(1,)) == "\n".join(
         ["name    ms", "────  ────", "gemm  12.5", "a        3"]
     )
 
 
 def test_table_without_rows_is_its_header():
-    assert table(("a", "b"), []) == "a  b\n─  ─"
+    assert format_table(("a", "b"), []) == "a  b\n─  ─"
 
 
 @pytest.mark.parametrize(
     ("fraction", "drawn"), [(0, ""), (0.5, "█████"), (0.55, "█████▌"), (1, "██████████"), (7, "██████████"), (-1, "")]
 )
 def test_bar(fraction, drawn):
-    assert bar(fraction, width=10) == drawn
+    assert format_bar(fraction, width=10) == drawn
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(1.2e-5, "0.012"), (3.456e-3, "3.46"), (0.0999, "99.90"), (0.812, "812"), (12.5, "12,500")]
 )
 def test_milliseconds(seconds, text):
-    assert milliseconds(seconds) == text
+    assert format_milliseconds(seconds) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(12, "12"), (1500, "1.5 k"), (774e6, "774 M"), (1.3e9, "1.3 B")])
 def test_count(number, text):
-    assert count(number) == text
+    assert format_count(number) == text
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_count(number, text):
     ],
 )
 def test_units_have_the_prefix_of_their_thousands(number, text):
-    assert in_units(number, "B") == text
+    assert format_quantity(number, "B") == text

@@ -1,4 +1,4 @@
-"""Small files of strangers: what is read, and one clear line for everything else."""
+"""Small untrusted files: what is read, and one clear line for everything else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.limits import MAX_DIGITS
 from traincast.utils.files.reading import (
     parse_json,
@@ -166,6 +166,6 @@ def test_csv_that_is_refused(tmp_path, text, part):
 
 
 def test_values_in_messages_are_short_and_printable():
-    assert len(shown({"k": [["x" * 10**6] * 1000] * 1000})) < 300
-    assert "\x1b" not in shown("\x1b[31m") and "\n" not in shown("a\nb")
-    assert shown(10**5000) == "a int"
+    assert len(shorten_value({"k": [["x" * 10**6] * 1000] * 1000})) < 300
+    assert "\x1b" not in shorten_value("\x1b[31m") and "\n" not in shorten_value("a\nb")
+    assert shorten_value(10**5000) == "a int"

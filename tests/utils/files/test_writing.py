@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.writing import check_output, replacing, write_bytes, write_json, write_together
+from traincast.utils.files.writing import check_output, replace_file, write_bytes, write_json, write_together
 
 
 def left_over(folder):
@@ -36,7 +36,7 @@ def test_what_was_there_stays_when_writing_fails(tmp_path, error):
     target.write_bytes(b"old")
 
     def fail():
-        with replacing(target) as file:
+        with replace_file(target) as file:
             file.write(b"half")
             raise error
 
@@ -125,7 +125,7 @@ def test_drafts_of_killed_processes_go_when_the_file_is_written_again(tmp_path):
 
 
 def test_the_draft_of_a_living_process_stays(tmp_path):
-    with replacing(tmp_path / "a.bin") as file:
+    with replace_file(tmp_path / "a.bin") as file:
         file.write(b"slow")
         (name,) = left_over(tmp_path)
         os.utime(tmp_path / name, (0, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.runner import Died, Job, chunks, run
+from traincast.utils.parallel.runner import Died, Job, run_tasks, split_into_chunks
 from traincast.utils.parallel.where import Workers
 
 
@@ -40,7 +40,7 @@ def _always_dies(_, task):
 
 def _outcomes(job, tasks, **options):
     heard = {}
-    run(job, tasks, lambda number, outcome: heard.setdefault(number, []).append(outcome), **options)
+    run_tasks(job, tasks, lambda number, outcome: heard.setdefault(number, []).append(outcome), **options)
     assert all(len(outcomes) == 1 for outcomes in heard.values())
     return {number: outcomes[0] for number, outcomes in heard.items()}
 
@@ -64,14 +64,14 @@ def test_a_task_that_kills_every_worker_is_told_and_stops_no_other():
 
 
 def test_chunks_hold_every_number_once_and_get_smaller():
-    made = chunks(range(101), 4)
+    made = split_into_chunks(range(101), 4)
     assert [n for chunk in made for n in chunk] == list(range(101))
     assert len(made[-1]) == 1
 
 
 def test_an_absurd_number_of_workers_is_refused():
     with pytest.raises(TraincastError, match="1 to 1024"):
-        run(Job(prepare=_prepare, given=1, work=_square), [1, 2], print, workers=0)
+        run_tasks(Job(prepare=_prepare, given=1, work=_square), [1, 2], print, workers=0)
 
 
 def _where(_, task):
@@ -96,14 +96,14 @@ def test_what_is_left_of_a_long_run_goes_to_others(slow_tasks):
 
 
 def test_where_tasks_run_is_said_and_checked():
-    assert Workers(processes=3).told(2) == "2 processes"
+    assert Workers(processes=3).describe(2) == "2 processes"
     with pytest.raises(TraincastError, match="1 to 1024"):
         Workers(processes=0)
 
 
 _PARENT = """
 import os, time
-from traincast.utils.parallel.runner import Job, run
+from traincast.utils.parallel.runner import Job, run_tasks
 
 
 def prepare(given):
@@ -116,7 +116,7 @@ def work(given, task):
 
 
 if __name__ == "__main__":
-    run(Job(prepare=prepare, given=None, work=work), [1, 2], lambda number, outcome: None, workers=2)
+    run_tasks(Job(prepare=prepare, given=None, work=work), [1, 2], lambda number, outcome: None, workers=2)
 """
 
 

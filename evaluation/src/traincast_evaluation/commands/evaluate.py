@@ -1,4 +1,4 @@
-"""Accuracy tables: predicted against published measurements, case by case, beside what others score.
+"""Accuracy tables: predicted against published measurements, case by case, alongside what others score.
 
 The measurements are not part of the package: '--data DIR' (or $TRAINCAST_DATA) names their folder. '--max-mape P'
 turns the table into a check: exit code 1 when the mean absolute error of a step exceeds P percent.
@@ -16,7 +16,7 @@ import math
 from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar
-from traincast.app.cli.verbs import CHECK_FAILED, OK
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.api import evaluate
 from traincast_evaluation.report import evaluation_text
@@ -24,7 +24,7 @@ from traincast_evaluation.suites.registry import SUITES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("suite", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument(
         "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"

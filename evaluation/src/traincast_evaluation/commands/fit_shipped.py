@@ -9,7 +9,7 @@ from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar
 from traincast_evaluation.api import fit
-from traincast_evaluation.fitting.pieces import PIECES
+from traincast_evaluation.fitting.profile_fits import PIECES
 from traincast_evaluation.fitting.shipped import FitResult
 
 DESCRIPTION = """

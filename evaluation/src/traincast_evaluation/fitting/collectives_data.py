@@ -14,7 +14,7 @@ import numpy.typing as npt
 from traincast.costs.collectives.calls import bus_factor
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast_evaluation.measured_tables import MeasuredTable, held_out, read_table, refuse
 
 FOLDER = "collectives"
@@ -137,13 +137,13 @@ def _node_pairs(table: MeasuredTable) -> npt.NDArray[Any]:
     logs = [log.split("_") for log in table.text("log_id")]
     pairwise = table.text("test_type") == "pairwise"
     odd = [row for row in np.flatnonzero(pairwise).tolist() if len(logs[row]) < 4]
-    refuse(table, "log_id", [(row, f"{shown(table.text('log_id')[row])} names no two nodes") for row in odd])
+    refuse(table, "log_id", [(row, f"{shorten_value(table.text('log_id')[row])} names no two nodes") for row in odd])
     pairs = [f"{log[2]} {log[3]}" if is_pair else "" for log, is_pair in zip(logs, pairwise, strict=True)]
     return np.array(pairs, dtype=object)
 
 
 def check_links(points: Points, node: str) -> None:
-    """Refuses points more than three times faster than the links of their node allow."""
+    """Rejects points more than three times faster than the links of their node allow."""
     from traincast.hardware.platform import load_topology
 
     topology = load_topology(node)
@@ -165,7 +165,7 @@ def _read(data: Path, file: str, text: list[str], time: str, more: Sequence[str]
 
 def _machines(table: MeasuredTable) -> npt.NDArray[Any]:
     odd = [
-        (row, str(unknown("machine", str(name), MACHINES, "Add it to the table of machines.")))
+        (row, str(make_unknown_error("machine", str(name), MACHINES, "Add it to the table of machines.")))
         for row, name in enumerate(table.text("device"))
         if name not in MACHINES
     ]

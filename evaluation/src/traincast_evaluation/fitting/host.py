@@ -171,7 +171,7 @@ def _older(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a table whose overheads, batches and counts are numbers; refused by file, row and column."""
+    """The rows of a table whose overheads, batches and counts are numbers; rejected by file, row and column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -197,7 +197,7 @@ def _check(where: str, column: str, text: str | None) -> None:
     if column == "type" and text not in _TYPES:
         raise TraincastError(f"{where}: {text!r} is none of {', '.join(_TYPES)}")
     if column in _WHOLE and not (text.isdecimal() and int(text)):
-        raise TraincastError(f"{where}: {text!r} is not a whole number above zero")
+        raise TraincastError(f"{where}: {text!r} is not an integer above zero")
     if column == "mean_us":
         try:
             value = float(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from traincast.costs.host.names import ISSUERS, PYTHON, current_name
 from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Overheads, pooled
+from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Overheads, pool_overheads
 from traincast.utils.errors import TraincastError
 
 _MIN_SAMPLES = 3  # fewer do not make a mean that outliers could be told from
@@ -24,25 +24,27 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
     times only count towards the medians that stand for unknown ops. `spread` is the relative deviation of an op's host
     time around its mean, averaged with the time spent in each op.
     """
-    overheads = pooled(workloads)
+    overheads = pool_overheads(workloads)
     launch = overheads.table.get(("T4", "launch"))
-    gaps = overheads.of_type("T1")
+    gaps = overheads.select_type("T1")
     if launch is None or PYTHON not in gaps:
         raise TraincastError("a host profile needs a trace with ops that launch kernels")
     t4 = {name: _mean_us(overheads.table.get(("T4", name), launch)) for name in _RUNTIME}
     waits = overheads.table.get(("T4", "synchronize"), launch)
-    t4["synchronize"] = _us(waits.quantile(0.05))  # a call that found nothing to wait for
+    t4["synchronize"] = _us(waits.compute_quantile(0.05))  # a call that found nothing to wait for
     return {
-        "t1_us": {name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).mean_below(LONGEST_GAP)) for name in ISSUERS},
-        "t2_us": _table(overheads.of_type("T2")),
-        "t3_us": _table(overheads.of_type("T3")),
+        "t1_us": {
+            name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).compute_mean_below(LONGEST_GAP)) for name in ISSUERS
+        },
+        "t2_us": _table(overheads.select_type("T2")),
+        "t3_us": _table(overheads.select_type("T3")),
         "t4_us": t4,
-        "t5_us": _table(overheads.of_type("T5")),
-        "alone_us": _table(overheads.of_type("alone")),
+        "t5_us": _table(overheads.select_type("T5")),
+        "alone_us": _table(overheads.select_type("alone")),
         "spread": round(_spread(overheads), 3),
         "provenance": dict(provenance),
         "distributions_us": {
-            kind: {op: d.summary_us() for op, d in overheads.of_type(kind).items() if d.count >= _MIN_SAMPLES}
+            kind: {op: d.summarise_us() for op, d in overheads.select_type(kind).items() if d.count >= _MIN_SAMPLES}
             for kind in TYPES
         },
     }
@@ -82,8 +84,8 @@ def _table(distributions: Mapping[str, Distribution]) -> dict[str, float]:
 def _spread(overheads: Overheads) -> float:
     weighted = total = 0.0
     for kind in ("T2", "T3", "T5", "alone"):
-        for distribution in overheads.of_type(kind).values():
-            mean, deviation = distribution.robust()
+        for distribution in overheads.select_type(kind).values():
+            mean, deviation = distribution.compute_robust_moments()
             if distribution.count >= _MIN_SAMPLES and mean > 0:
                 weighted += distribution.total * deviation / mean
                 total += distribution.total
@@ -91,7 +93,7 @@ def _spread(overheads: Overheads) -> float:
 
 
 def _mean_us(distribution: Distribution) -> float:
-    return _us(distribution.robust()[0])
+    return _us(distribution.compute_robust_moments()[0])
 
 
 def _us(seconds: float) -> float:

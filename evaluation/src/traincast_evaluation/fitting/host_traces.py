@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
-from traincast.traces.overheads.extraction import Overheads, measure_overheads, profiler_cost
+from traincast.traces.link import link_trace
+from traincast.traces.overheads.extraction import Overheads, estimate_profiler_cost, measure_overheads
 from traincast_evaluation.fitting.host import host_tables
 from traincast_evaluation.fitting.host_profile import build_host_profile, filled_from
 
@@ -50,8 +50,8 @@ def fit_host_from_traces(data: Path, out: Path, progress: Callable[[str, float],
         overheads: list[Overheads] = []
         costs = []
         for file in files:
-            linked = link(read_kineto(data / "traces" / file))
-            cost = profiler_cost(linked)
+            linked = link_trace(read_kineto(data / "traces" / file))
+            cost = estimate_profiler_cost(linked)
             costs.append({"file": file, "op_us": cost.op / 1e3, "call_us": cost.call / 1e3, "steps": len(linked.steps)})
             overheads.append(measure_overheads(linked, cost))
         provenance = {"sources": [source], "host": what, "profiler_cost_removed": costs}

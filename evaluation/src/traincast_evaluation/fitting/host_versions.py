@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
+from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import measure_overheads
 from traincast_evaluation.fitting.host_profile import build_host_profile
 
@@ -47,7 +47,7 @@ def read_ratios(data: Path, t2_us: Mapping[str, float], older_us: Mapping[str, M
     t1: dict[str, list[float]] = {}
     newer: dict[str, list[float]] = {}
     for files in TRACES:
-        linked = (link(read_kineto(data / "traces" / file)) for file in files)
+        linked = (link_trace(read_kineto(data / "traces" / file)) for file in files)
         profile = build_host_profile([measure_overheads(each) for each in linked], {})
         host = statistics.median(t2_us[op] / us for op, us in profile["t2_us"].items() if op in t2_us)
         for name, us in profile["t1_us"].items():

@@ -1,4 +1,4 @@
-"""How much longer kernels take beside a transfer, from a trace in which equal kernels ran with and without one."""
+"""How much longer kernels take alongside a transfer, from a trace in which equal kernels ran with and without one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
-from traincast.traces.slowdowns import Pair, pairs_beside
+from traincast.traces.link import link_trace
+from traincast.traces.slowdowns import Pair, find_overlapped_pairs
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 
@@ -23,10 +23,12 @@ _CANDIDATES = np.arange(0.0, 10.05e-6, 0.1e-6)  # seconds, tried one by one
 def fit_overlap(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, Any]:
     """Writes `overlap.json` into `out` and returns it."""
     progress("kernels beside transfers", 0.0)
-    pairs = pairs_beside(link(read_kineto(data / "traces" / TRACE)))
+    pairs = find_overlapped_pairs(link_trace(read_kineto(data / "traces" / TRACE)))
     fitted, held = ([pair for pair in pairs if pair.group % 2 == half] for half in (0, 1))
     if not (fitted and held):
-        raise TraincastError(f"'traces/{TRACE}' has too few kernels that ran beside a transfer and alone; is it whole?")
+        raise TraincastError(
+            f"'traces/{TRACE}' has too few kernels that ran alongside a transfer and alone; is it whole?"
+        )
     start = best(fitted)
     profile = {
         "start_us": round(1e6 * start, 1),

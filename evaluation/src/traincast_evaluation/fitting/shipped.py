@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.results import Records, Result
-from traincast_evaluation.fitting.pieces import PIECES, fit_pieces
+from traincast_evaluation.fitting.profile_fits import PIECES, fit_profiles
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +44,7 @@ def fit(
     """Fits the pieces named, each once, or all, and writes them to `out` or, where that is meant, into the package."""
     _check_folder(out, into_package)
     chosen = list(dict.fromkeys(pieces or PIECES))
-    return FitResult(out, fit_pieces(chosen, data, out, lambda _, share: progress(share)))
+    return FitResult(out, fit_profiles(chosen, data, out, lambda _, share: progress(share)))
 
 
 def _check_folder(out: Path | None, into_package: bool) -> None:
@@ -52,7 +52,7 @@ def _check_folder(out: Path | None, into_package: bool) -> None:
     if out is not None and into_package:
         raise TraincastError("`out` and `into_package` are two places for the profiles; give one")
     if out is not None and out.exists() and not out.is_dir():
-        raise TraincastError(f"cannot write to '{shown_path(out)}': it is no folder; give another `out`")
+        raise TraincastError(f"cannot write to '{format_path(out)}': it is no folder; give another `out`")
     if out is None and not into_package and not _in_checkout(Path(str(files("traincast")))):
         raise TraincastError(
             "no folder for the profiles: give `out`, or `into_package` to replace those of the installed package"

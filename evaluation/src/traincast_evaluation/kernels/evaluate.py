@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from traincast.utils.arrays import BoolArray
-from traincast.utils.metrics import ErrorRow, error_row, within
+from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
 from traincast_evaluation.kernels.fit import AnySamples, Predictor, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Samples
 
@@ -21,8 +21,8 @@ def samples_row(
     """The errors on all of these samples; `calibrated` where the spreads are: those of a model fitted for a table of
     errors are not."""
     shown, sigma = samples.predicted(predict)
-    inside = within(shown, samples.seconds, sigma) if calibrated else None
-    return error_row(suite, group, shown, samples.seconds, samples.names(), reference, inside)
+    inside = is_within_interval(shown, samples.seconds, sigma) if calibrated else None
+    return compute_error_row(suite, group, shown, samples.seconds, samples.names(), reference, inside)
 
 
 def device_rows(

@@ -2,7 +2,7 @@
 
 Samples are read and checked; a fifth of them, told by a hash of their shape, is held out. What the host added to the
 others is found, the model is fitted, and its spread judged on another fifth that a second fit leaves out, and on chips
-left out one by one. Errors in the provenance are those of the held-out fifth beside those of the fitted samples.
+left out one by one. Errors in the provenance are those of the held-out fifth alongside those of the fitted samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.model import KernelModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.metrics import mean_error_percent, within
+from traincast.utils.metrics import compute_mean_error_percent, is_within_interval
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.solve import spread_90
 
@@ -94,14 +94,14 @@ class FamilyTraining(ABC, Generic[AnySamples, Fitted]):
         """Where the profile comes from and how far off it is."""
         used, held = ~samples.held_out & samples.telling, samples.held_out & samples.telling
         shown, sigma = samples.predicted(self.predictor(fitted))
-        inside = within(shown[held], samples.seconds[held], sigma[held])
+        inside = is_within_interval(shown[held], samples.seconds[held], sigma[held])
         return {
             "sources": list(self.sources),
             "files": list(self.files),
             "rows_fitted": int(used.sum()),
             "rows_held_out": int(held.sum()),
-            "mean_error_percent_fitted": mean_error_percent(shown[used], samples.seconds[used]),
-            "mean_error_percent_held_out": mean_error_percent(shown[held], samples.seconds[held]),
+            "mean_error_percent_fitted": compute_mean_error_percent(shown[used], samples.seconds[used]),
+            "mean_error_percent_held_out": compute_mean_error_percent(shown[held], samples.seconds[held]),
             "interval_coverage_held_out": float(np.mean(inside)),
             "devices": [device.key for i, device in enumerate(samples.devices) if (used & (samples.device == i)).any()],
             "seed": SEED,

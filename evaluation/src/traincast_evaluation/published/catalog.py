@@ -11,7 +11,7 @@ from typing import Any
 
 from traincast.ir.workload import MAX_BATCH, Workload
 from traincast.models.sharded_dlrm.step import check_ranks
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.published import distributed_embeddings, hugectr, nvidia_dlrm
 from traincast_evaluation.published.run import Run
 
@@ -37,7 +37,7 @@ _WRITERS = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedProgram:
     """One program. Published runs train `global_batch` samples on all GPUs together; `host` names the host profile it
-    runs with ("": the platform's), `note` is what an answer must say; `sizes` are its writer's."""
+    runs with ("": the platform's), `note` is what a result must say; `sizes` are its writer's."""
 
     name: str
     description: str
@@ -56,15 +56,15 @@ class PublishedProgram:
         return _WRITERS[self.writer].parameters(self.sizes)
 
     def batch_size(self, gpus: int) -> int:
-        """Samples per GPU when the published batch is divided among so many."""
+        """Samples per GPU when the published batch is divided among this many."""
         return max(1, self.global_batch // gpus)
 
     def dtype_for(self, dtype: str) -> str:
-        """The type it runs in when `dtype` is asked for: its first one when it has no fp32; others are refused."""
+        """The type it runs in when `dtype` is asked for: its first one when it has no fp32; others are rejected."""
         if dtype in self.dtypes:
             return dtype
         if dtype != "fp32":
-            raise unknown("dtype", dtype, self.dtypes, f"{self.name} runs in {', '.join(self.dtypes)}.")
+            raise make_unknown_error("dtype", dtype, self.dtypes, f"{self.name} runs in {', '.join(self.dtypes)}.")
         return self.dtypes[0]
 
     def step(

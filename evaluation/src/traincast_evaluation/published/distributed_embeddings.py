@@ -18,7 +18,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.embeddings import Pooling, Table
-from traincast.models.embeddings.load import Part, hottest_row, part_load
+from traincast.models.embeddings.load import Part, compute_part_load, count_hottest_row_lookups
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place
@@ -69,14 +69,14 @@ def _groups(sizes: Mapping[str, Any]) -> list[EqualTables]:
 @cache
 def _load(table: Table, samples: int) -> Scalars:
     """What the lookups of a batch in a table ask of caches and memory."""
-    load = tuple(int(value) for value in part_load(Part(table, table.dim), samples).round())
+    load = tuple(int(value) for value in compute_part_load(Part(table, table.dim), samples).round())
     return [("load", load), ("longest_bag", int(table.pooling.mean)), ("total_rows", table.rows)]
 
 
 @cache
 def _repeats(table: Table, samples: int) -> tuple[int, int]:
     """How many different rows a batch wants, and how often it wants the one it wants most."""
-    return max(1, round(table.unique_rows(samples))), round(hottest_row(table, samples))
+    return max(1, round(table.count_unique_rows(samples))), round(count_hottest_row_lookups(table, samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class _Step(FusedStep):
         self.held = [
             _Variable(
                 part.inputs(),
-                builder.resident((part.rows, part.dim), StorageKind.PARAMETER),
-                builder.resident((part.rows, part.dim), StorageKind.OPTIMIZER_STATE),
+                builder.add_resident_tensor((part.rows, part.dim), StorageKind.PARAMETER),
+                builder.add_resident_tensor((part.rows, part.dim), StorageKind.OPTIMIZER_STATE),
             )
             for part in held
         ]
@@ -121,36 +121,36 @@ class _Step(FusedStep):
         self._update(self._exchange(grad, forward=False))
         self._apply_dense()
         self._average_loss()
-        return self.builder.build()
+        return self.builder.build_program()
 
     def _average_loss(self) -> None:
         builder = self.builder
         if builder.world_size == 1:
             return
         self._executor("HorovodAllreduce")
-        loss = builder.resident((1,), StorageKind.BUFFER)
-        builder.wait(builder.all_reduce(builder.world, loss))
+        loss = builder.add_resident_tensor((1,), StorageKind.BUFFER)
+        builder.wait_for_event(builder.add_all_reduce(builder.world, loss))
 
     def _executor(self, name: str) -> None:
         """The next op, issued by the executor's thread."""
-        self.builder.engine_scope(name, Phase.FORWARD)
+        self.builder.open_engine_scope(name, Phase.FORWARD)
 
     def _look_up(self, table: Table, weights: Ref) -> Ref:
         """The rows of one input, summed over its lookups: [samples of all ranks, dim]."""
         builder = self.builder
-        indices = builder.resident((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
+        indices = builder.add_resident_tensor((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
         self._executor("tensorflow::EmbeddingLookup")
-        result = builder.new((self.whole, 1, table.dim))
+        result = builder.add_tensor((self.whole, 1, table.dim))
         arguments = [("weights", weights), ("indices", indices)]
         self.op("traincast::batched_embedding_forward", arguments, result, _load(table, self.whole))
-        return builder.view(result, (self.whole, table.dim))
+        return builder.add_view(result, (self.whole, table.dim))
 
     def _concatenated(self, parts: Sequence[Ref]) -> Ref:
         self._executor("tensorflow::ConcatV2")
-        joined = self.builder.new((sum(part.spec.numel for part in parts),))
-        lines = [self.builder.view(part, (part.spec.numel,)) for part in parts]
-        self.builder.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)])
-        self.builder.free(*parts)
+        joined = self.builder.add_tensor((sum(part.spec.numel for part in parts),))
+        lines = [self.builder.add_view(part, (part.spec.numel,)) for part in parts]
+        self.builder.add_op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)])
+        self.builder.free_tensors(*parts)
         return joined
 
     def _exchange(self, source: Ref, *, forward: bool) -> Ref:
@@ -162,16 +162,16 @@ class _Step(FusedStep):
         others = [self.local * sum(widths) for widths in self.columns]
         send, receive = (this_rank, others) if forward else (others, this_rank)
         self._executor("HorovodAlltoall")
-        received = builder.new((sum(receive),))
-        builder.wait(builder.all_to_all(builder.world, source, received, send, receive))
-        builder.free(source)
+        received = builder.add_tensor((sum(receive),))
+        builder.wait_for_event(builder.add_all_to_all(builder.world, source, received, send, receive))
+        builder.free_tensors(source)
         return received
 
     def _split(self, source: Ref, widths: Sequence[int], rows: int) -> list[Ref]:
         """A tensor cut up by columns: a copy for each part, in one kernel."""
         self._executor("tensorflow::SplitV")
-        parts = [self.builder.new((rows, width)) for width in widths]
-        self.builder.op("fsdp::split_with_sizes_copy", [("all_gather_output", source), ("out", parts)], [])
+        parts = [self.builder.add_tensor((rows, width)) for width in widths]
+        self.builder.add_op("fsdp::split_with_sizes_copy", [("all_gather_output", source), ("out", parts)], [])
         return parts
 
     def _forward_dense(self, received: Ref) -> None:
@@ -181,14 +181,14 @@ class _Step(FusedStep):
         if self.stride:
             self._executor("tensorflow::AvgPool")
             shape = (1, self.local, sum(self.widths))
-            pooled = builder.new((1, self.local, ceil(shape[-1] / self.stride)))
+            pooled = builder.add_tensor((1, self.local, ceil(shape[-1] / self.stride)))
             scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
-            joined = self.op("aten::avg_pool1d", [("self", builder.view(joined, shape))], pooled, scalars)
-        features = builder.resident((self.local, self.dense_features), StorageKind.INPUT)
+            joined = self.op("aten::avg_pool1d", [("self", builder.add_view(joined, shape))], pooled, scalars)
+        features = builder.add_resident_tensor((self.local, self.dense_features), StorageKind.INPUT)
         self._executor("tensorflow::ConcatV2")
-        x = builder.new((self.local, self.joined_width))
-        pair = [builder.view(joined, (self.local, self.joined_width - self.dense_features)), features]
-        builder.op("aten::cat", [("tensors", pair)], [x], [("dim", 1)])
+        x = builder.add_tensor((self.local, self.joined_width))
+        pair = [builder.add_view(joined, (self.local, self.joined_width - self.dense_features)), features]
+        builder.add_op("aten::cat", [("tensors", pair)], [x], [("dim", 1)])
         self._products_forward(self.dense, x)
 
     def _products_forward(self, mlp: FusedMlp, x: Ref) -> None:
@@ -198,43 +198,45 @@ class _Step(FusedStep):
         for weight, _ in mlp.layers:
             fan_out, fan_in = weight.shape
             self._executor("tensorflow::MatMul")
-            turned = self.builder.view(weight, (fan_in, fan_out), (1, fan_in))
-            result = self.builder.new((x.shape[0], fan_out))
+            turned = self.builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
+            result = self.builder.add_tensor((x.shape[0], fan_out))
             self.op("aten::mm", [("self", mlp.results[-1]), ("mat2", turned)], result)
             self._executor("tensorflow::XlaRun")
-            mlp.results.append(self.op("aten::relu", [("self", result)], self.builder.new(result.shape)))
+            mlp.results.append(self.op("aten::relu", [("self", result)], self.builder.add_tensor(result.shape)))
 
     def _backward_dense(self) -> Ref:
         """Back to the pooled embeddings, all in one flat tensor."""
         builder = self.builder
-        grad = builder.resident((self.local, 1), StorageKind.ACTIVATION)
+        grad = builder.add_resident_tensor((self.local, 1), StorageKind.ACTIVATION)
         for number in reversed(range(len(self.dense.layers))):
             weight, bias = self.dense.layers[number]
             fan_out, fan_in = weight.shape
             self._executor("tensorflow::XlaRun")
-            inner = builder.new(grad.shape)
+            inner = builder.add_tensor(grad.shape)
             self.op(
                 "aten::threshold_backward", [("grad_output", grad), ("self", self.dense.results[number + 1])], inner
             )
             self._executor("tensorflow::BiasAddGrad")
-            self.op("aten::sum", [("self", inner)], builder.new(bias.shape), [("dim", (0,))])
+            self.op("aten::sum", [("self", inner)], builder.add_tensor(bias.shape), [("dim", (0,))])
             self._executor("tensorflow::MatMul")
-            grad = self.op("aten::mm", [("self", inner), ("mat2", weight)], builder.new((self.local, fan_in)))
+            grad = self.op("aten::mm", [("self", inner), ("mat2", weight)], builder.add_tensor((self.local, fan_in)))
             self._executor("tensorflow::MatMul")
-            flipped = builder.view(inner, (fan_out, self.local), (1, fan_out))
-            self.op("aten::mm", [("self", flipped), ("mat2", self.dense.results[number])], builder.new(weight.shape))
+            flipped = builder.add_view(inner, (fan_out, self.local), (1, fan_out))
+            self.op(
+                "aten::mm", [("self", flipped), ("mat2", self.dense.results[number])], builder.add_tensor(weight.shape)
+            )
         width = sum(self.widths)
         if self.stride:
             self._executor("tensorflow::AvgPoolGrad")
-            small = builder.view(grad, (1, self.local, self.joined_width - self.dense_features))
+            small = builder.add_view(grad, (1, self.local, self.joined_width - self.dense_features))
             scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
-            whole = builder.new((1, self.local, width))
+            whole = builder.add_tensor((1, self.local, width))
             grad = self.op("aten::avg_pool2d_backward", [("grad_output", small), ("self", whole)], whole, scalars)
         pieces = []
         for columns in self.widths:  # the gradient of a concatenation is a slice for each part
             self._executor("tensorflow::Slice")
-            part = builder.view(grad, (self.local, columns), (width, 1))
-            pieces.append(self.op("aten::clone", [("self", part)], builder.new((self.local, columns))))
+            part = builder.add_view(grad, (self.local, columns), (width, 1))
+            pieces.append(self.op("aten::clone", [("self", part)], builder.add_tensor((self.local, columns))))
         return self._concatenated(pieces)
 
     def _update(self, grad: Ref) -> None:
@@ -249,56 +251,56 @@ class _Step(FusedStep):
         if hotness == 1:
             return grad
         self._executor("tensorflow::EmbeddingLookupGrad")
-        bags = builder.view(grad, (self.whole, hotness, table.dim), (table.dim, 0, 1))
-        values = self.op("aten::clone", [("self", bags)], builder.new((self.whole, hotness, table.dim)))
-        return builder.view(values, (self.whole * hotness, table.dim))
+        bags = builder.add_view(grad, (self.whole, hotness, table.dim), (table.dim, 0, 1))
+        values = self.op("aten::clone", [("self", bags)], builder.add_tensor((self.whole, hotness, table.dim)))
+        return builder.add_view(values, (self.whole * hotness, table.dim))
 
     def _apply(self, variable: _Variable, grads: list[Ref]) -> None:
         """Adagrad of one table: gradients of all its inputs together, each row once."""
         builder, dim = self.builder, variable.weights.shape[1]
         count = sum(grad.shape[0] for grad in grads)
-        indices, values = builder.resident((count,), StorageKind.INPUT, "int64"), grads[0]
+        indices, values = builder.add_resident_tensor((count,), StorageKind.INPUT, "int64"), grads[0]
         if len(grads) > 1:
-            row_numbers = [builder.resident((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
+            row_numbers = [builder.add_resident_tensor((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
             self._executor("tensorflow::ConcatV2")
-            indices = builder.new((count,), "int64")
-            builder.op("aten::cat", [("tensors", row_numbers)], [indices], [("dim", 0)])
+            indices = builder.add_tensor((count,), "int64")
+            builder.add_op("aten::cat", [("tensors", row_numbers)], [indices], [("dim", 0)])
             self._executor("tensorflow::ConcatV2")
-            values = builder.new((count, dim))
-            builder.op("aten::cat", [("tensors", grads)], [values], [("dim", 0)])
+            values = builder.add_tensor((count, dim))
+            builder.add_op("aten::cat", [("tensors", grads)], [values], [("dim", 0)])
         if builder.world_size > 1:  # averaged over ranks, as the dense gradients are
             self._executor("tensorflow::RealDiv")
             values = self.op(
-                "aten::div", [("self", values)], builder.new(values.shape), [("other", builder.world_size)]
+                "aten::div", [("self", values)], builder.add_tensor(values.shape), [("other", builder.world_size)]
             )
-        one = replace(variable.inputs[0], pooling=Pooling.constant(count / self.whole))
+        one = replace(variable.inputs[0], pooling=Pooling.from_constant(count / self.whole))
         distinct, hottest = _repeats(one, self.whole)
         self._executor("tensorflow::Unique")
-        once, places = builder.new((distinct,), "int64"), builder.new((count,), "int32")
-        builder.op("tensorflow::unique", [("x", indices)], [once, places])
+        once, places = builder.add_tensor((distinct,), "int64"), builder.add_tensor((count,), "int32")
+        builder.add_op("tensorflow::unique", [("x", indices)], [once, places])
         self._executor("tensorflow::UnsortedSegmentSum")
-        summed = builder.new((distinct, dim))
+        summed = builder.add_tensor((distinct, dim))
         scalars = dict(_load(one, self.whole)) | {"longest_bag": hottest}
         arguments = [("data", values), ("segment_ids", places)]
-        builder.op("tensorflow::unsorted_segment_sum", arguments, [summed], list(scalars.items()))
+        builder.add_op("tensorflow::unsorted_segment_sum", arguments, [summed], list(scalars.items()))
         self._executor("tensorflow::ResourceSparseApplyAdagradV2")
         arguments = [("grad", summed), ("indices", once), ("var", variable.weights), ("acc", variable.accumulator)]
-        builder.op("tensorflow::resource_sparse_apply_adagrad", arguments, [])
-        builder.free(values, once, places, summed)
+        builder.add_op("tensorflow::resource_sparse_apply_adagrad", arguments, [])
+        builder.free_tensors(values, once, places, summed)
 
     def _apply_dense(self) -> None:
         """Dense gradients summed over ranks, and a kernel for each parameter."""
         builder = self.builder
-        grads = [builder.resident(ref.shape, StorageKind.GRADIENT) for ref in self.dense.masters]
+        grads = [builder.add_resident_tensor(ref.shape, StorageKind.GRADIENT) for ref in self.dense.masters]
         if builder.world_size > 1:
             self._executor("HorovodAllreduce")
-            flat = builder.new((sum(grad.spec.numel for grad in grads),))
-            builder.op(
-                "aten::cat", [("tensors", [builder.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)]
+            flat = builder.add_tensor((sum(grad.spec.numel for grad in grads),))
+            builder.add_op(
+                "aten::cat", [("tensors", [builder.add_view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)]
             )
-            builder.wait(builder.all_reduce(builder.world, flat))
+            builder.wait_for_event(builder.add_all_reduce(builder.world, flat))
         for parameter, grad in zip(self.dense.masters, grads, strict=True):
             self._executor("tensorflow::ResourceApplyAdagradV2")
-            state = builder.resident(parameter.shape, StorageKind.OPTIMIZER_STATE)
+            state = builder.add_resident_tensor(parameter.shape, StorageKind.OPTIMIZER_STATE)
             lists = [("self", [parameter]), ("tensor1", [grad]), ("tensor2", [state])]
-            builder.op("aten::_foreach_addcdiv_", lists, [], [("value", 1)], overload="Scalar")
+            builder.add_op("aten::_foreach_addcdiv_", lists, [], [("value", 1)], overload="Scalar")

@@ -37,8 +37,8 @@ class Slice:
 
 
 def table_of(rows: int, dim: int, lookups: float) -> Table:
-    """A table as one input reads it: so many lookups per sample. Those of equal sizes are equal."""
-    return Table(name=f"{rows} x {dim}", rows=rows, dim=dim, pooling=Pooling.constant(lookups), access=Zipf(SKEW))
+    """A table as one input reads it: this many lookups per sample. Those of equal sizes are equal."""
+    return Table(name=f"{rows} x {dim}", rows=rows, dim=dim, pooling=Pooling.from_constant(lookups), access=Zipf(SKEW))
 
 
 def place(groups: Sequence[EqualTables], gpus: int) -> list[list[Slice]]:

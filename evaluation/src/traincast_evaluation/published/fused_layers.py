@@ -22,7 +22,7 @@ class FusedStep:
     """A step whose dense part is of type `dtype`, for `batch` samples.
 
     `casts`: autocast copies weights to it every step. `epilogue`: bias and activation, and their gradients, ride in the
-    products' epilogues (HugeCTR); else they are a kernel after each (Apex).
+    GEMMs' epilogues (HugeCTR); else they are a kernel after each (Apex).
     """
 
     def __init__(
@@ -32,37 +32,40 @@ class FusedStep:
 
     def op(self, name: str, arguments: Sequence[tuple[str, Ref]], result: Ref | None, scalars: Scalars = ()) -> Ref:
         """An op with one result; gives it, or without one its first argument, which it writes in place."""
-        self.builder.op(name, arguments, [] if result is None else [result], scalars)
+        self.builder.add_op(name, arguments, [] if result is None else [result], scalars)
         return arguments[0][1] if result is None else result
 
     def cast(self, source: Ref, dtype: str, *, scope: str = "aten::to") -> Ref:
         """The tensor in another type: a copy, unless it has it."""
         if source.spec.dtype == dtype:
             return source
-        self.builder.scope(scope)
-        return self.builder.cast(source, dtype)[0]
+        self.builder.open_scope(scope)
+        return self.builder.add_cast(source, dtype)[0]
 
     def mlp(self, widths: Sequence[int]) -> FusedMlp:
         """The parameters of an MLP."""
         kind = StorageKind.PARAMETER
         masters = []
         for fan_in, fan_out in zip(widths, widths[1:], strict=False):
-            masters += [self.builder.resident((fan_out, fan_in), kind), self.builder.resident((fan_out,), kind)]
+            masters += [
+                self.builder.add_resident_tensor((fan_out, fan_in), kind),
+                self.builder.add_resident_tensor((fan_out,), kind),
+            ]
         return FusedMlp(masters)
 
     def forward(self, mlp: FusedMlp, x: Ref, scope: str) -> Ref:
         """Copies of the weights in half precision where autocast makes them, then a product per layer."""
         builder = self.builder
         refs = [self.cast(ref, self.dtype) for ref in mlp.masters] if self.casts else [
-            builder.resident(ref.shape, StorageKind.PARAMETER, self.dtype) for ref in mlp.masters
+            builder.add_resident_tensor(ref.shape, StorageKind.PARAMETER, self.dtype) for ref in mlp.masters
         ]  # fmt: skip
         mlp.layers = list(zip(refs[::2], refs[1::2], strict=True))
         mlp.results = [x]
-        builder.scope(scope, Phase.FORWARD)
+        builder.open_scope(scope, Phase.FORWARD)
         for weight, bias in mlp.layers:
             fan_out, fan_in = weight.shape
-            turned = builder.view(weight, (fan_in, fan_out), (1, fan_in))
-            result = builder.new((x.shape[0], fan_out), self.dtype)
+            turned = builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
+            result = builder.add_tensor((x.shape[0], fan_out), self.dtype)
             if self.epilogue:
                 arguments = [("self", bias), ("mat1", mlp.results[-1]), ("mat2", turned)]
                 self.op("aten::_addmm_activation", arguments, result, [("beta", 1), ("alpha", 1)])
@@ -73,25 +76,25 @@ class FusedStep:
         return mlp.results[-1]
 
     def backward(self, mlp: FusedMlp, grad: Ref, scope: str, *, input_grad: bool) -> Ref:
-        """Activation and bias gradients in one kernel, then two products per layer; gradients back to fp32."""
+        """Activation and bias gradients in one kernel, then two GEMMs per layer; gradients back to fp32."""
         builder = self.builder
-        builder.scope(scope, Phase.BACKWARD)
+        builder.open_scope(scope, Phase.BACKWARD)
         grads = []
         for number in reversed(range(len(mlp.layers))):
             weight, bias = mlp.layers[number]
             (fan_out, fan_in), batch = weight.shape, grad.shape[0]
             inner = grad
             if not self.epilogue:
-                inner = builder.new(grad.shape, self.dtype)
+                inner = builder.add_tensor(grad.shape, self.dtype)
                 self.op("aten::threshold_backward", [("grad_output", grad), ("self", mlp.results[number + 1])], inner)
-            grads.append(builder.new(bias.shape, self.dtype))
+            grads.append(builder.add_tensor(bias.shape, self.dtype))
             if number or input_grad:
                 grad = self.op(
-                    "aten::mm", [("self", inner), ("mat2", weight)], builder.new((batch, fan_in), self.dtype)
+                    "aten::mm", [("self", inner), ("mat2", weight)], builder.add_tensor((batch, fan_in), self.dtype)
                 )
-            flipped = builder.view(inner, (fan_out, batch), (1, fan_out))
+            flipped = builder.add_view(inner, (fan_out, batch), (1, fan_out))
             product = [("self", flipped), ("mat2", mlp.results[number])]
-            grads.append(self.op("aten::mm", product, builder.new(weight.shape, self.dtype)))
+            grads.append(self.op("aten::mm", product, builder.add_tensor(weight.shape, self.dtype)))
         if self.casts:
             for weight_grad in grads:
                 self.cast(weight_grad, "float32", scope="ToCopyBackward0")

@@ -1,8 +1,8 @@
 """HugeCTR's MLPerf steps on many GPUs: DLRM with its hybrid embedding, and DCNv2 with its embedding collection.
 
-A step is one CUDA graph. Embeddings have a stream of their own: their lookups and exchanges run beside the bottom MLP,
-their way back beside the bottom MLP's and the all-reduce. Keys of the next batch are exchanged and sorted beside the
-step.
+A step is one CUDA graph. Embeddings have a stream of their own: their lookups and collectives run alongside the bottom
+MLP, their way back alongside the bottom MLP's and the all-reduce. Keys of the next batch are exchanged and sorted
+alongside the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from traincast_evaluation.published.run import Run, mlp_parameters
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     """One training step; `cross` of `sizes` stands for DCNv2, else `hybrid` says whether its embedding is hybrid,
-    `overlap` whether that runs beside the dense part, and `early` that it is MLPerf 1.0's."""
+    `overlap` whether that runs alongside the dense part, and `early` that it is MLPerf 1.0's."""
     chosen = {name: sizes[name] for name in ("hybrid", "overlap", "early")} if not sizes["cross"] else {}
     programs, ranks = write_dlrm(run, **chosen) if chosen else write_dcn(run)
     graph = with_graphs(programs[0], np.ones(programs[0].num_scopes, dtype=np.bool_))

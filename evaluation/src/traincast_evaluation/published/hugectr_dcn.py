@@ -22,9 +22,9 @@ from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_
 from traincast_evaluation.published.nvidia_dlrm import SKEW
 from traincast_evaluation.published.run import Run
 
-_EMBEDDING, _KEYS = 6, 7  # streams, beside those of the communicators
+_EMBEDDING, _KEYS = 6, 7  # streams, alongside those of the communicators
 _KEYS_GROUP = (1 << 20) + 1  # number of a communicator of its own
-# as configured: what sending a table costs beside a lookup, and the bytes below which every GPU has a table, on one
+# as configured: what sending a table costs alongside a lookup, and the bytes below which every GPU has a table, on one
 # node and on several (MEM_COMM_BW_RATIO over MEM_COMM_WORK_RATIO, DP_SHARDING_THRESHOLD)
 _ONE_NODE, _NODES = (7 / 4, 8e6), (67 / 4, 12.5e6)
 _KEY_BYTES = 4
@@ -50,7 +50,7 @@ class _Rows:
         return self.share * self.table.rows
 
     def lookups(self, samples: int) -> float:
-        """Lookups of so many samples."""
+        """Lookups of this many samples."""
         return self.share * self.hotness * samples
 
 
@@ -87,7 +87,9 @@ def write_dcn(run: Run) -> tuple[list[Program], tuple[int, ...]]:
 
 def _placed(run: Run) -> list[_Held]:
     tables = [
-        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW), optimizer="adagrad")
+        Table(
+            name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW), optimizer="adagrad"
+        )
         for i, rows in enumerate(DLRM_V2.rows_per_table)
     ]
     hotness = DLRM_V2.lookups_per_table
@@ -126,7 +128,7 @@ class _Step(DenseStep):
         super().__init__(builder, builder.batch_size, cross=True)
         self.whole, self.several = run.global_batch, run.gpus > run.gpus_per_node
         self.held = held[builder.rank]
-        # columns of the results that come from each rank that this one exchanges with
+        # columns of the results that come from each rank that this one collectives with
         group = builder.across if self.several else builder.world
         self.group, self.columns = group, [held[rank].columns for rank in group.ranks]
         self.copied_rows = _height(self.held.copied) if self.held.copied else 0
@@ -138,15 +140,15 @@ class _Step(DenseStep):
         self._prepare_keys()
         embedded = self._embed()
         bottom = self.bottom_forward()
-        builder.wait(self.ready)
+        builder.wait_for_event(self.ready)
         self.top_forward(bottom, embedded)
         grad = self.interaction_backward()
         self._update_rows(grad)
-        self.bottom_backward(builder.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1)))
+        self.bottom_backward(builder.add_view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1)))
         self.reduce(self.copied_rows * DIM, sent=self.sent if self.several else -1)
         self.update("adagrad", after=_EMBEDDING)
         self.end(_EMBEDDING, _KEYS)
-        return builder.build()
+        return builder.build_program()
 
     def _rail_shape(self) -> tuple[int, int]:
         """Of the sums that one GPU of a node has for those of its place in all nodes."""
@@ -155,50 +157,50 @@ class _Step(DenseStep):
     def _prepare_keys(self) -> None:
         """Keys of the next batch to the ranks that look them up, and sorted there for the update."""
         builder = self.builder
-        builder.scope("hugectr::DataDistributor", Phase.INPUT)
+        builder.open_scope("hugectr::DataDistributor", Phase.INPUT)
         keys = self._keys(self.held.parts, self.whole)
         if builder.world_size > 1:
             each = self.local * DLRM_V2.lookups // builder.world_size
-            sent, received = (builder.new((each * builder.world_size,), "int32") for _ in range(2))
+            sent, received = (builder.add_tensor((each * builder.world_size,), "int32") for _ in range(2))
             group, splits = Communicator(_KEYS_GROUP, builder.world.ranks), [each] * builder.world_size
-            builder.wait(builder.all_to_all(group, sent, received, splits, splits, stream=_KEYS), _KEYS)
+            builder.wait_for_event(builder.add_all_to_all(group, sent, received, splits, splits, stream=_KEYS), _KEYS)
         if self.held.parts:
             scalars = [("bits", 32)]
-            builder.op("hugectr::index_calculation", [("keys", keys)], [], scalars, stream=_KEYS)
+            builder.add_op("hugectr::index_calculation", [("keys", keys)], [], scalars, stream=_KEYS)
 
     def _look_up(self, parts: Sequence[_Rows], samples: int) -> Ref:
         """Pooled rows of the parts, in half precision: [samples, columns]."""
         builder, columns = self.builder, DIM * len(parts)
-        result = builder.new((samples, len(parts), DIM), self.dtype)
+        result = builder.add_tensor((samples, len(parts), DIM), self.dtype)
         arguments = [("weights", self._weights(parts)), ("indices", self._keys(parts, samples))]
-        builder.op(
+        builder.add_op(
             "traincast::batched_embedding_forward", arguments, [result], _load(parts, samples), stream=_EMBEDDING
         )
-        return builder.view(result, (samples, columns))
+        return builder.add_view(result, (samples, columns))
 
     def _weights(self, parts: Sequence[_Rows]) -> Ref:
-        return self.builder.resident((_height(parts), DIM), StorageKind.PARAMETER)
+        return self.builder.add_resident_tensor((_height(parts), DIM), StorageKind.PARAMETER)
 
     def _keys(self, parts: Sequence[_Rows], samples: int) -> Ref:
         lookups = round(sum(rows.lookups(samples) for rows in parts))
-        return self.builder.resident((lookups,), StorageKind.INPUT, "int32")
+        return self.builder.add_resident_tensor((lookups,), StorageKind.INPUT, "int32")
 
     def _embed(self) -> Ref:
         """Everything that this rank's samples pool: [samples, tables, dim]."""
         builder = self.builder
-        builder.scope("hugectr::EmbeddingCollection", Phase.FORWARD)
+        builder.open_scope("hugectr::EmbeddingCollection", Phase.FORWARD)
         if self.held.parts:
             pooled = self._look_up(self.held.parts, self.whole)
             if self.several:
                 pooled = self._within("_reduce_scatter_base_", "reduce_scatter", pooled, self._rail_shape())
         else:
-            pooled = builder.new((0, 0), self.dtype)
+            pooled = builder.add_tensor((0, 0), self.dtype)
         received = [self._exchange(pooled, forward=True) if builder.world_size > 1 else pooled]
         if self.held.copied:
             received.append(self._look_up(self.held.copied, self.local))
-        embedded = builder.new((self.local, DLRM_V2.num_tables, DIM), self.dtype)
-        builder.op("aten::cat", [("tensors", received)], [embedded], [("dim", 1)], stream=_EMBEDDING)
-        self.ready = builder.record(_EMBEDDING)
+        embedded = builder.add_tensor((self.local, DLRM_V2.num_tables, DIM), self.dtype)
+        builder.add_op("aten::cat", [("tensors", received)], [embedded], [("dim", 1)], stream=_EMBEDDING)
+        self.ready = builder.record_event(_EMBEDDING)
         return embedded
 
     def _exchange(self, source: Ref, *, forward: bool) -> Ref:
@@ -206,45 +208,47 @@ class _Step(DenseStep):
         builder, ranks = self.builder, len(self.group.ranks)
         pooled, samples = [self.local * self.held.columns] * ranks, [self.local * columns for columns in self.columns]
         send, receive = (pooled, samples) if forward else (samples, pooled)
-        received = builder.new((sum(receive),), self.dtype)
-        flat = builder.view(source, (sum(send),))
-        builder.wait(builder.all_to_all(self.group, flat, received, send, receive, stream=_EMBEDDING), _EMBEDDING)
+        received = builder.add_tensor((sum(receive),), self.dtype)
+        flat = builder.add_view(source, (sum(send),))
+        builder.wait_for_event(
+            builder.add_all_to_all(self.group, flat, received, send, receive, stream=_EMBEDDING), _EMBEDDING
+        )
         rows = self.local if forward else self.local * ranks
-        return builder.view(received, (rows, sum(receive) // rows))
+        return builder.add_view(received, (rows, sum(receive) // rows))
 
     def _within(self, name: str, kind: str, source: Ref, shape: tuple[int, int]) -> Ref:
         """A collective between the GPUs of a node that gives a tensor of this shape."""
         builder = self.builder
-        result = builder.new(shape, self.dtype)
+        result = builder.add_tensor(shape, self.dtype)
         largest = max(source.spec.nbytes, result.spec.nbytes)
         arguments = [("output", result), ("input", source)]
-        event = builder.collective(name, kind, builder.within, arguments, result, nbytes=largest, stream=_EMBEDDING)
-        builder.wait(event, _EMBEDDING)
+        event = builder.add_collective(name, kind, builder.within, arguments, result, nbytes=largest, stream=_EMBEDDING)
+        builder.wait_for_event(event, _EMBEDDING)
         return result
 
     def _update_rows(self, grad: Ref) -> None:
         """Gradients repeated for every part, sent to the tables, summed by row and applied."""
         builder = self.builder
-        builder.scope("hugectr::EmbeddingCollectionBackward", Phase.BACKWARD)
-        builder.wait(builder.record(0), _EMBEDDING)
+        builder.open_scope("hugectr::EmbeddingCollectionBackward", Phase.BACKWARD)
+        builder.wait_for_event(builder.record_event(0), _EMBEDDING)
         if self.held.copied:
             lookups = self._keys(self.held.copied, self.local)
-            sums = builder.resident((self.copied_rows, DIM), StorageKind.GRADIENT)
-            values = builder.view(grad, (lookups.shape[0], DIM), (0, 1))
+            sums = builder.add_resident_tensor((self.copied_rows, DIM), StorageKind.GRADIENT)
+            values = builder.add_view(grad, (lookups.shape[0], DIM), (0, 1))
             arguments = [("self", sums), ("index", lookups), ("source", values)]
-            builder.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=_EMBEDDING)
+            builder.add_op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=_EMBEDDING)
         if builder.world_size > 1:
-            wanted = builder.new((self.local, sum(self.columns)), self.dtype)
-            strided = builder.view(grad, (self.local, sum(self.columns)), (grad.spec.numel // self.local, 1))
+            wanted = builder.add_tensor((self.local, sum(self.columns)), self.dtype)
+            strided = builder.add_view(grad, (self.local, sum(self.columns)), (grad.spec.numel // self.local, 1))
             copy: Scalars = [("memory_format", "contiguous_format")]
-            builder.op("aten::clone", [("self", strided)], [wanted], copy, stream=_EMBEDDING)
+            builder.add_op("aten::clone", [("self", strided)], [wanted], copy, stream=_EMBEDDING)
             grad = self._exchange(wanted, forward=False)
-            self.sent = builder.record(_EMBEDDING)
+            self.sent = builder.record_event(_EMBEDDING)
         if not self.held.parts:
             return
         if self.several:
             grad = self._within("_allgather_base_", "all_gather", grad, (self.whole, self.held.columns))
-        grad = builder.view(grad, (self.whole, self.held.columns))
+        grad = builder.add_view(grad, (self.whole, self.held.columns))
         arguments = [("grad_output", grad), ("weights", self._weights(self.held.parts)),
                      ("indices", self._keys(self.held.parts, self.whole))]  # fmt: skip
-        builder.op("hugectr::update_adagrad", arguments, [], _load(self.held.parts, self.whole), stream=_EMBEDDING)
+        builder.add_op("hugectr::update_adagrad", arguments, [], _load(self.held.parts, self.whole), stream=_EMBEDDING)

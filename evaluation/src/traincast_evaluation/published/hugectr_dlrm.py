@@ -18,9 +18,9 @@ from traincast_evaluation.published.run import Run
 
 def write_dlrm(run: Run, *, hybrid: bool, overlap: bool, early: bool) -> tuple[list[Program], tuple[int, ...]]:
     """One program for all ranks; without `hybrid` every row is on one GPU only, without `overlap` the embeddings run
-    before and after the dense part instead of beside it (both MLPerf 0.7); `early` as of MLPerf 1.0."""
+    before and after the dense part instead of alongside it (both MLPerf 0.7); `early` as of MLPerf 1.0."""
     tables = [
-        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW))
+        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW))
         for i, rows in enumerate(CRITEO_ROWS)
     ]
     rows = hybrid_rows(tables, run, by_default=early) if hybrid else HybridRows(0, 0, 1.0)
@@ -38,7 +38,7 @@ class _Step(RowsStep):
         self.begin(EMBEDDING)
         embedded = self._embed()
         bottom = self.bottom_forward()
-        builder.wait(self.ready)
+        builder.wait_for_event(self.ready)
         self.top_forward(bottom, embedded)
         grad = self.interaction_backward()
         self._update_rows(grad)
@@ -46,35 +46,41 @@ class _Step(RowsStep):
         self.reduce(0)
         self.update("sgd", after=self.stream)
         self.end(EMBEDDING)
-        return builder.build()
+        return builder.build_program()
 
     def _embed(self) -> Ref:
         """Rows of this rank's samples: frequent ones from its own copies, which are brought up to date first."""
-        self.builder.scope("hugectr::HybridEmbedding", Phase.FORWARD)
+        self.builder.open_scope("hugectr::HybridEmbedding", Phase.FORWARD)
         self.find_rows(1)
         self._all_to_all(self.rows.touched * DIM)
         result = self.look_up(self.lookups, 1.0, self.stream)
         self._all_to_all(self.infrequent * DIM)
-        self.ready = self.builder.record(self.stream)
+        self.ready = self.builder.record_event(self.stream)
         return result
 
     def _update_rows(self, grad: Ref) -> None:
         """Gradients to the owners of infrequent rows; those of frequent ones are summed over ranks; SGD."""
         builder, rows = self.builder, self.rows
-        builder.scope("hugectr::HybridEmbeddingBackward", Phase.BACKWARD)
-        builder.wait(builder.record(0), self.stream)
+        builder.open_scope("hugectr::HybridEmbeddingBackward", Phase.BACKWARD)
+        builder.wait_for_event(builder.record_event(0), self.stream)
         self._all_to_all(self.infrequent * DIM)
         if rows.frequent:
-            self.add(builder.resident((rows.touched, DIM), StorageKind.GRADIENT), grad, self.lookups - self.infrequent)
+            self.add(
+                builder.add_resident_tensor((rows.touched, DIM), StorageKind.GRADIENT),
+                grad,
+                self.lookups - self.infrequent,
+            )
         self._all_to_all(rows.touched * DIM)
         self.add(self.weights, grad, self.infrequent + rows.touched)
 
     def _all_to_all(self, numel: int) -> None:
-        """So many numbers of every rank, shared out evenly between all."""
+        """This many numbers of every rank, shared out evenly between all."""
         builder, ranks = self.builder, self.builder.world_size
         each = numel // ranks
         if ranks == 1 or not each:
             return
         splits = [each] * ranks
-        sent, received = (builder.new((sum(splits),), self.dtype) for _ in range(2))
-        builder.wait(builder.all_to_all(builder.world, sent, received, splits, splits, stream=self.stream), self.stream)
+        sent, received = (builder.add_tensor((sum(splits),), self.dtype) for _ in range(2))
+        builder.wait_for_event(
+            builder.add_all_to_all(builder.world, sent, received, splits, splits, stream=self.stream), self.stream
+        )

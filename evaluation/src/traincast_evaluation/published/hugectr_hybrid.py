@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 
 from traincast.models.embeddings import Table
-from traincast.models.embeddings.access import row_classes
+from traincast.models.embeddings.access import make_row_classes
 from traincast_evaluation.published.run import Run
 
 _DUPLICATES = 0.03  # on one node: the most that a row may be wanted twice by one GPU's samples (HybridEmbeddingParam)
@@ -35,7 +35,7 @@ class HybridRows:
 
 
 def frequent_count(run: Run, *, by_default: bool = False) -> float:
-    """How often a step's samples must want a row that is to be on every GPU; `by_default`: with the library's
+    """How often per step's samples must want a row that is to be on every GPU; `by_default`: with the library's
     bandwidths and efficiency instead of the configured ones."""
     nodes = -(-run.gpus // run.gpus_per_node)
     if nodes == 1:
@@ -50,11 +50,11 @@ def hybrid_rows(tables: Sequence[Table], run: Run, *, by_default: bool = False) 
     least, local = frequent_count(run, by_default=by_default), run.global_batch // run.gpus
     frequent = touched = others = lookups = 0.0
     for table in tables:
-        classes = row_classes(table.access, table.rows)
-        often = classes.probability * table.lookups(run.global_batch) >= least
+        classes = make_row_classes(table.access, table.rows)
+        often = classes.probability * table.count_lookups(run.global_batch) >= least
         rows, probability = classes.rows[often], classes.probability[often]
         frequent += float(rows.sum())
-        touched += float(rows @ -np.expm1(table.lookups(local) * np.log1p(-np.minimum(probability, 1 - 1e-15))))
-        others += table.lookups(local) * (1.0 - float(rows @ probability))
-        lookups += table.lookups(local)
+        touched += float(rows @ -np.expm1(table.count_lookups(local) * np.log1p(-np.minimum(probability, 1 - 1e-15))))
+        others += table.count_lookups(local) * (1.0 - float(rows @ probability))
+        lookups += table.count_lookups(local)
     return HybridRows(round(frequent), round(touched), others / lookups)

@@ -93,5 +93,5 @@ def adagrad_bytes(rows: Sequence[int], dim: int) -> list[float]:
 
 
 def capacity_bytes(gpus: int) -> float:
-    """What the tables of so many GPUs may fill."""
+    """What the tables of this many GPUs may fill."""
     return _CAPACITY_BYTES * gpus

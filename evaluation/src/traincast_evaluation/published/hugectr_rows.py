@@ -12,7 +12,7 @@ from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
 from traincast_evaluation.published.hugectr_hybrid import HybridRows
 
 EMBEDDING = 6
-"""The stream of embeddings, beside those of the communicators."""
+"""The stream of embeddings, alongside those of the communicators."""
 
 
 class RowsStep(DenseStep):
@@ -26,7 +26,7 @@ class RowsStep(DenseStep):
         self.tables, self.rows, self.early = tables, rows, early
         self.stream = EMBEDDING if overlap else 0
         height = sum(table.rows for table in tables) // builder.world_size
-        self.weights = builder.resident((height, DIM), StorageKind.PARAMETER)
+        self.weights = builder.add_resident_tensor((height, DIM), StorageKind.PARAMETER)
         self.lookups = self.local * len(tables)
         self.infrequent = round(rows.infrequent_share * self.lookups)
 
@@ -37,7 +37,7 @@ class RowsStep(DenseStep):
             return
         keys, local = self.indices(self.lookups * builder.world_size), self.indices(self.lookups)
         scalars: Scalars = [("gpus", builder.world_size), ("nodes", nodes), ("frequent", self.rows.frequent)]
-        builder.op("hugectr::hybrid_indices", [("keys", keys), ("local", local)], [], scalars, stream=self.stream)
+        builder.add_op("hugectr::hybrid_indices", [("keys", keys), ("local", local)], [], scalars, stream=self.stream)
 
     def look_up(self, lookups: int, share: float, stream: int) -> Ref:
         """`lookups` rows, that `share` of every table's, in half precision: [samples, tables, dim]."""
@@ -47,21 +47,21 @@ class RowsStep(DenseStep):
             ("load", tuple(int(value) for value in load.round())), ("longest_bag", 1),
             ("total_rows", sum(table.rows for table in self.tables)),
         ]  # fmt: skip
-        result = builder.new((self.local, len(self.tables), DIM), self.dtype)
+        result = builder.add_tensor((self.local, len(self.tables), DIM), self.dtype)
         arguments = [("weights", self.weights), ("indices", self.indices(lookups))]
-        builder.op("traincast::batched_embedding_forward", arguments, [result], scalars, stream=stream)
+        builder.add_op("traincast::batched_embedding_forward", arguments, [result], scalars, stream=stream)
         return result
 
     def add(self, target: Ref, grad: Ref, count: int) -> None:
-        """So many rows of gradients added where they belong."""
+        """This many rows of gradients added where they belong."""
         builder = self.builder
-        arguments = [("self", target), ("index", self.indices(count)), ("source", builder.view(grad, (count, DIM)))]
-        builder.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=self.stream)
+        arguments = [("self", target), ("index", self.indices(count)), ("source", builder.add_view(grad, (count, DIM)))]
+        builder.add_op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=self.stream)
 
     def indices(self, count: int) -> Ref:
-        """Numbers of so many rows."""
-        return self.builder.resident((count,), StorageKind.INPUT, "int32")
+        """Numbers of this many rows."""
+        return self.builder.add_resident_tensor((count,), StorageKind.INPUT, "int32")
 
     def bottom_part(self, grad: Ref) -> Ref:
         """Of the gradients of all vectors those of the bottom MLP's."""
-        return self.builder.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1))
+        return self.builder.add_view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1))

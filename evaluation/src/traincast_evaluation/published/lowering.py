@@ -42,7 +42,7 @@ def update_adagrad(signature: Signature, context: LoweringContext) -> tuple[Item
 @lowers("hugectr::hybrid_indices")
 def hybrid_indices(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Which keys of the whole batch (`keys`) want infrequent rows of this GPU, and which of its own samples (`local`)
-    want frequent ones: where the row of each key lies is read at random, then keys are selected. Between nodes a mask
+    want frequent ones: where the row of each key is is read at random, then keys are selected. Between nodes a mask
     of its own keys for every GPU; on one node masks of frequent rows."""
     keys, local = required(signature, "keys", 0), required(signature, "local", 1)
     gpus, frequent = integer_argument(signature, "gpus", 1), integer_argument(signature, "frequent", 0)
@@ -58,7 +58,7 @@ def hybrid_indices(signature: Signature, context: LoweringContext) -> tuple[Item
 
 
 def _where(keys: int) -> Item:
-    """Where rows lie, read at random for so many keys."""
+    """Where rows are, read at random for this many keys."""
     return index_call("gather", keys, 1, 4, 4 * keys, "int32")
 
 

@@ -52,7 +52,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     step, with a scaler whose verdict the host waits for; without it half-precision weights are kept and the scale is
     fixed (Apex O2). `graphs`: in half precision forward and backward are replayed as a CUDA graph."""
     tables = [
-        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW))
+        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW))
         for i, rows in enumerate(rows_per_table(sizes))
     ]
     owners = deal([table.rows for table in tables], run.gpus)
@@ -64,7 +64,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     )
     layout = lay_out(tables, plan, batch_size=run.global_batch // run.gpus, gpus_per_node=run.gpus)
     keys: dict[tuple[object, ...], int] = {}
-    ranks = tuple(keys.setdefault((rank == 0, *layout.key(rank)), len(keys)) for rank in range(run.gpus))
+    ranks = tuple(keys.setdefault((rank == 0, *layout.make_program_key(rank)), len(keys)) for rank in range(run.gpus))
     casts = run.half and sizes["autocast"]
     programs = [_Step(layout, ranks.index(number), run, casts=casts).program() for number in range(len(keys))]
     if run.half and sizes["graphs"]:
@@ -105,7 +105,7 @@ class _Step(FusedStep):
         self.top = self.mlp((*TOP, 1))
         self.bottom = self.mlp(BOTTOM) if rank == 0 else None
         if self.batch is not None:
-            self.weights = self.builder.resident((self.batch.rows, DIM), StorageKind.PARAMETER)
+            self.weights = self.builder.add_resident_tensor((self.batch.rows, DIM), StorageKind.PARAMETER)
 
     def program(self) -> Program:
         """Everything."""
@@ -116,37 +116,39 @@ class _Step(FusedStep):
         to_bottom = self._exchange_backward(grad)
         self._bottom_backward(to_bottom)
         self._optimize()
-        return self.builder.build()
+        return self.builder.build_program()
 
     def _bottom_forward(self) -> Ref:
         """What this rank has for all samples: [samples, vectors, dim]."""
         builder, parts = self.builder, []
-        builder.scope("aten::to", Phase.FORWARD)
+        builder.open_scope("aten::to", Phase.FORWARD)
         if self.bottom is not None:
-            features = builder.resident((self.whole, BOTTOM[0]), StorageKind.INPUT)
+            features = builder.add_resident_tensor((self.whole, BOTTOM[0]), StorageKind.INPUT)
             x = self.forward(self.bottom, self.cast(features, self.dtype), "MlpFunction")
             if self.keeps_half:  # Apex gives a model's results back in fp32, and they are wanted in fp16
                 x = self.cast(self.cast(x, "float32"), self.dtype)
-            parts.append(builder.view(x, (self.whole, 1, DIM)))
+            parts.append(builder.add_view(x, (self.whole, 1, DIM)))
         if self.batch is not None:
             parts.append(self._look_up(self.batch))
         if len(parts) == 1:
             return parts[0]
-        builder.scope("aten::cat", Phase.FORWARD)
-        joined = builder.new((self.whole, sum(part.shape[1] for part in parts), DIM), self.dtype)
-        builder.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)])
+        builder.open_scope("aten::cat", Phase.FORWARD)
+        joined = builder.add_tensor((self.whole, sum(part.shape[1] for part in parts), DIM), self.dtype)
+        builder.add_op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)])
         return joined
 
     def _look_up(self, batch: Batch) -> Ref:
         builder, shape = self.builder, (self.whole, batch.tables)
-        row_numbers = builder.resident(shape, StorageKind.INPUT, "int64")
-        starts = builder.resident((batch.tables,), StorageKind.BUFFER, "int64")
-        builder.scope("aten::add", Phase.FORWARD)
-        self.indices = self.op("aten::add", [("self", row_numbers), ("other", starts)], builder.new(shape, "int64"))
-        builder.scope("EmbeddingGatherFunction")
+        row_numbers = builder.add_resident_tensor(shape, StorageKind.INPUT, "int64")
+        starts = builder.add_resident_tensor((batch.tables,), StorageKind.BUFFER, "int64")
+        builder.open_scope("aten::add", Phase.FORWARD)
+        self.indices = self.op(
+            "aten::add", [("self", row_numbers), ("other", starts)], builder.add_tensor(shape, "int64")
+        )
+        builder.open_scope("EmbeddingGatherFunction")
         arguments = [("weights", self.weights), ("table_offsets", starts), ("indices", self.indices)]
         fused = self.run.gpus == 1  # then one kernel gathers and casts
-        pooled = builder.new((*shape, DIM), self.dtype if fused else "float32")
+        pooled = builder.add_tensor((*shape, DIM), self.dtype if fused else "float32")
         self.op("traincast::batched_embedding_forward", arguments, pooled, _load(batch))
         return self.cast(pooled, self.dtype)
 
@@ -157,47 +159,49 @@ class _Step(FusedStep):
             return sent
         send = [self.local * self.vectors[self.rank] * DIM] * run.gpus
         receive = [self.local * count * DIM for count in self.vectors]
-        builder.scope("BottomToTop", Phase.FORWARD)
-        flat = builder.view(sent, (sum(send),))
-        received = builder.new((sum(receive),), self.dtype)
-        builder.wait(builder.all_to_all(builder.world, flat, received, send, receive))
-        pieces = [builder.view(received, (self.local, count * DIM)) for count in self.vectors]
-        joined = builder.new((self.local, sum(self.vectors), DIM), self.dtype)
-        builder.op("aten::cat", [("tensors", pieces)], [joined], [("dim", 1)])
+        builder.open_scope("BottomToTop", Phase.FORWARD)
+        flat = builder.add_view(sent, (sum(send),))
+        received = builder.add_tensor((sum(receive),), self.dtype)
+        builder.wait_for_event(builder.add_all_to_all(builder.world, flat, received, send, receive))
+        pieces = [builder.add_view(received, (self.local, count * DIM)) for count in self.vectors]
+        joined = builder.add_tensor((self.local, sum(self.vectors), DIM), self.dtype)
+        builder.add_op("aten::cat", [("tensors", pieces)], [joined], [("dim", 1)])
         return joined
 
     def _top_forward(self, joined: Ref) -> None:
         builder, batch = self.builder, joined.shape[0]
-        builder.scope("DotBasedInteract", Phase.FORWARD)
-        interacted = builder.new((batch, TOP[0]), self.dtype)
+        builder.open_scope("DotBasedInteract", Phase.FORWARD)
+        interacted = builder.add_tensor((batch, TOP[0]), self.dtype)
         self.op("nvidia::dot_based_interact", [("input", joined)], interacted)
         result = self.forward(self.top, interacted, "MlpFunction")
         logits = self.cast(result, "float32")
-        builder.scope("aten::binary_cross_entropy_with_logits", Phase.LOSS)
-        target = builder.resident(logits.shape, StorageKind.INPUT)
+        builder.open_scope("aten::binary_cross_entropy_with_logits", Phase.LOSS)
+        target = builder.add_resident_tensor(logits.shape, StorageKind.INPUT)
         loss = [("self", logits), ("target", target)]
-        self.op("aten::binary_cross_entropy_with_logits", loss, builder.new(()), [("reduction", 1)])
+        self.op("aten::binary_cross_entropy_with_logits", loss, builder.add_tensor(()), [("reduction", 1)])
 
     def _top_backward(self, joined: Ref) -> Ref:
         """Back to the vectors, [samples, 27, dim]; the top MLP's gradients are all-reduced on the way."""
         builder, run = self.builder, self.run
         batch = joined.shape[0]
-        builder.scope("aten::ones_like", Phase.BACKWARD)
-        self.op("aten::ones_like", [("self", builder.resident((), StorageKind.BUFFER))], builder.new(()))
-        builder.scope("BinaryCrossEntropyWithLogitsBackward0")
-        raw = builder.new((batch, 1))
-        self.op("aten::sub", [("self", builder.resident((batch, 1), StorageKind.BUFFER))], raw)
+        builder.open_scope("aten::ones_like", Phase.BACKWARD)
+        self.op(
+            "aten::ones_like", [("self", builder.add_resident_tensor((), StorageKind.BUFFER))], builder.add_tensor(())
+        )
+        builder.open_scope("BinaryCrossEntropyWithLogitsBackward0")
+        raw = builder.add_tensor((batch, 1))
+        self.op("aten::sub", [("self", builder.add_resident_tensor((batch, 1), StorageKind.BUFFER))], raw)
         grad = self.backward(self.top, self.cast(raw, self.dtype, scope="ToCopyBackward0"), "MlpFunctionBackward",
                               input_grad=True)  # fmt: skip
         self.event = self._reduce_top()
-        builder.scope("DotBasedInteractBackward", Phase.BACKWARD)
+        builder.open_scope("DotBasedInteractBackward", Phase.BACKWARD)
         arguments = [("input", joined), ("grad", grad)]
-        whole = self.op("nvidia::dot_based_interact_backward", arguments, builder.new(joined.shape, self.dtype))
+        whole = self.op("nvidia::dot_based_interact_backward", arguments, builder.add_tensor(joined.shape, self.dtype))
         if run.gpus > 1:  # the bottom MLP's output is one of the vectors, taken out by an index
-            builder.scope("SelectBackward0")
-            zeros = builder.new(joined.shape, self.dtype)
-            builder.op("aten::zeros", [], [zeros], [("size", joined.shape)])
-            builder.scope("aten::add_")
+            builder.open_scope("SelectBackward0")
+            zeros = builder.add_tensor(joined.shape, self.dtype)
+            builder.add_op("aten::zeros", [], [zeros], [("size", joined.shape)])
+            builder.open_scope("aten::add_")
             self.op("aten::add_", [("self", whole), ("other", zeros)], whole)
         return whole
 
@@ -206,13 +210,15 @@ class _Step(FusedStep):
         if self.run.gpus == 1:
             return -1
         builder = self.builder
-        builder.scope("ApexDDP", Phase.BACKWARD)
+        builder.open_scope("ApexDDP", Phase.BACKWARD)
         numel = sum(ref.spec.numel for ref in self.top.masters)
         dtype = "float32" if self.casts else self.dtype
-        flat = builder.new((numel,), dtype)
-        grads = [builder.resident(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
-        builder.op("aten::cat", [("tensors", [builder.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
-        return builder.all_reduce(builder.world, flat)
+        flat = builder.add_tensor((numel,), dtype)
+        grads = [builder.add_resident_tensor(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
+        builder.add_op(
+            "aten::cat", [("tensors", [builder.add_view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)]
+        )
+        return builder.add_all_reduce(builder.world, flat)
 
     def _exchange_backward(self, grad: Ref) -> Ref:
         """Gradients of what this rank had for all samples."""
@@ -221,61 +227,65 @@ class _Step(FusedStep):
             return grad
         send = [self.local * count * DIM for count in self.vectors]
         receive = [self.local * self.vectors[self.rank] * DIM] * run.gpus
-        builder.scope("BottomToTopBackward", Phase.BACKWARD)
+        builder.open_scope("BottomToTopBackward", Phase.BACKWARD)
         for count in self.vectors:
-            piece = builder.view(grad, (self.local, count * DIM), (sum(self.vectors) * DIM, 1))
-            copy = builder.new((self.local, count * DIM), self.dtype)
+            piece = builder.add_view(grad, (self.local, count * DIM), (sum(self.vectors) * DIM, 1))
+            copy = builder.add_tensor((self.local, count * DIM), self.dtype)
             self.op("aten::clone", [("self", piece)], copy, [("memory_format", "contiguous_format")])
-        flat = builder.view(grad, (sum(send),))
-        received = builder.new((sum(receive),), self.dtype)
-        builder.wait(builder.all_to_all(builder.world, flat, received, send, receive))
+        flat = builder.add_view(grad, (sum(send),))
+        received = builder.add_tensor((sum(receive),), self.dtype)
+        builder.wait_for_event(builder.add_all_to_all(builder.world, flat, received, send, receive))
         return received
 
     def _bottom_backward(self, grad: Ref) -> None:
         builder, run = self.builder, self.run
         if self.bottom is not None:
-            from_result = builder.view(grad, (self.whole, DIM))
+            from_result = builder.add_view(grad, (self.whole, DIM))
             if self.keeps_half:
                 for dtype in ("float32", self.dtype):
                     from_result = self.cast(from_result, dtype, scope="ToCopyBackward0")
             self.backward(self.bottom, from_result, "MlpFunctionBackward", input_grad=False)
         if self.batch is not None:
-            values = builder.view(grad, (self.whole * self.batch.tables, DIM))
+            values = builder.add_view(grad, (self.whole * self.batch.tables, DIM))
             if self.bottom is not None:  # apart from the bottom MLP's
-                builder.scope("CatBackward0", Phase.BACKWARD)
+                builder.open_scope("CatBackward0", Phase.BACKWARD)
                 copy: Scalars = [("memory_format", "contiguous_format")]
-                strided = builder.view(grad, (self.whole, self.batch.tables * DIM), ((self.batch.tables + 1) * DIM, 1))
-                whole = builder.new((self.whole, self.batch.tables * DIM), self.dtype)
-                values = builder.view(self.op("aten::clone", [("self", strided)], whole, copy), values.shape)
+                strided = builder.add_view(
+                    grad, (self.whole, self.batch.tables * DIM), ((self.batch.tables + 1) * DIM, 1)
+                )
+                whole = builder.add_tensor((self.whole, self.batch.tables * DIM), self.dtype)
+                values = builder.add_view(self.op("aten::clone", [("self", strided)], whole, copy), values.shape)
             self.values = self.cast(values, "float32", scope="ToCopyBackward0")
             if run.gpus == 1 and not run.half:  # the fused gather's backward writes its own values in any case
-                builder.scope("BuckleEmbeddingFusedGatherFunctionBackward")
-                self.values = self.op("aten::clone", [("self", values)], builder.new(values.shape))
+                builder.open_scope("BuckleEmbeddingFusedGatherFunctionBackward")
+                self.values = self.op("aten::clone", [("self", values)], builder.add_tensor(values.shape))
 
     def _optimize(self) -> None:
         builder = self.builder
         if self.event >= 0:
-            builder.engine_scope("cuda::stream_wait_event", Phase.OTHER)
-            builder.wait(self.event)
+            builder.open_engine_scope("cuda::stream_wait_event", Phase.OTHER)
+            builder.wait_for_event(self.event)
         mlps = [self.top, *([] if self.bottom is None else [self.bottom])]
         masters = [ref for mlp in mlps for ref in mlp.masters]
-        grads = [builder.resident(ref.shape, StorageKind.GRADIENT) for ref in masters]
-        builder.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
+        grads = [builder.add_resident_tensor(ref.shape, StorageKind.GRADIENT) for ref in masters]
+        builder.open_scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
         if self.run.half:  # into fp32, and whether all are finite
-            builder.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
+            builder.add_op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
         if self.casts:
-            overflow = builder.resident((1,), StorageKind.BUFFER)
-            builder.op("aten::_local_scalar_dense", [("self", overflow)])
-        builder.op("aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List")
+            overflow = builder.add_resident_tensor((1,), StorageKind.BUFFER)
+            builder.add_op("aten::_local_scalar_dense", [("self", overflow)])
+        builder.add_op(
+            "aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List"
+        )
         if self.batch is None:
             return
-        builder.scope("Optimizer.step#SGD.step")
+        builder.open_scope("Optimizer.step#SGD.step")
         update = partial(self.op, result=None)
         if self.casts:
             update("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", self.values)])
-        scaled = builder.new(self.values.shape)
+        scaled = builder.add_tensor(self.values.shape)
         self.op("aten::mul", [("self", self.values)], scaled, [("other", -0.1)])
-        arguments = [("self", self.weights), ("index", builder.view(self.indices, (self.values.shape[0],))),
+        arguments = [("self", self.weights), ("index", builder.add_view(self.indices, (self.values.shape[0],))),
                      ("source", scaled)]  # fmt: skip
         update("aten::index_add_", arguments, scalars=[("dim", 0), ("alpha", 1)])
 

@@ -75,7 +75,7 @@ def _case(row: Row) -> Case:
     platform = _platform(*row.known("device", _NODES))
     precision, batch, gpus = row.known("precision", _PRECISIONS), row.count("micro_batch"), row.count("gpus")
     steps = _steps(row, program.model, batch, gpus)
-    question = Scenario(
+    request = Scenario(
         workload=_captured(program, precision, batch, update=True),
         on=platform,
         dtype="tf32" if row["precision"] == "TF32" else "fp32",
@@ -86,13 +86,13 @@ def _case(row: Row) -> Case:
     repeated = None
     if steps > 1:
         alone = program.model == "bert-large"  # only BERT's program leaves exchanges to the last step of an update
-        micro = question.replace(workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus)
+        micro = request.replace(workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus)
         repeated = Repeated(question=micro, times=steps - 1, per=1 if alone else steps)
     mark = f" {HELD_BACK}" if held_back(row) else ""
     return Case(
         name=f"{row.label('model')} {row.label('precision')} {gpus} x {row.label('device')}, batch {batch}{mark}",
         group=row.label("model"),
-        question=question,
+        question=request,
         measured_ms=row.positive("iteration_ms"),
         repeated=repeated,
     )

@@ -13,14 +13,14 @@ from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
-from traincast_evaluation.suites.training_question import TrainingQuestion, predict_training
+from traincast.utils.metrics import ErrorRow, compute_error_row
+from traincast_evaluation.suites.training_request import TrainingRequest, predict_training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A step that runs so many `times` before the one that is asked for (gradients are added up); what was measured is
-    one of `per` equal parts of all of them."""
+    """A step that runs this many `times` before the one that is asked for (gradients are added up); what was measured
+    is one of `per` equal parts of all of them."""
 
     question: Scenario
     times: int
@@ -34,13 +34,13 @@ class Case:
     `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
     `fitted` says that shared constants may have been fitted on it.
     `note` says why predicted and measured must differ, where they must.
-    `spread_percent` is how far repeated measurements of it lie apart (a robust standard deviation), where known.
+    `spread_percent` is how far repeated measurements of it are apart (a robust standard deviation), where known.
     `repeated` are the steps without an update that come before it.
     """
 
     name: str
     group: str
-    question: Scenario | TrainingQuestion
+    question: Scenario | TrainingRequest
     measured_ms: float
     measured_active_ms: float | None = None
     measured_memory_gb: float | None = None
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """Whether the measured step lies inside the predicted 90 % interval."""
+        """Whether the measured step is inside the predicted 90 % interval."""
         return self.low_ms <= self.case.measured_ms <= self.high_ms
 
     @property
@@ -103,37 +103,37 @@ def run_cases(
 
 def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
-        if isinstance(case.question, TrainingQuestion):
+        if isinstance(case.question, TrainingRequest):
             return _training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
-        answer = predict(case.question.replace(roofline_only=roofline_only))
+        result = predict(case.question.replace(roofline_only=roofline_only))
         before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
-    timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
-    active = answer.device_active
+    timed = _reached(result.timeline, case.stops_at) if case.stops_at else result.iteration
+    active = result.device_active
     if case.repeated and before:
         timed = (timed + case.repeated.times * before.iteration) / case.repeated.per
         active = (active + case.repeated.times * before.device_active) / case.repeated.per
-    scale = 1e3 * timed / answer.iteration
+    scale = 1e3 * timed / result.iteration
     return Outcome(
         case=case,
         predicted_ms=1e3 * timed,
-        low_ms=scale * answer.interval[0],
-        high_ms=scale * answer.interval[1],
+        low_ms=scale * result.interval[0],
+        high_ms=scale * result.interval[1],
         active_ms=1e3 * active,
-        exposed_comm_ms=1e3 * answer.exposed_comm,
+        exposed_comm_ms=1e3 * result.exposed_comm,
     )
 
 
-def _training_outcome(case: Case, answer: Prediction) -> Outcome:
-    low, high = answer.interval
+def _training_outcome(case: Case, result: Prediction) -> Outcome:
+    low, high = result.interval
     return Outcome(
         case=case,
-        predicted_ms=1e3 * answer.iteration,
+        predicted_ms=1e3 * result.iteration,
         low_ms=1e3 * low,
         high_ms=1e3 * high,
-        active_ms=1e3 * answer.device_active,
-        memory_gb=answer.memory.peak_bytes / 1e9,
+        active_ms=1e3 * result.device_active,
+        memory_gb=result.memory.peak_bytes / 1e9,
     )
 
 
@@ -146,13 +146,13 @@ def _reached(timeline: Timeline, name: str) -> float:
 
 
 def summarise(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
-    """Step and active time over all cases, then step time per device, each beside what others score."""
+    """Step and active time over all cases, then step time per device, each alongside what others score."""
     rows = [outcomes_row(suite, "all: step", outcomes)]
     active = [o for o in outcomes if o.case.measured_active_ms]
     if active:
         predicted = [o.active_ms for o in active]
         measured = [o.case.measured_active_ms or 0.0 for o in active]
-        rows.append(error_row(suite, "all: device active", predicted, measured, [o.case.name for o in active]))
+        rows.append(compute_error_row(suite, "all: device active", predicted, measured, [o.case.name for o in active]))
     groups = sorted({o.case.group for o in outcomes})
     if len(groups) > 1:
         rows += [outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]
@@ -160,13 +160,13 @@ def summarise(suite: str, outcomes: Sequence[Outcome], data: Path | None = None)
 
 
 def outcomes_row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
-    """One line for these cases, beside what others score on them."""
+    """One line for these cases, alongside what others score on them."""
     others: dict[str, list[float]] = {}
     for outcome in outcomes:
         for name, error in outcome.case.others.items():
             others.setdefault(name, []).append(abs(error))
     reference = ", ".join(f"{name.strip('|')} {sum(errors) / len(errors):.1f}" for name, errors in others.items())
-    return error_row(
+    return compute_error_row(
         suite,
         group,
         [o.predicted_ms for o in outcomes],

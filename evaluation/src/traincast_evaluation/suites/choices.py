@@ -15,7 +15,7 @@ WITHIN_PERCENT = 10.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """One task: its candidates, the one with the shortest predicted step, and the one with the shortest measured step.
-    `loss_percent` is what the chosen one costs over the best, `spread_percent` how far repeats of either lie apart."""
+    `loss_percent` is what the chosen one costs over the best, `spread_percent` how far repeats of either are apart."""
 
     task: str
     candidates: int
@@ -70,7 +70,7 @@ def fixed_choice_right(tasks: Mapping[str, Mapping[str, Outcome]], plan: str) ->
 
 
 def choice_notes(made: Sequence[Choice], tasks: Mapping[str, Mapping[str, Outcome]], fixed: Sequence[str]) -> list[str]:
-    """What choosing by prediction brought, beside always taking the same candidate."""
+    """What choosing by prediction brought, alongside always taking the same candidate."""
     if not made:
         return ["no task has two measured candidates: give more minutes"]
     right = sum(choice.right for choice in made)

@@ -14,7 +14,7 @@ from traincast.costs.collectives.model import CollectiveModel, shipped_collectiv
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
 from traincast.utils.arrays import FloatArray
-from traincast.utils.errors import unknown
+from traincast.utils.errors import make_unknown_error
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.fitting import collectives_data as tables
 from traincast_evaluation.fitting import collectives_newer as newer
@@ -39,7 +39,7 @@ _PAPER = {
 def evaluate_collectives(
     data: Path, progress: Callable[[float], None] = lambda _: None, *, model: CollectiveModel | None = None
 ) -> list[ErrorRow]:
-    """Every table: held-out sizes and, beside them, fitted ones; held-out GPU counts, several nodes, machines never
+    """Every table: held-out sizes and, alongside them, fitted ones; held-out GPU counts, several nodes, machines never
     seen, and links alone.
 
     `model` is one fitted on the training share of `data` (default: the one that comes with the package).
@@ -144,7 +144,7 @@ def links_alone(data: Path, points: Points, model: CollectiveModel) -> list[Erro
 def cluster_topology(name: str) -> Topology:
     """The measured H100 clusters: DGX-like nodes, one adapter per GPU."""
     if name not in _CLUSTER_ADAPTER_GBS:
-        raise unknown("cluster", name, _CLUSTER_ADAPTER_GBS, f"Known are {', '.join(_CLUSTER_ADAPTER_GBS)}.")
+        raise make_unknown_error("cluster", name, _CLUSTER_ADAPTER_GBS, f"Known are {', '.join(_CLUSTER_ADAPTER_GBS)}.")
     rate = 1e9 * _CLUSTER_ADAPTER_GBS[name]
     return replace(load_topology("dgx-h100"), key=name, adapter_bandwidth=rate, curves=f"h100+{name}")
 

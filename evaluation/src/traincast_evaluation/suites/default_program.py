@@ -1,4 +1,4 @@
-"""A user's path, `predict("dlrm-mlperf", gpus=N, dtype="fp16")` with the default program, beside the steps it can
+"""A user's path, `predict("dlrm-mlperf", gpus=N, dtype="fp16")` with the default program, alongside the steps it can
 stand for."""
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from traincast_evaluation.suites.machines import machine_of
 from traincast_evaluation.suites.multi_gpu_dlrm import FILES
 from traincast_evaluation.suites.published import Row, rows_of
 
-GROUP = "TorchRec's program, the default, beside MLPerf's steps of the same model (others ran them)"
+GROUP = "TorchRec's program, the default, alongside MLPerf's steps of the same model (others ran them)"
 _MODELS = {"dlrm": "dlrm-mlperf", "dlrm_dcnv2": "dlrm-v2"}
 _REASON = (
-    "measured was {others}: fused layers, rows and exchanges in half precision, embeddings beside the dense part, no "
+    "measured was {others}: fused layers, rows and collectives in half precision, embeddings alongside the dense "
+    "part, no "
     "host in the way; predicted is eager PyTorch: autocast with a kernel per op and per cast, fp32 rows and exchanges, "
     "whole tables by lookups, DDP"
 )
@@ -63,7 +64,7 @@ def _case(configuration: _Configuration, rows: list[Row]) -> Case:
     others = "NVIDIA's PyTorch code or HugeCTR" if configuration.model == "dlrm-mlperf" else "HugeCTR"
     return Case(
         name=f"{configuration.model} on {nodes} x {configuration.per_node} {configuration.accelerator}, "
-        f"{configuration.batch} a GPU ({len(rows)} rows)",
+        f"{configuration.batch} per GPU ({len(rows)} rows)",
         group=GROUP,
         question=Scenario(
             workload=configuration.model,

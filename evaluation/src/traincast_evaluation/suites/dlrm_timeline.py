@@ -15,7 +15,7 @@ from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.measured_tables import read_table
 
 _SUITE = "dlrm_kernel_timeline_v100"
@@ -32,8 +32,8 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     rows = []
     for snapshot, model, name in _SNAPSHOTS:
         measured = _measured(data, snapshot)
-        answer = predict(Scenario(workload=name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ))
-        predicted = _predicted(answer.timeline)
+        result = predict(Scenario(workload=name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ))
+        predicted = _predicted(result.timeline)
         if len(predicted) != len(measured):
             raise TraincastError(
                 f"'{_FILE}', snapshot {snapshot}: {len(measured)} ops launch kernels, of {name} {len(predicted)} do; "
@@ -43,9 +43,9 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
         ours, theirs = np.array(predicted), np.array([us for _, us in measured])
         long = np.flatnonzero(theirs > _LONG_US)
         rows += [
-            error_row(_SUITE, f"{model}: each op", ours, theirs, names),
-            error_row(_SUITE, f"{model}: ops above 50 us", ours[long], theirs[long], [names[i] for i in long]),
-            error_row(_SUITE, f"{model}: sum of kernels", [ours.sum()], [theirs.sum()], [model]),
+            compute_error_row(_SUITE, f"{model}: each op", ours, theirs, names),
+            compute_error_row(_SUITE, f"{model}: ops above 50 us", ours[long], theirs[long], [names[i] for i in long]),
+            compute_error_row(_SUITE, f"{model}: sum of kernels", [ours.sum()], [theirs.sum()], [model]),
         ]
     return rows
 

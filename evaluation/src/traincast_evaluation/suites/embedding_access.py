@@ -19,7 +19,7 @@ from traincast.models.embeddings.lru import LruCounter
 from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.embedding_draws import (
     CACHES,
     FEWEST_EVENTS,
@@ -38,18 +38,18 @@ EXPONENTS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 HEIGHTS = (10_000, 1_000_000)
 LOOKUPS = 1_000_000  # drawn per Zipf table
 SMALL_CACHE = 1024  # rows; below, three decimals of a histogram leave much open
-DRAWS = 16  # of each published set: one per batch, where it has so many
+DRAWS = 16  # of each published set: one per batch, where it has this many
 LAWS = {"published": (THINNING, DRAWS), "log-uniform": (LOG_UNIFORM, 4)}
-"""Names of groups, with how counts lie within bins and how many parts of each set are drawn so."""
+"""Names of groups, with how counts are within bins and how many parts of each set are drawn so."""
 _SEED = 9000  # the method was developed with others
-_ONE_IN = 400  # of so many published rows one is drawn, with the published counts
+_ONE_IN = 400  # of this many published rows one is drawn, with the published counts
 BEGINNING = 4_000_000  # lookups drawn of a whole published batch
 _PRECISION = 0.001  # of the published shares
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One estimate beside the exact count. Several of one name are draws of the same thing."""
+    """One estimate alongside the exact count. Several of one name are draws of the same thing."""
 
     group: str
     name: str
@@ -98,7 +98,7 @@ def error_rows(points: Iterable[Point]) -> list[ErrorRow]:
     for point in points:
         groups.setdefault(point.group, []).append(point)
     return [
-        error_row(
+        compute_error_row(
             SUITE,
             group,
             [p.estimate for p in same_points],
@@ -114,12 +114,12 @@ def zipf_points(exponent: float, rows: int, *, seed: int, lookups: int = LOOKUPS
     indices = draw_zipf(exponent, rows, lookups, np.random.default_rng(seed))
     exact = count_exactly(indices)
     label = f"s {exponent:g}, {rows} rows"
-    classes = Zipf(exponent).classes(rows)
+    classes = Zipf(exponent).make_classes(rows)
     yield from _unique_points("Zipf, different rows", label, classes, exact)
     yield from _hit_points("Zipf, hits from empty", label, classes, exact)
     yield from _steady_points("Zipf, hits in steady state", label, classes, indices)
-    quarter = ReuseHistogram.of_counts(np.bincount(indices[: lookups // 4]))
-    seen = Reuse(quarter).classes(rows)
+    quarter = ReuseHistogram.from_counts(np.bincount(indices[: lookups // 4]))
+    seen = Reuse(quarter).make_classes(rows)
     yield from _unique_points("histogram of a Zipf batch, different rows up to 4 x", label, seen, exact)
     yield from _hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, exact)
 
@@ -135,14 +135,14 @@ def beginning_points(
         access_shares=tuple(published.access_shares),
         precision=_PRECISION,
     )
-    classes = Reuse(histogram).classes(round(published.unique_rows))
+    classes = Reuse(histogram).make_classes(round(published.unique_rows))
     exact = count_exactly(draw_beginning(published, lookups, LAWS[law][0], np.random.default_rng(seed)))
     yield from _unique_points(f"{law}, whole batch, different rows", name, classes, exact)
     yield from _hit_points(f"{law}, whole batch, hits", name, classes, exact, SMALL_CACHE)
 
 
 def drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -> list[Point]:
-    """Parts of these batches, each with its seed; and the mean estimate beside the mean exact count."""
+    """Parts of these batches, each with its seed; and the mean estimate alongside the mean exact count."""
     draws = [point for batch, seed in batches for point in part_points(batch, name, law, seed=seed)]
     same: dict[tuple[str, str], list[Point]] = {}
     for point in draws:
@@ -159,10 +159,10 @@ def part_points(published: Locality, name: str, law: str, *, seed: int) -> Itera
     """A part of a batch, as few rows as a large table has, judged from its own histogram, exact and rounded."""
     indices = draw_part(published, _ONE_IN, LAWS[law][0], np.random.default_rng(seed))
     exact = count_exactly(indices)
-    shares = ReuseHistogram.of_counts(np.bincount(indices))
+    shares = ReuseHistogram.from_counts(np.bincount(indices))
     for kind, histogram in (("exact shares", shares), ("three decimals", rounded(shares))):
         for rows_per_unique in (1, 4):
-            classes = Reuse(histogram).classes(int(rows_per_unique * shares.unique_rows))
+            classes = Reuse(histogram).make_classes(int(rows_per_unique * shares.unique_rows))
             label = f"{name}, {rows_per_unique} x rows"
             yield from _unique_points(f"{law}, {kind}, different rows", label, classes, exact, len(indices))
             yield from _hit_points(f"{law}, {kind}, hits", label, classes, exact, SMALL_CACHE)
@@ -183,24 +183,26 @@ def _unique_points(group: str, label: str, classes: RowClasses, exact: Exact, wh
     """Batches are named by size, or by their share of a `whole` that differs from draw to draw."""
     for size, count in exact.unique_rows.items():
         what = f"1 / {round(whole / size)} of the lookups" if whole else f"{size} lookups"
-        yield Point(group, f"{label}, {what}", classes.unique_rows(size), count)
+        yield Point(group, f"{label}, {what}", classes.count_unique_rows(size), count)
 
 
 def _hit_points(group: str, label: str, classes: RowClasses, exact: Exact, small: int = 0) -> Iterator[Point]:
     """Caches below `small` rows are a group of their own."""
     for cache, hits in exact.hits.items():
         where = f"{group}, caches below {small} rows" if cache < small else group
-        yield Point(where, f"{label}, cache {cache}", classes.hits(cache, exact.lookups), float(hits))
+        yield Point(where, f"{label}, cache {cache}", classes.count_hits(cache, exact.lookups), float(hits))
 
 
 def _steady_points(group: str, label: str, classes: RowClasses, indices: IntArray) -> Iterator[Point]:
     """The second half of the stream, for caches that the first half fills."""
     half = len(indices) // 2
     counter = LruCounter(max(CACHES))
-    counter.feed(indices[:half])
-    before = {cache: counter.hits(cache) for cache in CACHES}
-    counter.feed(indices[half:])
+    counter.add_lookups(indices[:half])
+    before = {cache: counter.count_hits(cache) for cache in CACHES}
+    counter.add_lookups(indices[half:])
     for cache in CACHES:
-        hits = counter.hits(cache) - before[cache]
-        if hits >= FEWEST_EVENTS and classes.window(cache) < half:
-            yield Point(group, f"{label}, cache {cache}", classes.steady_hit_rate(cache), hits / (len(indices) - half))
+        hits = counter.count_hits(cache) - before[cache]
+        if hits >= FEWEST_EVENTS and classes.compute_cache_window(cache) < half:
+            yield Point(
+                group, f"{label}, cache {cache}", classes.compute_steady_hit_rate(cache), hits / (len(indices) - half)
+            )

@@ -1,7 +1,7 @@
 """Indices drawn from Zipf's law and from published reuse histograms, and what is counted in them exactly.
 
 Nothing here knows how the estimates are made. A published bin says how many of the rows it has, or, where its lookups
-are the larger share, how many of those; counts within it are drawn until there are so many.
+are the larger share, how many of those; counts within it are drawn until there are this many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from traincast_evaluation.suites.embedding_locality import Locality
 CACHES = tuple(4**power for power in range(2, 10))  # rows
 FEWEST_EVENTS = 10_000  # an exact count of fewer says little to 3 %
 THINNING, LOG_UNIFORM = 2.0, 1.0
-"""How counts lie within a bin: rows of count c in proportion to c ** -law.
+"""How counts are within a bin: rows of count c in proportion to c ** -law.
 
 Where the published bins say both rows and lookups, counts thin out: beyond 16 lookups their mean is 1.39 to 1.41 times
 16, which is 1.42 for `THINNING` and 1.47 for `LOG_UNIFORM`. The latter is there to see what the law matters.
@@ -48,8 +48,8 @@ def count_exactly(indices: IntArray) -> Exact:
         if sum(counts) >= FEWEST_EVENTS:
             unique[size] = float(np.mean(counts))
     counter = LruCounter(max(CACHES))
-    counter.feed(indices)
-    hits = {cache: counter.hits(cache) for cache in CACHES if counter.hits(cache) >= FEWEST_EVENTS}
+    counter.add_lookups(indices)
+    hits = {cache: counter.count_hits(cache) for cache in CACHES if counter.count_hits(cache) >= FEWEST_EVENTS}
     return Exact(len(indices), unique, hits)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.models.embeddings.classes import NUM_BINS
 from traincast.utils.arrays import FloatArray
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import read_csv
 
 _COUNTS = ("batch_size", "avg_num_indices", "avg_num_unique_rows")
@@ -47,9 +47,9 @@ def read_locality(path: Path) -> dict[str, Locality]:
         rows, accesses = shares[name, "unique_rows_by_reuse"], shares[name, "accesses_by_reuse"]
         if len(rows) != NUM_BINS or len(accesses) != NUM_BINS:
             raise TraincastError(
-                f"{path}: {shown(name)} has {len(rows)} and {len(accesses)} reuse bins; needs {NUM_BINS}"
+                f"{path}: {shorten_value(name)} has {len(rows)} and {len(accesses)} reuse bins; needs {NUM_BINS}"
             )
-        _check_batch(f"{path}: {shown(name)}", values, (rows, accesses))
+        _check_batch(f"{path}: {shorten_value(name)}", values, (rows, accesses))
         batches[name] = Locality(
             batch_size=int(values["batch_size"]),
             lookups=values["avg_num_indices"],
@@ -66,12 +66,12 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= _MOST:
-        raise TraincastError(f"{where}: {shown(text)} is not a number from 0 to {_MOST:g}")
+        raise TraincastError(f"{where}: {shorten_value(text)} is not a number from 0 to {_MOST:g}")
     return value
 
 
 def _check_batch(where: str, counts: dict[str, float], shares: tuple[list[float], list[float]]) -> None:
-    """Refuses a batch without its counts, and shares that are none or add up to nothing."""
+    """Rejects a batch without its counts, and shares that are none or add up to nothing."""
     for name in _COUNTS:
         if not counts.get(name, 0.0) >= 1:
             raise TraincastError(f"{where} has no {name} of at least 1")

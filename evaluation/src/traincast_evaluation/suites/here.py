@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import LeftOut, Outcome
 from traincast_evaluation.suites.choices import Choice, choice_notes, choices
 from traincast_evaluation.suites.trial_runs import ISOLATED, Runs
@@ -26,7 +26,7 @@ from traincast_evaluation.trials.plans import BALANCED
 Progress = Callable[[float], None]
 _MOST_MINUTES = 24 * 60.0
 VISITS = {"here": 3, "sharding": 2}
-"""How often a step is built and measured, all others in between."""
+"""How often per step is built and measured, all others in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ def _run(
 
 
 def _summary(suite: str, outcomes: Sequence[Outcome]) -> tuple[ErrorRow, ...]:
-    """All steps, then each group, beside the baseline and the spread of repeats."""
+    """All steps, then each group, alongside the baseline and the spread of repeats."""
     groups = sorted(
         {outcome.case.group for outcome in outcomes}, key=lambda group: (not group.startswith(RANDOM), group)
     )
@@ -133,7 +133,7 @@ def _summary(suite: str, outcomes: Sequence[Outcome]) -> tuple[ErrorRow, ...]:
 
 
 def _row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
-    row = error_row(
+    row = compute_error_row(
         suite,
         group,
         [o.predicted_ms for o in outcomes],

@@ -16,7 +16,7 @@ import numpy as np
 
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import parse_json, read_text, shown_path
+from traincast.utils.files.reading import format_path, parse_json, read_text
 from traincast.utils.files.writing import write_json
 from traincast_evaluation.trials.catalog import Trial
 
@@ -32,9 +32,9 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A measured step: seconds of every repetition and of the reference beside it, by the wall's clock and in processor
-    time. `isolated` are its ops one by one, in units of the reference (0: not measured). It was built and measured
-    `visits` times, with other steps in between."""
+    """A measured step: seconds of every repetition and of the reference alongside it, by the wall's clock and in
+    processor time. `isolated` are its ops one by one, in units of the reference (0: not measured). It was built and
+    measured `visits` times, with other steps in between."""
 
     step: tuple[float, ...]
     reference: tuple[float, ...]
@@ -60,9 +60,12 @@ class Measured:
     def of(result: Mapping[str, Any]) -> Measured:
         """From what a rank wrote, or from a line of the record."""
         return Measured(
-            step=tuple(result["step"]), reference=tuple(result["reference"]), busy=tuple(result["busy"]),
-            reference_busy=tuple(result["reference_busy"]), isolated=float(result.get("isolated") or 0.0),
-        )  # fmt: skip
+            step=tuple(result["step"]),
+            reference=tuple(result["reference"]),
+            busy=tuple(result["busy"]),
+            reference_busy=tuple(result["reference_busy"]),
+            isolated=float(result.get("isolated") or 0.0),
+        )
 
 
 class Record:
@@ -78,7 +81,7 @@ class Record:
         """By key of the trial; empty before any were written."""
         if not self.predictions_path.exists():
             return {}
-        content = parse_json(read_text(self.predictions_path), shown_path(self.predictions_path))
+        content = parse_json(read_text(self.predictions_path), format_path(self.predictions_path))
         with _damaged(self.predictions_path):
             return {key: Predicted(**fields) for key, fields in content["predictions"].items()}
 
@@ -98,7 +101,7 @@ class Record:
         if not self.measurements_path.exists():
             return {}
         lines = read_text(self.measurements_path).split("\n")[:-1]
-        rows = [parse_json(line, shown_path(self.measurements_path)) for line in lines]
+        rows = [parse_json(line, format_path(self.measurements_path)) for line in lines]
         with _damaged(self.measurements_path):
             found: dict[str, Measured] = {}
             for row in rows:
@@ -116,7 +119,7 @@ class Record:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise TraincastError(f"cannot write '{shown_path(self.measurements_path)}': {error.strerror}") from None
+            raise TraincastError(f"cannot write '{format_path(self.measurements_path)}': {error.strerror}") from None
 
     def _end_last_line(self) -> None:
         """Takes a line back that an interrupted run left without its end."""
@@ -132,4 +135,4 @@ def _damaged(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError):
-        raise TraincastError(f"'{shown_path(path)}' is no record of an evaluation; remove it to begin anew") from None
+        raise TraincastError(f"'{format_path(path)}' is no record of an evaluation; remove it to begin anew") from None

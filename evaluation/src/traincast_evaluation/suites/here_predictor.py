@@ -21,5 +21,5 @@ class HerePredictor:
     def predict(self, trial: Trial) -> Predicted:
         """Seconds of one step of a trial, and their 90 % interval."""
         captured = trial_workload(trial)
-        answer = predict_on_machine(captured.workload, machine_platform(self.profile), captured.access)
-        return Predicted(answer.iteration, *answer.interval)
+        result = predict_on_machine(captured.workload, machine_platform(self.profile), captured.access)
+        return Predicted(result.iteration, *result.interval)

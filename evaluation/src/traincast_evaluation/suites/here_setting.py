@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traincast.costs.cpu.machine import find_profile
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast_evaluation.suites.here_predictor import HerePredictor
 
 
@@ -28,7 +28,7 @@ def setting(folder: Path, on: str, *, ranks: bool) -> HereSetting:
     """The profile `on`; with `ranks` it must know collectives."""
     profile = find_profile(on)
     if not folder.is_dir():
-        raise TraincastError(f"'{shown_path(folder)}' is no folder; measure this machine with 'traincast bench' first")
+        raise TraincastError(f"'{format_path(folder)}' is no folder; measure this machine with 'traincast bench' first")
     if ranks and not profile.exchanges.seconds:
         raise TraincastError(
             f"the profile '{on}' has no collectives, and steps of two ranks need them; measure with 'traincast bench' "

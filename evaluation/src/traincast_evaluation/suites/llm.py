@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, outcomes_row
 from traincast_evaluation.suites.llm_presets import with_presets
-from traincast_evaluation.suites.llm_rows import is_fitted, question_of, vtrain_question
+from traincast_evaluation.suites.llm_rows import is_fitted, make_request, make_vtrain_request
 from traincast_evaluation.suites.published import Row, cases_of, rows_of
 
 _FITTED, _HELD = "half that constants were fitted on", "held-out half"
@@ -38,7 +38,7 @@ def _case(row: Row, filled: Row) -> Case:
     return Case(
         name=_name(row),
         group=f"{row['set']}{kind}, tier {row['tier']}",
-        question=question_of(filled),
+        question=make_request(filled),
         measured_ms=measured,
         measured_memory_gb=float(row["memory_gb"]) if row["memory_gb"] else None,
         fitted=is_fitted(row),
@@ -58,7 +58,7 @@ def _vtrain_case(row: Row) -> Case:
     return Case(
         name=f"GPT {sizes} on {row['num_gpus']}, micro-batch {row['micro_batch']} of {row['global_batch']} {degrees}",
         group="vtrain_one_node, tier A",
-        question=vtrain_question(row),
+        question=make_vtrain_request(row),
         measured_ms=row.positive("iteration_ms"),
         fitted=is_fitted(row),
     )
@@ -91,7 +91,7 @@ def _memory_rows(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
         for source in sorted({o.case.group.partition(",")[0] for o in printed})
     }
     return [
-        error_row(
+        compute_error_row(
             suite, name, [o.memory_gb for o in some], [o.case.measured_memory_gb or 0.0 for o in some],
             [o.case.name for o in some],
         )

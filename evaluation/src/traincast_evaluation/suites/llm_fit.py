@@ -13,7 +13,7 @@ from traincast.costs.in_step import InStep, in_step_from
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
-from traincast_evaluation.suites.training_question import TrainingQuestion
+from traincast_evaluation.suites.training_request import TrainingRequest
 
 _STEPS = (0.16, 0.08, 0.04, 0.02)  # of a number's logarithm: tried up and down until neither helps, then the next
 _LOWEST = {"batched": 0.5}  # a batched product of attention cannot be faster than its scores are written to memory
@@ -40,7 +40,7 @@ class ConstantsFit:
     """
 
     def __init__(self, cases: Sequence[Case], start: InStep, moved: Sequence[str]) -> None:
-        self.cases = [case for case in cases if case.fitted and isinstance(case.question, TrainingQuestion)]
+        self.cases = [case for case in cases if case.fitted and isinstance(case.question, TrainingRequest)]
         self.numbers, self.moved = start.by_name(), tuple(moved)
         counts = Counter(source_of(case) for case in self.cases)
         self.weights = np.array([counts[source_of(case)] ** -0.5 for case in self.cases])
@@ -48,7 +48,7 @@ class ConstantsFit:
         self._touched = {name: self._affected(name) for name in self.moved}
 
     def run(self, rounds: int = 3, progress: Callable[[str], None] = lambda _: None) -> InStep:
-        """The numbers after so many turns through all of them, or fewer when none moves any more."""
+        """The numbers after this many turns through all of them, or fewer when none moves any more."""
         for turn in range(rounds):
             before = dict(self.numbers)
             for name in self.moved:
@@ -93,9 +93,9 @@ class ConstantsFit:
 
 def log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
-    question = case.question
-    assert isinstance(question, TrainingQuestion)
-    seconds, _ = estimate_seconds(question.transformer(), question.platform(), question.layout, in_step=constants)
+    request = case.question
+    assert isinstance(request, TrainingRequest)
+    seconds, _ = estimate_seconds(request.transformer(), request.platform(), request.layout, in_step=constants)
     return math.log(1e3 * seconds / case.measured_ms)
 
 
@@ -104,8 +104,8 @@ def source_of(case: Case) -> str:
     return case.group.partition(",")[0]
 
 
-def answerable(cases: Sequence[Case], constants: InStep) -> list[Case]:
-    """Cases that have an answer: a layout that cannot be is refused."""
+def list_predictable(cases: Sequence[Case], constants: InStep) -> list[Case]:
+    """Cases that have a result: a layout that cannot be is rejected."""
     kept = []
     for case in cases:
         try:

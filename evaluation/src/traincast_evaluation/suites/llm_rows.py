@@ -14,7 +14,7 @@ from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.published import Row
-from traincast_evaluation.suites.training_question import TrainingQuestion
+from traincast_evaluation.suites.training_request import TrainingRequest
 
 _SEED = "llm steps 2026-11"
 _KEY = (
@@ -90,7 +90,7 @@ def _experts(model: Transformer) -> Experts:
 
 
 def platform_of(row: Row) -> Platform:
-    """Node and GPU of a row; a device nobody described is refused by name."""
+    """Node and GPU of a row; a device nobody described is rejected by name."""
     name = row["device"]
     word = next((word for word in _DEVICES if word in name), None)
     if word is None:
@@ -100,7 +100,7 @@ def platform_of(row: Row) -> Platform:
     return replace(platform, device=load_device(device)) if device else platform
 
 
-def question_of(row: Row) -> TrainingQuestion:
+def make_request(row: Row) -> TrainingRequest:
     """What a row of `llm_training.csv` asks."""
     model = model_of(row)
     notes = row["notes"].lower()
@@ -119,7 +119,7 @@ def question_of(row: Row) -> TrainingQuestion:
         options["adapter_rank"] = 16
     if "every 2nd" in row["activation_checkpointing"]:
         options["checkpoint_every"] = 2
-    return TrainingQuestion(model=model, on=platform_of(row), layout=Layout(**options))
+    return TrainingRequest(model=model, on=platform_of(row), layout=Layout(**options))
 
 
 def _foundry(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _simumax(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
 
 def _nvidia(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """Megatron as NeMo, Megatron-Bridge and MLPerf run it: distributed optimizer, gradients reduced in 16 bits, every
-    exchange beside kernels; experts' exchanges only where the preset says so."""
+    exchange alongside kernels; experts' exchanges only where the preset says so."""
     graph = "graph" in row["compile"].lower() or row["set"].startswith("mlperf")
     chunks = {} if row["vp"] else {"vp": _usual_chunks(row, options)}
     micro = row.count("micro_batch") if row["micro_batch"] else 1
@@ -201,7 +201,7 @@ def _checkpoint(row: Row) -> str:
     return "light" if "selective" in text else "none"
 
 
-def vtrain_question(row: Row) -> TrainingQuestion:
+def make_vtrain_request(row: Row) -> TrainingRequest:
     """What a row of `gpt_megatron_a100.csv` asks: Megatron-DeepSpeed as `gpt_megatron_config.yaml` describes it."""
     hidden, heads, layers = row.count("hidden_size"), row.count("num_heads"), row.count("num_layers")
     base = load_transformer("gpt3-175b")
@@ -215,4 +215,4 @@ def vtrain_question(row: Row) -> TrainingQuestion:
         checkpoint="full", kernels="fused", attention="unfused", dropout=True, reduce_bytes=2, overlap_tp="none",
         overlap_gradients=False, overlap_pp=False,
     )  # fmt: skip
-    return TrainingQuestion(model=model, on=platform_of(row), layout=layout)
+    return TrainingRequest(model=model, on=platform_of(row), layout=layout)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from traincast.hardware.catalog import device_keys, load_device, node_keys
+from traincast.hardware.catalog import list_device_keys, list_node_keys, load_device
 from traincast.hardware.platform import Platform, load_platform
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.suites.published import Row
 
 # words of an accelerator's text -> device, node; the first line of which every word is found. The first round does not
@@ -59,13 +59,13 @@ def node_of(node: str, device: str, per_node: int) -> Platform:
 
 
 def _accelerator(row: Row) -> tuple[str, str]:
-    """Keys of the row's device and node; what is not built in is refused by name."""
+    """Keys of the row's device and node; what is not built in is rejected by name."""
     text = row["accelerator"].upper()
     found = _EXACT.get(text) or next(
         ((device, node) for words, device, node in _ACCELERATORS if all(word in text for word in words)), None
     )
-    if found is None or found[0] not in device_keys() or found[1] not in node_keys():
-        known = [" ".join(words) for words, device, node in _ACCELERATORS if device in device_keys()]
+    if found is None or found[0] not in list_device_keys() or found[1] not in list_node_keys():
+        known = [" ".join(words) for words, device, node in _ACCELERATORS if device in list_device_keys()]
         place = f"It stands in '{row.file}', row {row.number}; known are {', '.join(known)}."
-        raise unknown("accelerator", row.label("accelerator"), known, place)
+        raise make_unknown_error("accelerator", row.label("accelerator"), known, place)
     return found

@@ -1,5 +1,5 @@
 """Published DLRM steps on one and several GPUs: DeepLearningExamples and MLPerf. A row decides its own hardware and
-program; what is not known is refused by name."""
+program; what is not known is rejected by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from traincast.hardware.catalog import device_by_name
+from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.machines import machine_of
@@ -122,13 +122,13 @@ def program_of(row: Row) -> str:
         )
     if text and not any(word in text for word in _CONTAINERS):
         place = f"It stands in '{row.file}', row {row.number}; known are texts with {', '.join(_CONTAINERS)}."
-        raise unknown("framework", row.label("framework"), _CONTAINERS, place)
+        raise make_unknown_error("framework", row.label("framework"), _CONTAINERS, place)
     return "nvidia-dlrm-mlperf" if row["mlperf_round"] == "v0.7" and text.startswith("PYTORCH") else program
 
 
 def _platform(node: str, device: str, gpus: int) -> Platform:
     """The node with this device; alone when only one GPU is used."""
-    node_platform = replace(load_platform(node), device=device_by_name(device))
+    node_platform = replace(load_platform(node), device=find_device_by_name(device))
     return node_platform if gpus > 1 else replace(node_platform, topology=None, gpus_per_node=1)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import read_csv, shown_names
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import format_names, read_csv
 from traincast_evaluation.suites.cases import Case, LeftOut
 
 Value = TypeVar("Value")
 _LONGEST_LABEL = 120  # characters; the longest name of a published system has 60
-_LARGEST = 1e15  # milliseconds, samples or GPUs: beyond every measurement, and products of two stay finite
+_LARGEST = 1e15  # milliseconds, samples or GPUs: beyond every measurement, and GEMMs of two stay finite
 
 
 class TableError(TraincastError):
@@ -31,13 +31,13 @@ class Row:
     def __getitem__(self, column: str) -> str:
         """The text of a cell."""
         if column not in self.cells:
-            raise TableError(f"'{self.file}' has no column '{column}'; it has {shown_names(list(self.cells))}")
+            raise TableError(f"'{self.file}' has no column '{column}'; it has {format_names(list(self.cells))}")
         return self.cells[column]
 
     def label(self, column: str) -> str:
         """The text of a cell for the name of a case: short, on one line, printable."""
         text = self[column]
-        return text if text.isprintable() and len(text) <= _LONGEST_LABEL else shown(text)
+        return text if text.isprintable() and len(text) <= _LONGEST_LABEL else shorten_value(text)
 
     def positive(self, column: str) -> float:
         """A measured quantity: a finite number above 0."""
@@ -57,10 +57,10 @@ class Row:
         return value
 
     def count(self, column: str) -> int:
-        """A whole number from 1."""
+        """An integer from 1."""
         value = self.positive(column)
         if value != int(value):
-            raise self._wrong(column, "a whole number")
+            raise self._wrong(column, "an integer")
         return int(value)
 
     def known(self, column: str, values: Mapping[str, Value]) -> Value:
@@ -68,12 +68,12 @@ class Row:
         name = self[column]
         if name not in values:
             place = f"It stands in '{self.file}', row {self.number}; known are {', '.join(values)}."
-            raise unknown(column, name, values, place)
+            raise make_unknown_error(column, name, values, place)
         return values[name]
 
     def _wrong(self, column: str, wanted: str) -> TraincastError:
         return TraincastError(
-            f"'{self.file}', row {self.number}, column '{column}': {shown(self[column])} is not {wanted}"
+            f"'{self.file}', row {self.number}, column '{column}': {shorten_value(self[column])} is not {wanted}"
         )
 
 

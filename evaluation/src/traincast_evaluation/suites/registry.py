@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.metrics import ErrorRow
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.results import Records, Result, drop_nested_values
 from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Evaluation(Result):
     def records(self) -> Records:
         """Tables "summary" (one row per group) and "cases"."""
         document = self.to_dict()
-        return {"summary": document["summary"], "cases": [flat(case) for case in document["cases"]]}
+        return {"summary": document["summary"], "cases": [drop_nested_values(case) for case in document["cases"]]}
 
 
 def evaluate(
@@ -103,7 +103,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a suite on a folder of measurements; `progress` hears the fraction done."""
     if suite not in SUITES:
-        raise unknown("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
+        raise make_unknown_error("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
     parts = SUITES[suite]
     if measures_here(suite, {}, roofline_only=roofline_only):
         return evaluate_on_this_machine(suite, data, {}, progress=progress)
@@ -134,7 +134,7 @@ class MachineOptions(TypedDict, total=False):
 
 
 def measures_here(suite: str, options: MachineOptions, *, roofline_only: bool) -> bool:
-    """Whether a suite measures steps on this machine; options that are not for it are refused."""
+    """Whether a suite measures steps on this machine; options that are not for it are rejected."""
     here = suite in SUITES and bool(SUITES[suite].here)
     if here and roofline_only:
         raise TraincastError(f"evaluate {suite} predicts from this machine's own profile; leave out `roofline_only`")

@@ -1,4 +1,4 @@
-"""Traced ranks replayed together against what was measured: the walk over ranks alone, with no model in it."""
+"""Traced ranks replayed together against what was measured: the simulation over ranks alone, with no model in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 
 _FOLDER = "traces/param_dlrm_8xv100"
 
@@ -69,9 +69,11 @@ def replay_rows(suite: str, data: Path) -> list[ErrorRow]:
     *ranks, slowest = replayed_ranks(data)
     names = [rank.name for rank in ranks]
     return [
-        error_row(suite, "replay, slowest rank", [slowest.replayed_ms], [slowest.measured_ms], ["slowest"]),
-        error_row(suite, "replay, each rank", [r.replayed_ms for r in ranks], [r.measured_ms for r in ranks], names),
-        error_row(
+        compute_error_row(suite, "replay, slowest rank", [slowest.replayed_ms], [slowest.measured_ms], ["slowest"]),
+        compute_error_row(
+            suite, "replay, each rank", [r.replayed_ms for r in ranks], [r.measured_ms for r in ranks], names
+        ),
+        compute_error_row(
             suite,
             "replay, exposed communication",
             [r.exposed_replayed_ms for r in ranks],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from traincast.hardware.catalog import device_by_name
+from traincast.hardware.catalog import find_device_by_name
 from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, cases_of
@@ -56,17 +56,17 @@ def _transformer(row: Row) -> Case:
         for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
         if row[column]
     }
-    question = Scenario(
+    request = Scenario(
         workload=row.known("model", TRANSFORMERS),
-        on=device_by_name(row["device"]).key,
+        on=find_device_by_name(row["device"]).key,
         batch_size=row.count("batch"),
         seq_len=row.count("seq_len"),
         mode=mode,
         optimizer=None if mode == "inference" else "none",
         compiled=row.known("compiled", _COMPILED),
     )
-    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * question.compiled
-    return Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others)
+    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * request.compiled
+    return Case(name=name, group=row["device"], question=request, measured_ms=measured, others=others)
 
 
 def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Case:
@@ -76,7 +76,7 @@ def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Cas
         group=row["device"],
         question=Scenario(
             workload=row.known("model", names),
-            on=device_by_name(row["device"]).key,
+            on=find_device_by_name(row["device"]).key,
             batch_size=row.count("batch"),
             clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
         ),

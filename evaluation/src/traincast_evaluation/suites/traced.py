@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from traincast.costs.host.profile import HostProfile, parse_host_profile
-from traincast.hardware.catalog import device_by_name
+from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.join import join_execution
-from traincast.traces.link import Linked, link
+from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.ranks import RankTraces, read_ranks
-from traincast.traces.replay.attribution import attribute, choose_profile, host_scale
+from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
 from traincast.traces.replay.kernels import KEPT, TracedKernels
-from traincast.traces.replay.steps import rewalk
-from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.replay.steps import simulate_replay
+from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.fitting.host_profile import build_host_profile
 
 _FOLDER = "traces"
@@ -125,7 +125,7 @@ class _Others:
 def _origin(linked: Linked) -> tuple[str, str]:
     """Source and device of a trace: the first part of its folder's name, and the device's key."""
     folder = linked.trace.path.parent.name
-    return folder.partition("_")[0], _UNNAMED.get(folder) or device_by_name(linked.trace.device_name).key
+    return folder.partition("_")[0], _UNNAMED.get(folder) or find_device_by_name(linked.trace.device_name).key
 
 
 def _generation(device: str) -> str:
@@ -137,7 +137,7 @@ def _overheads(traces: RankTraces) -> Iterator[_Measured]:
     """What a rank's host took, where its steps are marked and its device is known."""
     if traces.timeline is None:
         return
-    linked = link(traces.timeline)
+    linked = link_trace(traces.timeline)
     try:
         source, device = _origin(linked)
     except TraincastError:
@@ -150,7 +150,7 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     """One rank, or nothing where it has no kernels, no timeline or a device that we do not know."""
     if traces.timeline is None:
         return None
-    linked = link(traces.timeline)
+    linked = link_trace(traces.timeline)
     folder = linked.trace.path.parent.name
     try:
         source, device = _origin(linked)
@@ -158,8 +158,8 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
         return None
     if not len(linked.device):
         return None
-    instructions = timeline_instructions(linked)
-    replayed = rewalk(linked, instructions).steps
+    instructions = make_timeline_instructions(linked)
+    replayed = simulate_replay(linked, instructions).steps
     node = join_execution(linked, traces.execution) if traces.execution else None
     reader = SignatureReader(linked, traces.execution, node)
     platform = load_platform(device)
@@ -167,8 +167,8 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     predicted: dict[str, list[float]] = {}
     profiles = _profiles(platform, linked, overheads) | others.profiles(source, _generation(device))
     for host, profile in profiles.items():
-        scale = host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
-        made = attribute(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
+        scale = compute_host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
+        made = attribute_error(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
         predicted[host] = [1e3 * step.unscaled for step in made.steps]
         if host in _LEFT_OUT:
             predicted[f"{host}{_SCALED}"] = [1e3 * step.full for step in made.steps]
@@ -212,7 +212,7 @@ def _steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRo
 
 
 def _row(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
-    return error_row(
+    return compute_error_row(
         _SUITE,
         group,
         [ms for _, predicted in traced for ms in predicted],
@@ -236,6 +236,8 @@ def _kernel_rows(traced: list[_Traced]) -> list[ErrorRow]:
             if measured >= _LEAST_MS:
                 pairs.setdefault(f"kernels, {one.device}, {family}", []).append((predicted, measured, one.names[0]))
     return [
-        error_row(_SUITE, group, [p for p, _, _ in found], [m for _, m, _ in found], [name for _, _, name in found])
+        compute_error_row(
+            _SUITE, group, [p for p, _, _ in found], [m for _, m, _ in found], [name for _, _, name in found]
+        )
         for group, found in sorted(pairs.items())
     ]

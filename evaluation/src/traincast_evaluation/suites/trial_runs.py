@@ -34,7 +34,7 @@ class Runs:
     """Trials of one evaluation: all are predicted by `predict`, and as many run as `minutes` allow, in their order.
 
     Each is built and measured up to `visits` times, all others in between: the same step, built anew minutes later,
-    lies in other pages of memory and beside other neighbours, and takes some percent more or less.
+    is in other pages of memory and alongside other neighbours, and takes some percent more or less.
     `basis` is what the predictions follow from, `nominal` the seconds of the reference kernel behind them. `clock` is
     "wall", or "busy" (processor time) where neighbours disturb the machine; ranks that wait are timed on the wall.
     """
@@ -114,7 +114,7 @@ def group_of(trial: Trial) -> str:
 
 
 def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: float, clock: str) -> Outcome:
-    """A trial's prediction beside its measurement, for a reference that takes `nominal` seconds."""
+    """A trial's prediction alongside its measurement, for a reference that takes `nominal` seconds."""
     ratios = measured.ratios(clock if trial.ranks == 1 else "wall")[_calm(measured, nominal, clock)]
     middle = float(np.median(ratios))
     others = {ISOLATED: 100 * (measured.isolated / middle - 1)} if measured.isolated > 0 else {}
@@ -136,7 +136,7 @@ def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: 
 
 
 def _calm(measured: Measured, nominal: float, clock: str) -> IntArray:
-    """The repetitions beside which the reference was as fast as on the calm machine, by number; where there are few,
+    """The repetitions alongside which the reference was as fast as on the calm machine, by number; where there are few,
     the calmest third."""
     beside = np.array(measured.reference_busy if clock == "busy" else measured.reference)
     fewest = max(_FEWEST_CALM, len(beside) // 3)

@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.models.placement.plan import Plan
-from traincast.models.sharded_dlrm.hybrid import dlrm_tables
+from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast_evaluation.trials.plans import BALANCED, candidate_plans
 from traincast_evaluation.trials.tasks import DlrmTask, random_dlrms
 
@@ -108,7 +108,7 @@ def task_of(trial: Trial) -> DlrmTask:
 
 def task_plans(task: DlrmTask) -> dict[str, Plan]:
     """The candidate shardings of a task by name; the balanced one is always among them."""
-    return candidate_plans(dlrm_tables(task.config), task.ranks, seed=PLAN_SEED)
+    return candidate_plans(make_dlrm_tables(task.config), task.ranks, seed=PLAN_SEED)
 
 
 def ordered_by_share(trials: Sequence[Trial], seed: int) -> list[Trial]:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from traincast.calibration.bench.exchange import Exchanged, Summed
+from traincast.calibration.bench.all_to_all import DifferentiableAllToAll, Summed
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.layers.optimizers import LEARNING_RATE
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.plan import Placement, Plan, Shard
-from traincast.models.sharded_dlrm.hybrid import dlrm_tables
+from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.utils.arrays import IntArray
 from traincast_evaluation.trials.inputs import Bags, bags_of, draw_lookups, shard_bags
 from traincast_evaluation.trials.tasks import DlrmTask
@@ -42,7 +42,7 @@ class Division:
     @staticmethod
     def of(plan: Plan, config: DlrmConfig, rank: int) -> Division:
         """The division under a plan; on one rank nothing is exchanged."""
-        shards = plan.shards(dlrm_tables(config))
+        shards = plan.make_shards(make_dlrm_tables(config))
         kinds = [placement.kind for placement in plan.placements]
         alone = plan.world_size == 1
         moved = [shard for shard in shards if kinds[shard.table] in EXCHANGED and not alone]
@@ -59,7 +59,7 @@ class Division:
 
 def one_rank_plan(config: DlrmConfig) -> Plan:
     """Every table whole on the only rank."""
-    names = tuple(table.name for table in dlrm_tables(config))
+    names = tuple(table.name for table in make_dlrm_tables(config))
     return Plan(names, (Placement(ShardingKind.TABLE_WISE, (0,)),) * len(names), 1)
 
 
@@ -118,7 +118,7 @@ class HybridDlrm(nn.Module):
         widths = [[shard.width for shard in shards] for shards in holders]
         sent = [batch * sum(widths[division.rank])] * division.ranks
         received = [batch * sum(width) for width in widths]
-        arrived: torch.Tensor = Exchanged.apply(flat, sent, received)  # type: ignore[no-untyped-call]
+        arrived: torch.Tensor = DifferentiableAllToAll.apply(flat, sent, received)  # type: ignore[no-untyped-call]
         pieces = []
         for shards, width, part in zip(holders, widths, torch.split(arrived, received), strict=True):
             columns = torch.split(part.view(batch, sum(width)), width, dim=1) if shards else ()

@@ -35,13 +35,13 @@ def candidate_plans(tables: Sequence[Table], ranks: int, *, seed: int) -> dict[s
     plans = {name: [_whole(rank) for rank in chosen] for name, chosen in holders.items()}
     balanced = plans[BALANCED]
     heaviest = max(range(count), key=lambda number: GREEDY[BALANCED](tables[number]))
-    plans["heaviest by rows"] = _changed(balanced, {heaviest: Placement.row_wise(ranks)})
+    plans["heaviest by rows"] = _changed(balanced, {heaviest: Placement.make_row_wise(ranks)})
     if tables[heaviest].dim % (ranks * COLUMN_STEP) == 0:
         slices = Placement(ShardingKind.COLUMN_WISE, tuple(range(ranks)))
         plans["heaviest by columns"] = _changed(balanced, {heaviest: slices})
     small = [number for number, table in enumerate(tables) if table.memory_bytes <= COPIED_BYTES]
     if 0 < len(small) < count:
-        plans["small copied"] = _changed(balanced, {number: Placement.data_parallel(ranks) for number in small})
+        plans["small copied"] = _changed(balanced, {number: Placement.make_data_parallel(ranks) for number in small})
     names = tuple(table.name for table in tables)
     return _distinct({name: Plan(names, tuple(chosen), ranks) for name, chosen in plans.items()})
 

@@ -45,9 +45,9 @@ class DlrmTask:
 def random_dlrms(count: int, *, seed: int, ranks: int = 1, batches: int = 2) -> tuple[DlrmTask, ...]:
     """Tasks 0 to `count` - 1 of a seed: each the same whatever the count, at `batches` different batch sizes."""
     if not 1 <= count <= MAX_TASKS:
-        raise TraincastError(f"{count} random DLRMs; give a whole number from 1 to {MAX_TASKS}")
+        raise TraincastError(f"{count} random DLRMs; give an integer from 1 to {MAX_TASKS}")
     if seed < 0:
-        raise TraincastError(f"seed {seed}; give a whole number, 0 or more")
+        raise TraincastError(f"seed {seed}; give an integer, 0 or more")
     return tuple(_random_dlrm(number, seed, ranks, batches) for number in range(count))
 
 

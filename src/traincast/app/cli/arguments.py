@@ -1,4 +1,4 @@
-"""Arguments that several verbs read the same way."""
+"""Arguments that several commands read the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_DIGITS = 9
 
 
 def file_path(text: str) -> Path:
-    """The path that an argument names. An empty one is refused, which Python would take for the current folder."""
+    """The path that an argument names. An empty one is rejected, which Python would take for the current folder."""
     try:
         os.fsencode(text)
     except UnicodeEncodeError:

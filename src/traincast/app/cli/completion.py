@@ -1,4 +1,4 @@
-"""Scripts for shells that complete verbs, options and names, written from the parsers."""
+"""Scripts for shells that complete commands, options and names, written from the parsers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb: what it is for, its options, and the words known for its other arguments."""
+class Command:
+    """One command: what it is for, its options, and the words known for its other arguments."""
 
     name: str
     summary: str
@@ -50,8 +50,8 @@ class Verb:
     words: tuple[str, ...]
 
 
-def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Mapping[str, Sequence[str]]) -> Verb:
-    """A verb from its parser; `known` has the words for arguments without choices, by what the help calls them."""
+def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Mapping[str, Sequence[str]]) -> Command:
+    """A command from its parser; `known` has the words for arguments without choices, by what the help calls them."""
     options: list[Option] = []
     words: list[str] = []
     for action in parser._actions:
@@ -61,46 +61,47 @@ def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Ma
             options.append(Option(names, action.help or "", takes_value, values))
         else:
             words += values
-    return Verb(name, summary, tuple(options), tuple(words))
+    return Command(name, summary, tuple(options), tuple(words))
 
 
-def script(shell: str, verbs: Sequence[Verb]) -> str:
+def script(shell: str, commands: Sequence[Command]) -> str:
     """The script for one of `SHELLS`. zsh runs that of bash."""
     if shell == "fish":
-        return _fish(verbs)
-    return (_ZSH if shell == "zsh" else "") + _bash(verbs)
+        return _fish(commands)
+    return (_ZSH if shell == "zsh" else "") + _bash(commands)
 
 
-def _bash(verbs: Sequence[Verb]) -> str:
-    """After an option its values (none known: files), else the options and words of the verb."""
+def _bash(commands: Sequence[Command]) -> str:
+    """After an option its values (none known: files), else the options and words of the command."""
     values = [
-        f"        {'|'.join(shlex.quote(f'{verb.name} {name}') for name in option.names)})\n"
+        f"        {'|'.join(shlex.quote(f'{command.name} {name}') for name in option.names)})\n"
         f"            words={shlex.quote(' '.join(option.values))} ;;"
-        for verb in verbs
-        for option in verb.options
+        for command in commands
+        for option in command.options
         if option.takes_value
     ]
     options = [
-        f"                {verb.name}) words={shlex.quote(' '.join([*_names(verb), *verb.words]))} ;;" for verb in verbs
+        f"                {command.name}) words={shlex.quote(' '.join([*_names(command), *command.words]))} ;;"
+        for command in commands
     ]
-    known = shlex.quote(" ".join(verb.name for verb in verbs))
+    known = shlex.quote(" ".join(command.name for command in commands))
     return _BASH.format(verbs=known, values="\n".join(values), options="\n".join(options))
 
 
-def _names(verb: Verb) -> list[str]:
-    return [name for option in verb.options for name in option.names]
+def _names(command: Command) -> list[str]:
+    return [name for option in command.options for name in option.names]
 
 
-def _fish(verbs: Sequence[Verb]) -> str:
+def _fish(commands: Sequence[Command]) -> str:
     lines = []
-    for verb in verbs:
-        when = f"-n '__fish_seen_subcommand_from {verb.name}'"
+    for command in commands:
+        when = f"-n '__fish_seen_subcommand_from {command.name}'"
         lines.append(
-            f"complete -c traincast -n __fish_use_subcommand -f -a {verb.name} -d {_fish_quoted(verb.summary)}"
+            f"complete -c traincast -n __fish_use_subcommand -f -a {command.name} -d {_fish_quoted(command.summary)}"
         )
-        if verb.words:
-            lines.append(f"complete -c traincast {when} -a {_fish_quoted(' '.join(verb.words))}")
-        for option in verb.options:
+        if command.words:
+            lines.append(f"complete -c traincast {when} -a {_fish_quoted(' '.join(command.words))}")
+        for option in command.options:
             names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
             value = f" -x -a {_fish_quoted(' '.join(option.values))}" if option.values else " -r" * option.takes_value
             lines.append(f"complete -c traincast {when} {names}{value} -d {_fish_quoted(option.help)}")

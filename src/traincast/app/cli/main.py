@@ -1,4 +1,4 @@
-"""The command line: finds the verb, runs it, and is the one place that turns errors into exit codes."""
+"""The command line: finds the command, runs it, and is the one place that turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import traceback
 from pathlib import Path
 
 from traincast.app.cli.options import in_options
+from traincast.app.cli.registry import BAD_INPUT, OK, parsers
 from traincast.app.cli.signals import Signals, Terminated, signals_as_exceptions
-from traincast.app.cli.verbs import BAD_INPUT, OK, parsers
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 
 INTERNAL_ERROR, INTERRUPTED = 70, 130  # as sysexits.h and shells have them
 _MOST_CHARACTERS = 1500  # of a message: a screenful; the longest honest one lists the fields of a platform
 
-# what only some verbs need -> the extra that installs it
+# what only some commands need -> the extra that installs it
 OPTIONAL = {
     "torch": "capture",
     "polars": "data",
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str], signals: Signals) -> int:
-    """Parses, runs the verb, and turns what goes wrong into a line and an exit code."""
+    """Parses, runs the command, and turns what goes wrong into a line and an exit code."""
     arguments = argparse.Namespace(options={})
     try:
         signals.begin()
@@ -135,7 +135,8 @@ def _say(message: str, code: int) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments of the verb that is asked for; `run` is what it does, `options` how its parameters are written."""
+    """The arguments of the command that is asked for; `run` is what it does, `options` how its parameters are
+    written."""
     parser, _ = parsers([word for word in argv if not word.startswith("-")][:1])
     if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
         end = argv.index("--")

@@ -9,7 +9,7 @@ _PARAMETER = re.compile(r"`([a-z0-9_]+)(?:='?([^'`]*)'?)?`")
 
 
 def in_options(message: str, options: Mapping[str, str]) -> str:
-    """A message with the parameters it names between backticks written as options of the verb.
+    """A message with the parameters it names between backticks written as options of the command.
 
     >>> in_options("leave out `seq_len`", {"seq_len": "--seq-len"})
     'leave out --seq-len'

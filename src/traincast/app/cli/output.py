@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import check_output
 from traincast.utils.results import Result
 
@@ -18,12 +18,12 @@ Shown = TypeVar("Shown", bound=Result)
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuses files that cannot be written, before any work: two of one name, an input, a folder, a device, a link."""
+    """Rejects files that cannot be written, before any work: two of one name, an input, a folder, a device, a link."""
     wanted = [path for path in paths if path is not None]
     for path in wanted:
         check_output(path, inputs=[source for source in inputs if source is not None])
         if wanted.count(path) > 1:
-            raise TraincastError(f"'{shown_path(path)}' would be written twice; give two paths")
+            raise TraincastError(f"'{format_path(path)}' would be written twice; give two paths")
 
 
 def print_json(document: Any) -> None:

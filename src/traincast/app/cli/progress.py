@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from traincast.utils.display.text import bar
+from traincast.utils.display.text import format_bar
 
 _WIDTH = 30
 _LEAST_FRACTION, _LEAST_SECONDS = 0.01, 1.0  # before which the time left is a guess
@@ -26,7 +26,7 @@ def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
 
     def show(fraction: float) -> None:
         left = time_left(fraction, time.monotonic() - begin)
-        sys.stderr.write(f"\r{label} {bar(fraction, _WIDTH):<{_WIDTH}} {fraction:4.0%}{left}\x1b[K")
+        sys.stderr.write(f"\r{label} {format_bar(fraction, _WIDTH):<{_WIDTH}} {fraction:4.0%}{left}\x1b[K")
         sys.stderr.flush()
 
     show(0.0)
@@ -35,7 +35,7 @@ def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
 
 
 def time_left(fraction: float, seconds: float) -> str:
-    """What is left when so much was done in so many seconds; nothing before that says anything.
+    """What is left when so much was done in this many seconds; nothing before that says anything.
 
     >>> time_left(0.25, 60.0)
     ', 3 min left'

@@ -28,7 +28,7 @@ class Terminated(BaseException):
 
 class Signals:
     """The signals that came. Between `begin` and `settle` each of them raises. One that comes before raises in `begin`,
-    where it is expected; after `settle` they change nothing, since the command has its answer and is about to end."""
+    where it is expected; after `settle` they change nothing, since the command has its result and is about to end."""
 
     def __init__(self) -> None:
         self._first = 0

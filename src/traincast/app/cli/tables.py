@@ -1,4 +1,4 @@
-"""The tables of an answer as files: CSV or Parquet, one for each table, all or none."""
+"""The tables of a result as files: CSV or Parquet, one for each table, all or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_together
 from traincast.utils.results import Result
 
@@ -17,13 +17,13 @@ FORMATS = ("csv", "parquet")
 
 
 def check_folder(folder: Path | None) -> None:
-    """Refuses a folder that is not there, before any work."""
+    """Rejects a folder that is not there, before any work."""
     if folder is not None and not folder.is_dir():
-        raise TraincastError(f"there is no folder '{shown_path(folder)}' for the tables; make it first")
+        raise TraincastError(f"there is no folder '{format_path(folder)}' for the tables; make it first")
 
 
 def write_tables(result: Result, folder: Path, kind: str) -> list[Path]:
-    """Writes every table of an answer that has rows as `NAME.csv` or `NAME.parquet`; returns the files."""
+    """Writes every table of a result that has rows as `NAME.csv` or `NAME.parquet`; returns the files."""
     contents: dict[Path, bytes] = {}
     if kind == "parquet":
         for name, frame in result.frames().items():

@@ -1,4 +1,4 @@
-"""Options of the verbs that change a step: edits and money."""
+"""Options of the commands that change a step: edits and money."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
 
 
 def _thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """At most so many points, of every stretch the highest."""
+    """At most this many points, of every stretch the highest."""
     if len(x) <= _MOST_POINTS:
         return x, y
     edges = np.linspace(0, len(x), _MOST_POINTS + 1).astype(np.int64)[:-1]
@@ -68,20 +68,21 @@ def _thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def scaling_chart(curve: ScalingCurve) -> Chart:
     """Milliseconds of a step over GPUs, with the 90 % interval as a band."""
-    answers = [point.answer for point in curve.points]
+    results = [point.answer for point in curve.points]
     return {
-        "x": [point.gpus for point in curve.points], "x_label": "GPUs", "y_label": "ms a step",
+        "x": [point.gpus for point in curve.points], "x_label": "GPUs", "y_label": "ms per step",
         "log_x": True, "base_x": 2,
         "series": [
-            {"label": "low", "y": [1e3 * a.interval[0] for a in answers], "kind": "edge"},
-            {"label": "high", "y": [1e3 * a.interval[1] for a in answers], "kind": "edge", "slot": 0, "band": True},
-            {"label": "ms a step", "y": [1e3 * a.iteration for a in answers], "kind": "line", "slot": 0},
+            {"label": "low", "y": [1e3 * a.interval[0] for a in results], "kind": "edge"},
+            {"label": "high", "y": [1e3 * a.interval[1] for a in results], "kind": "edge", "slot": 0, "band": True},
+            {"label": "ms per step", "y": [1e3 * a.iteration for a in results], "kind": "line", "slot": 0},
         ],
     }  # fmt: skip
 
 
 def roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Chart:
-    """Operations a second over operations a byte, both logarithmic: kernels by family below what the device can do."""
+    """Operations a second over operations per byte, both logarithmic: kernels by family below what the device can
+    do."""
     families = list(dict.fromkeys(point.family for point in points))
     low = min(point.intensity for point in points) / 2
     high = max(max(point.intensity for point in points) * 2, 1e3)
@@ -99,9 +100,13 @@ def roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Chart:
         column += [p.flops / p.seconds / 1e12 if p.family == family else None for p in placed]
         series.append({"label": family, "y": [column[place] for place in order], "kind": "points", "slot": slot})
     return {
-        "x": _numbers(x[order]), "x_label": "operations a byte", "y_label": "10^12 operations a second",
-        "log_x": True, "log_y": True, "series": series,
-    }  # fmt: skip
+        "x": _numbers(x[order]),
+        "x_label": "operations per byte",
+        "y_label": "10^12 operations per second",
+        "log_x": True,
+        "log_y": True,
+        "series": series,
+    }
 
 
 class RooflinePoint:
@@ -144,9 +149,9 @@ def _ceilings(points: Sequence[RooflinePoint], device: Device) -> list[tuple[str
     """What the device holds under load, for every type that kernels compute in, and what its data sheet promises."""
     used = [name for name in dict.fromkeys(point.compute for point in points) if name in device.peak_flops] or ["fp32"]
     real = DRAM_SHARE * device.dram_bandwidth
-    fastest = max(used, key=device.peak)
-    held = [(f"{name}, sustained", device.sustained(name), real, 0) for name in used]
-    return [*held, (f"{fastest}, data sheet", device.peak(fastest), device.dram_bandwidth, 1)]
+    fastest = max(used, key=device.get_peak_flops)
+    held = [(f"{name}, sustained", device.get_sustained_flops(name), real, 0) for name in used]
+    return [*held, (f"{fastest}, data sheet", device.get_peak_flops(fastest), device.dram_bandwidth, 1)]
 
 
 def _numbers(values: FloatArray) -> list[float]:

@@ -6,9 +6,9 @@ from traincast.app.pages.charts import scaling_chart
 from traincast.app.pages.elements import bar, chart, joined, paragraph, table
 from traincast.app.pages.page import Page, Section
 from traincast.app.pages.parts import warnings_html
-from traincast.app.pages.predicted import detail_sections, verdict_of
+from traincast.app.pages.prediction import detail_sections, verdict_of
 from traincast.simulator.prediction.scaling import ScalingCurve
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 
 def scaling_page(curve: ScalingCurve, price: float | None = None) -> Page:
@@ -24,19 +24,28 @@ def curve_section(curve: ScalingCurve, price: float | None) -> Section:
     """Milliseconds over GPUs with the interval, and every point as a row."""
     rows = []
     for point in curve.points:
-        answer = point.answer
-        low, high = (milliseconds(limit) for limit in answer.interval)
+        result = point.answer
+        low, high = (format_milliseconds(limit) for limit in result.interval)
         per_million = 1e6 * (price or 0.0) * point.gpus / 3600.0 / max(point.throughput, 1e-30)
-        rows.append((
-            str(point.gpus), f"{point.global_batch:,}", milliseconds(answer.iteration), f"{low} to {high}",
-            f"{point.throughput:,.0f}", milliseconds(answer.exposed_comm), f"{answer.memory.peak_bytes / 1e9:.1f}",
-            "" if price is None else f"{per_million:,.4g}", f"{point.efficiency:.1%}", bar(point.efficiency),
-        ))  # fmt: skip
-    header = ("GPUs", "batch", "ms a step", "90 % interval", "samples/s", "exposed, ms", "GB a GPU",
+        rows.append(
+            (
+                str(point.gpus),
+                f"{point.global_batch:,}",
+                format_milliseconds(result.iteration),
+                f"{low} to {high}",
+                f"{point.throughput:,.0f}",
+                format_milliseconds(result.exposed_comm),
+                f"{result.memory.peak_bytes / 1e9:.1f}",
+                "" if price is None else f"{per_million:,.4g}",
+                f"{point.efficiency:.1%}",
+                bar(point.efficiency),
+            )
+        )
+    header = ("GPUs", "batch", "ms per step", "90 % interval", "samples/s", "exposed, ms", "GB per GPU",
               "$ a million samples", "efficiency", "")  # fmt: skip
     last = curve.points[-1]
     html = joined([
-        paragraph(f"{last.efficiency:.0%} of the first point's throughput a GPU is left on {last.gpus} GPUs.",
+        paragraph(f"{last.efficiency:.0%} of the first point's throughput per GPU is left on {last.gpus} GPUs.",
                   "interval"),
         verdict_of(last.answer),
         chart("scaling", "Milliseconds a step over GPUs, with the 90 % interval", "The band is the 90 % interval."),

@@ -1,5 +1,5 @@
 """Pieces of HTML. Data in, HTML out; every string that is not `Html` already is escaped, since names come from files of
-strangers. No piece carries a style or a script of its own: the page's policy would refuse it."""
+strangers. No piece carries a style or a script of its own: the page's policy would reject it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 SLOTS = 12
-"""So many colours, each with a texture of its own, tell parts apart."""
+"""This many colours, each with a texture of its own, tell parts apart."""
 
 
 class Html(str):
@@ -21,9 +21,9 @@ def safe(value: str) -> Html:
     return value if isinstance(value, Html) else Html(escape(value))
 
 
-def joined(pieces: Iterable[str]) -> Html:
+def joined(blocks: Iterable[str]) -> Html:
     """Pieces one after the other."""
-    return Html("".join(safe(piece) for piece in pieces))
+    return Html("".join(safe(block) for block in blocks))
 
 
 def paragraph(text: str, kind: str = "") -> Html:
@@ -71,7 +71,7 @@ def folded(title: str, content: str) -> Html:
 
 
 def bar(share: float, slot: int = 0) -> Html:
-    """A bar as long as a share (0 to 1) of its cell; its figure stands beside it, so it says nothing to a reader."""
+    """A bar as long as a share (0 to 1) of its cell; its figure stands alongside it, so it says nothing to a reader."""
     width = min(max(100.0 * share, 0.0), 100.0)
     return Html(
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
@@ -83,12 +83,12 @@ def stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
     """Parts of a whole side by side, each with its texture: (name, share, figure); the legend below names them all."""
     shown = [(number, *part) for number, part in enumerate(parts) if part[1] > 0]
     whole = sum(share for _, _, share, _ in shown) or 1.0
-    at, pieces = 0.0, []
+    at, blocks = 0.0, []
     for number, _, share, _ in shown:
         width = 1000.0 * share / whole
         slot = number % SLOTS
-        pieces.append(f'<rect class="s{slot}" x="{at:.1f}" width="{width:.1f}" height="44"/>')
-        pieces.append(f'<rect fill="url(#t{slot})" x="{at:.1f}" width="{width:.1f}" height="44"/>')
+        blocks.append(f'<rect class="s{slot}" x="{at:.1f}" width="{width:.1f}" height="44"/>')
+        blocks.append(f'<rect fill="url(#t{slot})" x="{at:.1f}" width="{width:.1f}" height="44"/>')
         at += width
     legend = "".join(
         f"<li>{_swatch(number)}<b>{safe(name)}</b> {safe(figure)}</li>" for number, name, _, figure in shown
@@ -96,7 +96,7 @@ def stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
     words = ", ".join(f"{name} {figure}" for _, name, _, figure in shown)
     return Html(
         f'<figure class="stack"><svg viewBox="0 0 1000 44" preserveAspectRatio="none" role="img" '
-        f'aria-label="{safe(f"{label}: {words}")}">{"".join(pieces)}</svg><ul class="legend">{legend}</ul></figure>'
+        f'aria-label="{safe(f"{label}: {words}")}">{"".join(blocks)}</svg><ul class="legend">{legend}</ul></figure>'
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincast.app.pages.elements import bar, table
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.predicted import prediction_page
+from traincast.app.pages.prediction import prediction_page
 from traincast.planner.parallelism.plan import Plan
 
 
@@ -31,7 +31,7 @@ def search_section(plan: Plan) -> Section:
             "" if dollars is None else f"{dollars:,.0f}", "" if days is None else f"{days:,.1f}",
             str(row["slower_by"]), bar(fastest / (1e-3 * row["iteration_ms"])),
         ))  # fmt: skip
-    header = ("layout", "ms", "90 % interval", "tokens/s a GPU", "MFU", "GB", "$ a billion tokens", "days",
+    header = ("layout", "ms", "90 % interval", "tokens/s per GPU", "MFU", "GB", "$ a billion tokens", "days",
               "slower by", "speed")  # fmt: skip
     html = table(header, rows, right=range(1, 8), caption="The best layouts")
     return Section(key="search", title="What else was tried", html=html)

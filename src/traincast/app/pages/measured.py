@@ -10,11 +10,11 @@ from traincast.app.pages.parts import NO_PRICE, number_html, records_table, seco
 from traincast.app.pages.profiled import collectives_sections, profile_sections
 from traincast.app.pages.provenance import software_section
 from traincast.app.pages.timelines import MOST_SLICES, timeline_data
-from traincast.app.report.measured_chrome import measured_chrome_trace
+from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.traces.breakdown import PARTS
-from traincast.traces.replay.compare import slowest_rank
+from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 PART_WORDS = {
     "compute": "computing",
@@ -32,10 +32,10 @@ _MOST_GAINS = 15
 
 def trace_page(report: TraceReport, price: float | None = None) -> Page:
     """The page of one traced run; `price` is dollars of a GPU and hour."""
-    rank = slowest_rank(report)
+    rank = find_slowest_rank(report)
     several = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
     device = rank.linked.trace.device_name or "unknown device"
-    sections = [answer_section(report), why_section(report), timeline_section(report)]
+    sections = [make_result_section(report), why_section(report), timeline_section(report)]
     sections += [gains_section(report, price)] if rank.linked.launched else []
     sections += [*attribution_sections(rank), *profile_sections(rank), *collectives_sections(report, rank)]
     sections += [overheads_section(rank)] if rank.overheads.table else []
@@ -53,28 +53,28 @@ def _marks(rank: RankReport) -> str:
     return "yes" if rank.linked.marked else "no: the whole trace counts as one"
 
 
-def answer_section(report: TraceReport) -> Section:
+def make_result_section(report: TraceReport) -> Section:
     """The measured step, how it varies, and how well replay and prediction agree with it."""
-    rank = slowest_rank(report)
+    rank = find_slowest_rank(report)
     lengths = sorted(step.step for step in rank.steps)
     median = rank.median_step
     furthest = max(abs(replayed.error) for replayed in rank.replay.steps)
     known = [
-        ("Steps", f"{len(lengths)}, {milliseconds(lengths[0])} to {milliseconds(lengths[-1])} ms"),
+        ("Steps", f"{len(lengths)}, {format_milliseconds(lengths[0])} to {format_milliseconds(lengths[-1])} ms"),
         ("Device active", f"{median.active / (median.step or 1.0):.0%}"),
         ("Kernels a step", f"{median.kernels:,}"),
         ("Replayed within", f"{furthest:.1%}"),
     ]
-    pieces = [number_html(median.step, None, "ms a step, median, measured")]
+    blocks = [number_html(median.step, None, "ms per step, median, measured")]
     if rank.attribution:
-        pieces.append(_predicted_line(rank))
+        blocks.append(_predicted_line(rank))
     notes = [note for one in report.ranks for note in one.notes] + list(
         report.together.notes if report.together else ()
     )
-    pieces += [facts(known), warnings_html(dict.fromkeys(notes))]
+    blocks += [facts(known), warnings_html(dict.fromkeys(notes))]
     if len(report.ranks) > 1:
-        pieces.append(_ranks_table(report))
-    return Section(key="answer", title="How long", html=joined(pieces))
+        blocks.append(_ranks_table(report))
+    return Section(key="answer", title="How long", html=joined(blocks))
 
 
 def _predicted_line(rank: RankReport) -> Html:
@@ -83,41 +83,49 @@ def _predicted_line(rank: RankReport) -> Html:
     steps = sorted(attribution.steps, key=lambda step: step.measured)
     step = steps[len(steps) // 2]
     return paragraph(
-        f"Predicted on {attribution.platform}: {milliseconds(step.full)} ms ({step.error:+.1%}); geometric mean error "
-        f"of {len(steps)} steps {attribution.gmae:.1%}.", "interval",
-    )  # fmt: skip
+        f"Predicted on {attribution.platform}: {format_milliseconds(step.full)} ms ({step.error:+.1%}); geometric "
+        "mean error "
+        f"of {len(steps)} steps {attribution.gmae:.1%}.",
+        "interval",
+    )
 
 
 def _ranks_table(report: TraceReport) -> Html:
     rows = []
     for rank in report.ranks:
         step = rank.median_step
-        rows.append((
-            str(rank.rank), milliseconds(step.step), milliseconds(step.compute), milliseconds(step.exposed_comm),
-            milliseconds(step.idle), bar(step.active / (step.step or 1.0)),
-        ))  # fmt: skip
-    header = ("rank", "ms a step", "computing, ms", "exposed, ms", "idle, ms", "device active")
+        rows.append(
+            (
+                str(rank.rank),
+                format_milliseconds(step.step),
+                format_milliseconds(step.compute),
+                format_milliseconds(step.exposed_comm),
+                format_milliseconds(step.idle),
+                bar(step.active / (step.step or 1.0)),
+            )
+        )
+    header = ("rank", "ms per step", "computing, ms", "exposed, ms", "idle, ms", "device active")
     return table(header, rows, right=range(5), caption="Ranks: their median steps")
 
 
 def why_section(report: TraceReport) -> Section:
     """The median step of the slowest rank by what it was spent on, its critical path, kernels by family and op."""
-    rank = slowest_rank(report)
+    rank = find_slowest_rank(report)
     step = rank.median_step
     parts = [(PART_WORDS[name], float(getattr(step, name))) for name in PARTS]
-    pieces = [step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}")]
+    blocks = [step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}")]
     if rank.path.by_what:
-        pieces += [
+        blocks += [
             heading("What holds the step up"),
             _shares("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
             folded("by op", _shares("op", rank.path.by_op, "The critical path by op")),
         ]
-    pieces += [
+    blocks += [
         heading("Kernels"),
         seconds_table("family", step.by_family, "Kernel time by family"),
         folded("by op", seconds_table("op", step.by_op, "Kernel time by op")),
     ]
-    return Section(key="why", title="Why", html=joined(pieces))
+    return Section(key="why", title="Why", html=joined(blocks))
 
 
 def _shares(what: str, shares: dict[str, float], caption: str) -> Html:
@@ -129,7 +137,7 @@ def _shares(what: str, shares: dict[str, float], caption: str) -> Html:
 
 def timeline_section(report: TraceReport) -> Section:
     """Measured and, where the run was predicted, predicted timelines, one under the other."""
-    document = measured_chrome_trace(report)
+    document = make_measured_chrome_trace(report)
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     note = "Times count from the first step; the critical path is the thick line."
     if len(slices) > MOST_SLICES:
@@ -143,7 +151,7 @@ def timeline_section(report: TraceReport) -> Section:
 
 def _window(report: TraceReport) -> tuple[float, float]:
     """The median step of the slowest rank, microseconds from the trace's first step."""
-    rank = slowest_rank(report)
+    rank = find_slowest_rank(report)
     number = rank.steps.index(rank.median_step)
     step = rank.linked.steps[number]
     return 1e-3 * (step.start - rank.replay.origin), 1e-3 * (step.end - rank.replay.origin)
@@ -155,23 +163,25 @@ def _inside(event: dict[str, Any], low: float, high: float) -> bool:
 
 def gains_section(report: TraceReport, price: float | None) -> Section:
     """What a step would gain if something were twice as fast, with money where a price is known."""
-    rank = slowest_rank(report)
+    rank = find_slowest_rank(report)
     gpus, step = len(report.ranks), rank.median_step.step
     hourly = None if price is None else price * gpus
     largest = max(rank.path.faster.values(), default=0.0) or 1.0
     rows = []
     for name, gain in list(rank.path.faster.items())[:_MOST_GAINS]:
         saved = "" if hourly is None else f"{gain * hourly:,.2f}"
-        rows.append((name, milliseconds(max(gain, 0.0) * step), f"{gain:.1%}", saved, bar(max(gain, 0.0) / largest)))
+        rows.append(
+            (name, format_milliseconds(max(gain, 0.0) * step), f"{gain:.1%}", saved, bar(max(gain, 0.0) / largest))
+        )
     caption = "What a step would gain if this took half as long"
-    pieces = [
+    blocks = [
         table(("twice as fast", "ms saved", "of the step", "$ an hour", ""), rows, right=(1, 2, 3), caption=caption),
         paragraph("Gains are found by walking the step again: what is not on the critical path, or stops being on it, "
                   "gains nothing. They do not add up.", "note"),
     ]  # fmt: skip
     if price is None:
-        pieces.append(paragraph(NO_PRICE, "note"))
-    return Section(key="what-if", title="What if", html=joined(pieces))
+        blocks.append(paragraph(NO_PRICE, "note"))
+    return Section(key="what-if", title="What if", html=joined(blocks))
 
 
 def attribution_sections(rank: RankReport) -> list[Section]:
@@ -181,27 +191,29 @@ def attribution_sections(rank: RankReport) -> list[Section]:
         return []
     steps = [
         {"step": step.number, "measured_ms": 1e3 * step.measured, "predicted_ms": 1e3 * step.full,
-         "error_%": 100 * step.error, **{f"{name}_%": 100 * share for name, share in step.shares().items()}}
+         "error_%": 100 * step.error, **{f"{name}_%": 100 * share for name, share in step.compute_shares().items()}}
         for step in attribution.steps
     ]  # fmt: skip
     families = [
         {"family": name, "measured_ms": 1e3 * m, "predicted_ms": 1e3 * p,
          "changes_the_step_by_ms": 1e3 * attribution.change_by_family.get(name, 0.0)}
-        for name, (m, p) in attribution.by_family().items()
+        for name, (m, p) in attribution.sum_by_family().items()
     ]  # fmt: skip
     kinds = [
         {"overhead": name, "measured_ms": 1e3 * m, "predicted_ms": 1e3 * p,
          "changes_the_step_by_ms": 1e3 * attribution.change_by_type.get(name, 0.0)}
-        for name, (m, p) in attribution.by_type().items()
+        for name, (m, p) in attribution.sum_by_type().items()
     ]  # fmt: skip
-    pieces = [
-        paragraph("The step walked as measured, then with predicted kernels, then with pooled host overheads too: each "
-                  "difference is one share, and together they are the error."),
+    blocks = [
+        paragraph(
+            "The step simulated as measured, then with predicted kernels, then with pooled host overheads too: each "
+            "difference is one share, and together they are the error."
+        ),
         records_table(steps, "Error of every step and its shares"),
         records_table(families, "Kernels a step by family"),
-        records_table(kinds, "Host overheads a step by type"),
-    ]  # fmt: skip
-    return [Section(key="errors", title="Where the prediction errs", html=joined(pieces))]
+        records_table(kinds, "Host overheads per step by type"),
+    ]
+    return [Section(key="errors", title="Where the prediction errs", html=joined(blocks))]
 
 
 def overheads_section(rank: RankReport) -> Section:
@@ -209,8 +221,8 @@ def overheads_section(rank: RankReport) -> Section:
     rows = rank.to_dict()["overheads_us"]
     flat = [{"type": kind, "op": op, **summary} for kind, ops in rows.items() for op, summary in ops.items()]
     html = joined([
-        paragraph("T1 lies between two ops, T2 before an op's first launch, T3 after its last, T4 is a runtime call, "
-                  "T5 lies between launches."),
+        paragraph("T1 is between two ops, T2 before an op's first launch, T3 after its last, T4 is a runtime call, "
+                  "T5 is between launches."),
         folded(f"overheads ({len(flat)})", records_table(flat, "Host overheads, microseconds")),
     ])  # fmt: skip
     return Section(key="host", title="What the host does", html=html)

@@ -47,7 +47,7 @@ class Page:
 
 
 def page_html(page: Page) -> str:
-    """The page as one file: styles, scripts and data inside, and a policy that refuses everything from elsewhere."""
+    """The page as one file: styles, scripts and data inside, and a policy that rejects everything from elsewhere."""
     styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
     policy = (
         f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:; "
@@ -68,7 +68,7 @@ def body_html(page: Page) -> str:
     """What stands between the page's styles and its scripts."""
     links = "".join(f'<li><a href="#{safe(s.key)}">{safe(s.title)}</a></li>' for s in page.sections)
     return (
-        f'{asset("textures.svg")}<a class="skip" href="#main">Skip to the answer</a>'
+        f'{asset("textures.svg")}<a class="skip" href="#main">Skip to the result</a>'
         f'<header><p class="brand">Traincast</p><h1>{safe(page.title)}</h1><p class="sub">{safe(page.subtitle)}</p>'
         f'<nav aria-label="Sections"><ol>{links}</ol></nav></header><main id="main">'
         "<noscript><p>Timeline and charts need JavaScript; every figure stands in a table too.</p></noscript>"

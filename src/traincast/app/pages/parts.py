@@ -1,4 +1,4 @@
-"""Parts that pages of several kinds of answers share: the number at the top, shares of a step, tables of records."""
+"""Parts that pages of several kinds of results share: the number at the top, shares of a step, tables of records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from traincast.app.pages.elements import Html, bar, folded, items, joined, paragraph, safe, stack, table
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 _INSIDE, _MOSTLY = 0.05, 0.5  # shares of kernel time outside of measurements: below the first none to speak of
 _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all
@@ -14,12 +14,12 @@ _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has 
 NO_PRICE = "No price of a GPU was given, so there are no dollars here."
 
 
-def number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms a step") -> Html:
+def number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms per step") -> Html:
     """The time of a step, large, and its interval below."""
-    large = Html(f'<p class="answer">{milliseconds(seconds)} <small>{safe(unit)}</small></p>')
+    large = Html(f'<p class="answer">{format_milliseconds(seconds)} <small>{safe(unit)}</small></p>')
     if interval is None:
         return large
-    low, high = (milliseconds(limit) for limit in interval)
+    low, high = (format_milliseconds(limit) for limit in interval)
     return joined([large, paragraph(f"90 % interval: {low} to {high} ms", "interval")])
 
 
@@ -33,21 +33,21 @@ def verdict_html(outside: float, estimated: float = 0.0) -> Html:
     )  # fmt: skip
     rest = f", {estimated:.0%} from bytes alone, since nobody modelled those ops" if estimated else ""
     line = (
-        f"{max(1 - beyond, 0):.0%} of the kernel time is of sizes and devices that were measured, {outside:.0%} lies "
+        f"{max(1 - beyond, 0):.0%} of the kernel time is of sizes and devices that were measured, {outside:.0%} is "
         f"outside of what the kernel models were fitted on{rest}."
     )
     return joined([paragraph(word, "verdict"), paragraph(line, "note")])
 
 
 def warnings_html(warnings: Iterable[str]) -> Html:
-    """Warnings of an answer, or nothing."""
+    """Warnings of a result, or nothing."""
     return items(warnings, "warnings")
 
 
 def step_stack(parts: Sequence[tuple[str, float]], whole: float, label: str) -> Html:
     """Parts of a step (seconds) side by side."""
     whole = whole or 1.0
-    shown = [(name, seconds, f"{milliseconds(seconds)} ms, {seconds / whole:.0%}") for name, seconds in parts]
+    shown = [(name, seconds, f"{format_milliseconds(seconds)} ms, {seconds / whole:.0%}") for name, seconds in parts]
     return stack(shown, label)
 
 
@@ -59,7 +59,7 @@ def seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: i
         shown.append((f"{len(rest)} more", sum(length for _, length in rest)))
     whole = sum(seconds.values()) or 1.0
     longest = max((length for _, length in shown), default=0.0) or 1.0
-    rows = [(name, milliseconds(s), f"{s / whole:.1%}", bar(s / longest)) for name, s in shown]
+    rows = [(name, format_milliseconds(s), f"{s / whole:.1%}", bar(s / longest)) for name, s in shown]
     return table((what, "ms", "share", ""), rows, right=(1, 2), caption=caption)
 
 
@@ -75,7 +75,7 @@ def records_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Html:
 
 
 def folded_records(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
-    """Tables of an answer, each behind its name."""
+    """Tables of a result, each behind its name."""
     named = [(name.replace("_", " "), rows) for name, rows in records.items() if rows]
     return joined(folded(f"{name} ({len(rows)})", records_table(rows, name)) for name, rows in named)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from traincast.app.pages.charts import traced_memory_chart
 from traincast.app.pages.elements import Html, chart, folded, joined, paragraph, table
 from traincast.app.pages.page import Section
-from traincast.app.report.measured_profile import ProfileTable, exchange_cells, profile_cells, shared_exchange_cells
+from traincast.app.report.measured_profile import (
+    ProfileTable,
+    make_communication_cells,
+    make_shared_communication_cells,
+    profile_cells,
+)
 from traincast.traces.replay.results import RankReport, TraceReport
 
 _MOST_ROWS = 25  # of a table: a page is for reading; the JSON and `records` have them all
@@ -17,20 +22,20 @@ def profile_sections(rank: RankReport) -> list[Section]:
     tables = profile_cells(rank, _MOST_ROWS)
     if not tables:
         return []
-    pieces = [paragraph(f"Of rank {rank.rank}; times and counts are of one step."), _shown(tables[0])]
-    pieces += [folded(f"{one.title} ({one.count:,})", _shown(one)) for one in tables[1:]]
+    blocks = [paragraph(f"Of rank {rank.rank}; times and counts are of one step."), _shown(tables[0])]
+    blocks += [folded(f"{one.title} ({one.count:,})", _shown(one)) for one in tables[1:]]
     charts = traced_memory_chart(rank.profile.memory_curve)
     if charts:
         label = "Allocated device memory over the traced steps"
-        pieces.append(chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
-    html = joined(pieces)
+        blocks.append(chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
+    html = joined(blocks)
     return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {})]
 
 
 def collectives_sections(report: TraceReport, rank: RankReport) -> list[Section]:
-    """Exchanges with the bandwidth of their bus, and over ranks what of them was transfer and what was waiting."""
-    shared = shared_exchange_cells(report.together.exchanges, _MOST_ROWS) if report.together else None
-    own = exchange_cells(rank, _MOST_ROWS)
+    """Collectives with the bandwidth of their bus, and over ranks what of them was transfer and what was waiting."""
+    shared = make_shared_communication_cells(report.together.exchanges, _MOST_ROWS) if report.together else None
+    own = make_communication_cells(rank, _MOST_ROWS)
     tables = [_shown(one) for one in (shared, own) if one is not None and one.count]
     if not tables:
         return []

@@ -39,7 +39,7 @@ def provenance_section(families: Collection[str], platform: Platform, host_profi
 
 
 def software_section(pairs: Iterable[tuple[str, str]]) -> Section:
-    """The same of an answer without kernel models: what was read, and the code."""
+    """The same of a result without kernel models: what was read, and the code."""
     known = [*pairs, ("Software", f"traincast {__version__}{_commit_text()}")]
     return Section(key="provenance", title="What stands behind it", html=facts(known))
 
@@ -50,7 +50,7 @@ def _family_rows(family: str, device: str) -> list[tuple[str, ...]]:
         return []
     record = BY_NAME[family]
     if not record.profile:
-        source = "exchanges measured on nodes" if family == "collective" else "first principles"
+        source = "collectives measured on nodes" if family == "collective" else "first principles"
         return [(family, source, "", "", "", "")]
     known = _profile(record.profile)
     files = known.get("files", {})
@@ -88,7 +88,7 @@ def _percent(value: Any) -> str:
 
 @cache
 def _profile(name: str) -> dict[str, Any]:
-    """What is written beside a shipped profile about where it comes from."""
+    """What is written alongside a shipped profile about where it comes from."""
     document: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
     return document
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.traces.classify import kernel_family
+from traincast.traces.classify import find_kernel_family
 
 Event = dict[str, Any]
 MOST_SLICES = 60_000
@@ -110,7 +110,7 @@ def _columns(track: _Track, begin: float, limit: float, words: _Words, kinds: _W
 
 def _kind(event: Event) -> str:
     """The family of a kernel; measured ones are told by their names."""
-    return kernel_family(event["name"]) if event["cat"] == "kernel" else str(event["cat"])
+    return find_kernel_family(event["name"]) if event["cat"] == "kernel" else str(event["cat"])
 
 
 def _detail(event: Event) -> str:
@@ -140,7 +140,7 @@ def _segments(path: list[tuple[str, Event]], tracks: list[_Track], begin: float,
 
 
 def _place(rank: str, event: Event) -> tuple[str, str]:
-    """The rank that a slice of the path lies on ("" where there is one rank only), and its label without it."""
+    """The rank that a slice of the path is on ("" where there is one rank only), and its label without it."""
     if rank:
         return rank, event["name"]
     match = _ON_RANK.match(event["name"])

@@ -8,7 +8,7 @@ from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.traces.replay.host import KEPT as KEPT_HOST
 from traincast.traces.replay.host import SET_UP
 from traincast.traces.replay.kernels import Known
-from traincast.utils.display.text import milliseconds, table
+from traincast.utils.display.text import format_milliseconds, format_table
 
 _TOP = 8  # rows of a table: a page shows the largest, JSON all
 _MOST_NAMED = 4
@@ -45,7 +45,7 @@ def attribution_text(device: str, attribution: Attribution) -> str:
         *measured_on,
         *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
         _steps(attribution),
-        f"  when it goes on, host and device settled: {milliseconds(attribution.steady)} ms a step",
+        f"  when it goes on, host and device settled: {format_milliseconds(attribution.steady)} ms per step",
         "",
         "Kernels, per step",
         _families(attribution),
@@ -68,8 +68,8 @@ def _host(attribution: Attribution) -> list[str]:
 
 def _set_up(attribution: Attribution) -> list[str]:
     """Where the host time arose that is far longer than any overhead."""
-    kept = sorted((-m, op) for (kind, op), (m, _) in attribution.host_ops().items() if kind == SET_UP)
-    named = ", ".join(f"{op or 'between ops'} {milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
+    kept = sorted((-m, op) for (kind, op), (m, _) in attribution.sum_host_by_op().items() if kind == SET_UP)
+    named = ", ".join(f"{op or 'between ops'} {format_milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
     return [f"  more than 1 ms at once, which no overhead takes: {named}"] if kept else []
 
 
@@ -79,12 +79,12 @@ def _steps(attribution: Attribution) -> str:
     columns = len(header) - (attribution.host_scale == 1.0)
     rows = [
         (
-            str(s.number), milliseconds(s.measured), milliseconds(s.full), f"{s.error:+.1%}",
-            *(f"{share:+.1%}" for share in s.shares().values()), f"{s.unscaled / s.measured - 1:+.1%}",
+            str(s.number), format_milliseconds(s.measured), format_milliseconds(s.full), f"{s.error:+.1%}",
+            *(f"{share:+.1%}" for share in s.compute_shares().values()), f"{s.unscaled / s.measured - 1:+.1%}",
         )[:columns]
         for s in attribution.steps[:MOST_STEPS]
     ]  # fmt: skip
-    shown = table(header[:columns], rows, right=range(columns))
+    shown = format_table(header[:columns], rows, right=range(columns))
     rest = len(attribution.steps) - len(rows)
     return f"{shown}\n  {rest} more in the JSON" if rest else shown
 
@@ -102,20 +102,20 @@ def _families(attribution: Attribution) -> str:
     rows = [
         (
             name,
-            milliseconds(pair[0]),
-            milliseconds(pair[1]),
+            format_milliseconds(pair[0]),
+            format_milliseconds(pair[1]),
             _error(pair),
             _signed(attribution.change_by_family.get(name, 0.0)),
         )
-        for name, pair in attribution.by_family().items()
+        for name, pair in attribution.sum_by_family().items()
     ]
-    return table(header, rows, right=(1, 2, 3, 4))
+    return format_table(header, rows, right=(1, 2, 3, 4))
 
 
 def _ops(attribution: Attribution) -> list[str]:
-    shown = sorted(attribution.by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_TOP]
-    rows = [(name[:48], milliseconds(p[0]), milliseconds(p[1]), _error(p)) for name, p in shown]
-    return [table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
+    shown = sorted(attribution.sum_by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_TOP]
+    rows = [(name[:48], format_milliseconds(p[0]), format_milliseconds(p[1]), _error(p)) for name, p in shown]
+    return [format_table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
 
 
 def _kept(attribution: Attribution) -> list[str]:
@@ -138,18 +138,25 @@ def _types(attribution: Attribution) -> str:
     rows = [
         (
             OVERHEAD_NAMES[kind],
-            milliseconds(p[0]),
-            milliseconds(p[1]),
+            format_milliseconds(p[0]),
+            format_milliseconds(p[1]),
             _error(p),
             _signed(attribution.change_by_type.get(kind, 0.0)),
         )
-        for kind, p in attribution.by_type().items()
+        for kind, p in attribution.sum_by_type().items()
         if any(p)
     ]
-    return table(("overhead", "measured ms", "pooled ms", "error", "changes the step by ms"), rows, right=(1, 2, 3, 4))
+    return format_table(
+        ("overhead", "measured ms", "pooled ms", "error", "changes the step by ms"), rows, right=(1, 2, 3, 4)
+    )
 
 
 def _host_ops(attribution: Attribution) -> list[str]:
-    shown = list(attribution.host_ops().items())[:_TOP]
-    rows = [(kind, op[:48] or "-", milliseconds(p[0]), milliseconds(p[1]), _error(p)) for (kind, op), p in shown]
-    return [table(("type", "op (furthest off first)", "measured ms", "pooled ms", "error"), rows, right=(2, 3, 4))]
+    shown = list(attribution.sum_host_by_op().items())[:_TOP]
+    rows = [
+        (kind, op[:48] or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _error(p))
+        for (kind, op), p in shown
+    ]
+    return [
+        format_table(("type", "op (furthest off first)", "measured ms", "pooled ms", "error"), rows, right=(2, 3, 4))
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincast.simulator.scenario.models import CoverageList, ModelList
 from traincast.simulator.scenario.platforms import PlatformList
-from traincast.utils.display.text import count, table
+from traincast.utils.display.text import format_count, format_table
 
 
 def models_text(models: ModelList) -> str:
@@ -12,7 +12,7 @@ def models_text(models: ModelList) -> str:
     rows = [
         (
             row["model"],
-            count(row["parameters"]),
+            format_count(row["parameters"]),
             str(row["batch_size"]),
             str(row["seq_len"] or "-"),
             str(row["ops"]),
@@ -22,7 +22,7 @@ def models_text(models: ModelList) -> str:
         for row in models.to_dict()
     ]
     header = ("model", "parameters", "batch", "tokens", "ops", "kernels", "what it is")
-    return table(header, rows, right=(1, 2, 3, 4, 5))
+    return format_table(header, rows, right=(1, 2, 3, 4, 5))
 
 
 def coverage_text(ops: CoverageList) -> str:
@@ -30,7 +30,7 @@ def coverage_text(ops: CoverageList) -> str:
     rows = [
         (model, op.name, str(op.count), str(op.launches), "yes" if op.lowered else "estimated") for model, op in ops
     ]
-    return table(("model", "op", "count", "kernels", "lowered"), rows, right=(2, 3))
+    return format_table(("model", "op", "count", "kernels", "lowered"), rows, right=(2, 3))
 
 
 def platforms_text(platforms: PlatformList) -> str:
@@ -49,4 +49,4 @@ def platforms_text(platforms: PlatformList) -> str:
         )
         for row in platforms.to_dict()
     ]
-    return table(header, rows, right=(2, 3, 4, 5, 6, 7))
+    return format_table(header, rows, right=(2, 3, 4, 5, 6, 7))

@@ -128,7 +128,7 @@ class _Rank:
 
 
 def _critical(prediction: Prediction, start: float, order: int) -> list[dict[str, Any]]:
-    """The path as a process of its own; on several ranks every slice says on which it lies."""
+    """The path as a process of its own; on several ranks every slice says on which it is."""
     events = [*_process(_CRITICAL, "critical path", order), _thread(_CRITICAL, 0, "critical path")]
     for part in prediction.path:
         rank = f"rank {part.rank}: " if prediction.gpus > 1 else ""

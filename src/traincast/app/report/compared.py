@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from traincast.app.report.measured import PART_NAMES
 from traincast.traces.replay.compare import Change, TraceComparison
-from traincast.utils.display.text import milliseconds, table
+from traincast.utils.display.text import format_milliseconds, format_table
 
 
 def comparison_text(comparison: TraceComparison, top: int) -> str:
@@ -28,14 +28,19 @@ def comparison_text(comparison: TraceComparison, top: int) -> str:
 def _changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
     rows = [
         (
-            PART_NAMES.get(c.name, c.name)[:40], *((c.shapes[:40],) if shapes else ()),
-            f"{c.count_before:.3g}", f"{c.count_after:.3g}", milliseconds(c.before), milliseconds(c.after),
-            f"{1e3 * c.change:+z.3f}", "" if c.share is None else f"{c.share:z.0%}",
+            PART_NAMES.get(c.name, c.name)[:40],
+            *((c.shapes[:40],) if shapes else ()),
+            f"{c.count_before:.3g}",
+            f"{c.count_after:.3g}",
+            format_milliseconds(c.before),
+            format_milliseconds(c.after),
+            f"{1e3 * c.change:+z.3f}",
+            "" if c.share is None else f"{c.share:z.0%}",
         )
         for c in changes
-    ]  # fmt: skip
+    ]
     header = (
         first, *(("shapes",) if shapes else ()), "count", "then", "before ms", "after ms", "change", "share of it",
     )  # fmt: skip
     start = 2 if shapes else 1
-    return table(header, rows, right=range(start, start + 6))
+    return format_table(header, rows, right=range(start, start + 6))

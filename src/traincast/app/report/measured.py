@@ -7,12 +7,12 @@ from functools import reduce
 
 from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, attribution_text
 from traincast.app.report.measured_path import path_text
-from traincast.app.report.measured_profile import exchanges_text, profile_text
+from traincast.app.report.measured_profile import format_communication, profile_text
 from traincast.app.report.measured_ranks import together_text
 from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
 from traincast.traces.overheads.distribution import Distribution
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 PART_NAMES = dict(zip(PARTS, (
     "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
@@ -26,7 +26,7 @@ TOP = 8
 _WIDTH = 100  # letters of a line of notes
 
 
-def measured_text(report: TraceReport, top: int = TOP) -> str:
+def format_measured(report: TraceReport, top: int = TOP) -> str:
     """A page per rank, and the figures over ranks; at most `top` rows of each table."""
     pages = [_rank_text(rank, top) for rank in report.ranks]
     if report.together:
@@ -59,9 +59,9 @@ def _rank_text(rank: RankReport, top: int) -> str:
     if rank.overheads.table:
         lines += ["", _overheads_table(rank)]
     if rank.collectives:
-        lines += ["", exchanges_text(rank, top)]
+        lines += ["", format_communication(rank, top)]
     if rank.slowdowns:
-        lines += ["", "Beside a collective, against the same kernels alone", _slowdowns_table(rank)]
+        lines += ["", "Alongside a collective, against the same kernels alone", _slowdowns_table(rank)]
     if rank.path.by_what:
         lines += ["", path_text(rank.path)]
     if rank.attribution:
@@ -73,16 +73,16 @@ def _steps_table(rank: RankReport) -> str:
     header = ("step", "ms", "active", "idle", "exposed comm", "kernels", "replayed ms", "error")
     rows = [
         (
-            str(b.number), milliseconds(b.step), f"{_share(b.active, b):.0%}", f"{_share(b.idle, b):.0%}",
-            f"{b.eg_comm:.1%}", str(b.kernels), milliseconds(r.walked), f"{r.error:+.2%}",
+            str(b.number), format_milliseconds(b.step), f"{_share(b.active, b):.0%}", f"{_share(b.idle, b):.0%}",
+            f"{b.eg_comm:.1%}", str(b.kernels), format_milliseconds(r.walked), f"{r.error:+.2%}",
         )
         for b, r in zip(rank.steps[:MOST_STEPS], rank.replay.steps[:MOST_STEPS], strict=True)
     ]  # fmt: skip
-    shown, rest = table(header, rows, right=range(8)), len(rank.steps) - len(rows)
+    shown, rest = format_table(header, rows, right=range(8)), len(rank.steps) - len(rows)
     if not rest:
         return shown
     lengths = sorted(step.step for step in rank.steps)
-    least, middle, most = (milliseconds(lengths[place]) for place in (0, len(lengths) // 2, -1))
+    least, middle, most = (format_milliseconds(lengths[place]) for place in (0, len(lengths) // 2, -1))
     return f"{shown}\n  {rest} more in the JSON; of all: shortest {least}, median {middle}, longest {most} ms"
 
 
@@ -95,7 +95,8 @@ def _parts(rank: RankReport) -> list[str]:
     left_out = REASONS[:-1] if step.not_recorded else REASONS[-1:]
     rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items() if name not in left_out]
     lines = [
-        f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
+        f"  {label:<34} {format_milliseconds(s):>8} ms {_share(s, step):>4.0%}  {format_bar(_share(s, step))}"
+        for label, s in rows
     ]
     most = [
         f"    {PART_NAMES[reason]}: most of it before {what[:60]}"
@@ -110,27 +111,27 @@ def _top(title: str, rank: RankReport, attribute: str, top: int) -> list[str]:
     totals: dict[str, float] = getattr(step, attribute)
     shown = list(totals.items())[:top]
     lines = [f"{title} (device time of the median step)"]
-    lines += [f"  {name[:40]:<40} {milliseconds(s):>8} ms  {bar(_share(s, step))}" for name, s in shown]
+    lines += [f"  {name[:40]:<40} {format_milliseconds(s):>8} ms  {format_bar(_share(s, step))}" for name, s in shown]
     rest = sum(list(totals.values())[top:])
-    return [*lines, f"  {'the rest':<40} {milliseconds(rest):>8} ms"] if rest else lines
+    return [*lines, f"  {'the rest':<40} {format_milliseconds(rest):>8} ms"] if rest else lines
 
 
 def _overheads_table(rank: RankReport) -> str:
     header = ("host overhead", "per step ms", "count", "mean us", "median us", "p95 us", "most of it in")
     rows = []
     for kind, label in OVERHEAD_NAMES.items():
-        by_name = rank.overheads.of_type(kind)
+        by_name = rank.overheads.select_type(kind)
         if not by_name:
             continue
         largest = next(iter(by_name))
-        whole = reduce(Distribution.merged, by_name.values())
-        summary = whole.summary_us()
+        whole = reduce(Distribution.merge_with, by_name.values())
+        summary = whole.summarise_us()
         rows.append(
-            (label, milliseconds(whole.total / len(rank.steps)), str(whole.count),
+            (label, format_milliseconds(whole.total / len(rank.steps)), str(whole.count),
              f"{1e6 * whole.total / whole.count:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}",
              largest[:36] or "-")
         )  # fmt: skip
-    return table(header, rows, right=(1, 2, 3, 4, 5))
+    return format_table(header, rows, right=(1, 2, 3, 4, 5))
 
 
 def _slowdowns_table(rank: RankReport) -> str:
@@ -138,4 +139,6 @@ def _slowdowns_table(rank: RankReport) -> str:
         (name, str(s.count), f"{s.ratio:.2f}", *(f"{quartile:.2f}" for quartile in s.quartiles))
         for name, s in rank.slowdowns.items()
     ]
-    return table(("family", "kernels", "times as long", "1st quartile", "median", "3rd"), rows, right=range(1, 6))
+    return format_table(
+        ("family", "kernels", "times as long", "1st quartile", "median", "3rd"), rows, right=range(1, 6)
+    )

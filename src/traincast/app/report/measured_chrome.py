@@ -18,18 +18,18 @@ _PREDICTED, _PATH = "device, predicted", "critical path"
 _PER_RANK = 5  # process numbers of one rank, one for each of these tracks
 
 
-def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
+def make_measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
     """The trace document. Times are microseconds from the begin of the first rank, on a clock that ranks share; ranks
     whose collectives could not be matched, and a rank alone, count from their own first step."""
     together = report.together.replay if report.together else None
     begins = together.walked.schedule.begin.tolist() if together else [0.0] * len(report.ranks)
     events: list[dict[str, Any]] = []
     for index, (rank, begin) in enumerate(zip(report.ranks, begins, strict=True)):
-        walked = together.ranks[index].replay if together else rank.replay
+        simulated = together.ranks[index].replay if together else rank.replay
         predicted = rank.attribution.full if rank.attribution else None
         if report.together and report.together.prediction:
             predicted = report.together.prediction.full[index]
-        events += _shifted(_rank(rank, index, walked, predicted), 1e6 * begin)
+        events += _shifted(_rank(rank, index, simulated, predicted), 1e6 * begin)
     if together:
         events += _collectives(report.ranks, together)
     if report.together and report.together.path:
@@ -37,13 +37,17 @@ def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
     return {"traceEvents": untangled(events), "displayTimeUnit": "ms"}
 
 
-def _rank(rank: RankReport, index: int, walked: Replay, predicted: Replay | None) -> list[dict[str, Any]]:
+def _rank(rank: RankReport, index: int, simulated: Replay, predicted: Replay | None) -> list[dict[str, Any]]:
     tracks = (_HOST, _MEASURED, _REPLAYED, *((_PREDICTED,) if predicted else ()), _PATH)
     pids = {name: _PER_RANK * index + order for order, name in enumerate(tracks)}
     events = [event for name, pid in pids.items() for event in _named(pid, f"rank {rank.rank}: {name}")]
-    events += [*_host(rank, pids[_HOST]), *_measured(rank, pids), *_walked(rank, walked, pids[_REPLAYED])]
+    events += [
+        *_host(rank, pids[_HOST]),
+        *_list_measured_kernels(rank, pids),
+        *_list_simulated_kernels(rank, simulated, pids[_REPLAYED]),
+    ]
     if predicted:
-        events += _walked(rank, predicted, pids[_PREDICTED])
+        events += _list_simulated_kernels(rank, predicted, pids[_PREDICTED])
     return [*events, *_path(rank, pids[_PATH])]
 
 
@@ -98,10 +102,16 @@ def _slice(pid: int, tid: int, name: str, category: str, start_us: float, length
 def _host(rank: RankReport, pid: int) -> list[dict[str, Any]]:
     linked, origin = rank.linked, rank.replay.origin
     slices = [
-        _slice(pid, int(linked.thread[row]), linked.name(row), "op", 1e-3 * (int(linked.events["start"][row]) - origin),
-               1e-3 * int(linked.events["duration"][row]))
+        _slice(
+            pid,
+            int(linked.thread[row]),
+            linked.get_name(row),
+            "op",
+            1e-3 * (int(linked.events["start"][row]) - origin),
+            1e-3 * int(linked.events["duration"][row]),
+        )
         for row in linked.scopes.tolist()
-    ]  # fmt: skip
+    ]
     steps = [
         _slice(pid, 1000, f"step {step.number}", "step", 1e-3 * (step.start - origin), 1e6 * step.seconds)
         for step in linked.steps
@@ -109,14 +119,14 @@ def _host(rank: RankReport, pid: int) -> list[dict[str, Any]]:
     return [*steps, *slices]
 
 
-def _measured(rank: RankReport, pids: dict[str, int]) -> list[dict[str, Any]]:
+def _list_measured_kernels(rank: RankReport, pids: dict[str, int]) -> list[dict[str, Any]]:
     """Kernels, with an arrow from the call that launched each."""
     linked, origin = rank.linked, rank.replay.origin
     events: list[dict[str, Any]] = []
     for row in linked.device.tolist():
         stream, start = int(linked.events["stream"][row]), 1e-3 * (int(linked.events["start"][row]) - origin)
         length = 1e-3 * int(linked.events["duration"][row])
-        events.append(_slice(pids[_MEASURED], stream, linked.name(row), "kernel", start, length))
+        events.append(_slice(pids[_MEASURED], stream, linked.get_name(row), "kernel", start, length))
         launch = int(linked.launch[row])
         if launch >= 0:
             flow = {"cat": "launch", "name": "launch", "id": (pids[_HOST] << 32) + row}
@@ -127,12 +137,12 @@ def _measured(rank: RankReport, pids: dict[str, int]) -> list[dict[str, Any]]:
     return events
 
 
-def _walked(rank: RankReport, replay: Replay, pid: int) -> list[dict[str, Any]]:
-    """Kernels as a walk placed them."""
+def _list_simulated_kernels(rank: RankReport, replay: Replay, pid: int) -> list[dict[str, Any]]:
+    """Kernels as a simulation placed them."""
     linked = rank.linked
     rows, starts, ends = replay.kernel_row.tolist(), replay.kernel_start.tolist(), replay.kernel_end.tolist()
     return [
-        _slice(pid, int(linked.events["stream"][row]), linked.name(row), "kernel", 1e6 * start, 1e6 * (end - start))
+        _slice(pid, int(linked.events["stream"][row]), linked.get_name(row), "kernel", 1e6 * start, 1e6 * (end - start))
         for row, start, end in zip(rows, starts, ends, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from traincast.traces.replay.path import PathReport
-from traincast.utils.display.text import bar
+from traincast.utils.display.text import format_bar
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all
 _SHORT = 3  # parts of a path that a sentence names
@@ -15,7 +15,7 @@ _LEAST_GAIN = 0.001  # what is less is shown as 0.0 %
 def path_text(path: PathReport) -> str:
     """Shares of the path, and the steps' gain for everything that would bring one."""
     lines = ["Critical path (share of the steps' time, what would save most first)"]
-    lines += [f"  {name:<40} {share:>6.1%}  {bar(share)}" for name, share in list(path.by_what.items())[:_TOP]]
+    lines += [f"  {name:<40} {share:>6.1%}  {format_bar(share)}" for name, share in list(path.by_what.items())[:_TOP]]
     lines += ["  of which under these ops:"]
     ops = list(path.by_op.items())[:_TOP]
     lines += [f"    {(name or 'between ops')[:38]:<38} {share:>6.1%}" for name, share in ops]
@@ -35,7 +35,9 @@ def _taken_over(path: PathReport) -> list[str]:
 def gain_lines(gains: Mapping[str, float], width: int) -> list[str]:
     """What would bring how much, with names of at most `width` letters, and what would bring nothing."""
     lines = [
-        f"  {name[:width]:<{width}} {gain:>6.1%}  {bar(gain)}" for name, gain in gains.items() if gain >= _LEAST_GAIN
+        f"  {name[:width]:<{width}} {gain:>6.1%}  {format_bar(gain)}"
+        for name, gain in gains.items()
+        if gain >= _LEAST_GAIN
     ]
     nothing = [name for name, gain in gains.items() if gain < _LEAST_GAIN]
     return [*lines, f"  nothing by: {', '.join(nothing)}"] if nothing else lines

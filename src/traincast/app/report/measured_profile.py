@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from traincast.traces.profiler.exchanges import SharedExchangeRow
+from traincast.traces.profiler.communication import SharedCommunicationRow
 from traincast.traces.profiler.places import PlaceRow
 from traincast.traces.profiler.tables import ProfileTables
 from traincast.traces.replay.results import RankReport
-from traincast.utils.display.text import in_units, milliseconds, table
+from traincast.utils.display.text import format_milliseconds, format_quantity, format_table
 
 _NAME = 60  # letters of a name: what follows are template arguments
 
@@ -43,7 +43,7 @@ def profile_text(rank: RankReport, top: int) -> list[str]:
 
 
 def _text(shown: ProfileTable) -> str:
-    return table(shown.header, shown.rows, right=tuple(shown.right))
+    return format_table(shown.header, shown.rows, right=tuple(shown.right))
 
 
 def profile_cells(rank: RankReport, top: int) -> list[ProfileTable]:
@@ -63,18 +63,18 @@ def profile_cells(rank: RankReport, top: int) -> list[ProfileTable]:
 
 def _kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (k.name[:_NAME], k.family, _count(k.count / steps), f"{1e6 * k.mean:.1f}", milliseconds(k.total / steps),
+        (k.name[:_NAME], k.family, _count(k.count / steps), f"{1e6 * k.mean:.1f}", format_milliseconds(k.total / steps),
          f"{k.share:.1%}")
         for k in profile.kernels[:top]
     ]  # fmt: skip
     header = ("kernel", "family", "count", "mean us", "ms", "share")
-    return ProfileTable("Kernels with most time (a step)", header, rows, len(profile.kernels), range(2, 6))
+    return ProfileTable("Kernels with most time (per step)", header, rows, len(profile.kernels), range(2, 6))
 
 
 def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
         (r.op[:32], r.shapes[:40], r.compute, _count(r.count / steps), f"{1e6 * r.mean:.1f}",
-         milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _percent(r.of_flops),
+         format_milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _percent(r.of_flops),
          f"{r.tbytes:.2f}", _percent(r.of_bandwidth))
         for r in profile.rates[:top]
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
 
 
 def _count(number: float) -> str:
-    """Counts of a step need not be whole numbers where steps differ: one digit is enough."""
+    """Counts of a step need not be integers where steps differ: one digit is enough."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
 
 
@@ -95,8 +95,8 @@ def _percent(share: float | None) -> str:
 
 def _places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> ProfileTable:
     cells = [
-        (r.name[:_NAME], _count(r.count / steps), milliseconds(r.host / steps), _count(r.kernels / steps),
-         milliseconds(r.device / steps), milliseconds(r.own / steps))
+        (r.name[:_NAME], _count(r.count / steps), format_milliseconds(r.host / steps), _count(r.kernels / steps),
+         format_milliseconds(r.device / steps), format_milliseconds(r.own / steps))
         for r in rows[:top]
     ]  # fmt: skip
     header = ("name", "count", "host ms", "kernels", "device ms", "itself ms")
@@ -105,8 +105,8 @@ def _places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> Profi
 
 def _graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (g.name[:_NAME], _count(g.launches / steps), str(g.nodes), milliseconds(g.device / steps),
-         milliseconds(g.span / steps), milliseconds(g.idle / steps))
+        (g.name[:_NAME], _count(g.launches / steps), str(g.nodes), format_milliseconds(g.device / steps),
+         format_milliseconds(g.span / steps), format_milliseconds(g.idle / steps))
         for g in profile.graphs[:top]
     ]  # fmt: skip
     header = ("graph", "launches", "nodes", "device ms", "from begin to end ms", "idle between nodes ms")
@@ -116,7 +116,7 @@ def _graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
 def _launches(profile: ProfileTables, top: int) -> ProfileTable:
     rows = [
         (str(r.number), str(r.calls), f"{r.waiting_mean:.0f}", str(r.waiting_most), str(r.held),
-         f"{1e6 * r.delay_median:.0f}", f"{1e6 * r.delay_p95:.0f}", f"{r.short}", milliseconds(r.short_seconds))
+         f"{1e6 * r.delay_median:.0f}", f"{1e6 * r.delay_p95:.0f}", f"{r.short}", format_milliseconds(r.short_seconds))
         for r in profile.launches[:top]
     ]  # fmt: skip
     header = (
@@ -140,24 +140,24 @@ def _memory(profile: ProfileTables, top: int) -> ProfileTable:
 
 
 def _bytes(number: int) -> str:
-    return in_units(number, "B") if number >= 0 else f"-{in_units(-number, 'B')}"
+    return format_quantity(number, "B") if number >= 0 else f"-{format_quantity(-number, 'B')}"
 
 
-def exchanges_text(rank: RankReport, top: int) -> str:
+def format_communication(rank: RankReport, top: int) -> str:
     """The collectives of a rank with the bandwidth of their bus."""
-    return _text(exchange_cells(rank, top))
+    return _text(make_communication_cells(rank, top))
 
 
-def shared_exchanges_text(exchanges: Sequence[SharedExchangeRow], top: int) -> str:
+def format_shared_communication(exchanges: Sequence[SharedCommunicationRow], top: int) -> str:
     """Collectives over ranks: transfer, and waiting for the rank that came last."""
-    return _text(shared_exchange_cells(exchanges, top))
+    return _text(make_shared_communication_cells(exchanges, top))
 
 
-def exchange_cells(rank: RankReport, top: int) -> ProfileTable:
+def make_communication_cells(rank: RankReport, top: int) -> ProfileTable:
     """The collectives of a rank with the bandwidth of their bus, waiting for other ranks included."""
     rows = [
         (r.kind, f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?", r.group[:_NAME] or "-", str(r.ranks or "?"),
-         str(r.count), milliseconds(r.median), _rate(r.bus), milliseconds(r.shortest), _rate(r.bus_best))
+         str(r.count), format_milliseconds(r.median), _rate(r.bus), format_milliseconds(r.shortest), _rate(r.bus_best))
         for r in rank.profile.exchanges[:top]
     ]  # fmt: skip
     header = ("collective", "bytes", "group", "ranks", "count", "median ms", "bus GB/s", "shortest ms", "bus GB/s")
@@ -165,14 +165,23 @@ def exchange_cells(rank: RankReport, top: int) -> ProfileTable:
     return ProfileTable("Collectives of one rank", header, rows, len(rank.profile.exchanges), right)
 
 
-def shared_exchange_cells(exchanges: Sequence[SharedExchangeRow], top: int) -> ProfileTable:
+def make_shared_communication_cells(exchanges: Sequence[SharedCommunicationRow], top: int) -> ProfileTable:
     """Collectives over ranks: transfer, and waiting for the rank that came last."""
     rows = [
-        (r.kind, f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?", r.group[:_NAME] or "-", str(r.ranks),
-         str(r.count), milliseconds(r.transfer), _rate(r.bus), milliseconds(r.waiting), milliseconds(r.longest),
-         f"rank {r.last} ({r.last_count} of {r.count})")
+        (
+            r.kind,
+            f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?",
+            r.group[:_NAME] or "-",
+            str(r.ranks),
+            str(r.count),
+            format_milliseconds(r.transfer),
+            _rate(r.bus),
+            format_milliseconds(r.waiting),
+            format_milliseconds(r.longest),
+            f"rank {r.last} ({r.last_count} of {r.count})",
+        )
         for r in exchanges[:top]
-    ]  # fmt: skip
+    ]
     header = (
         "collective", "bytes", "group", "ranks", "count", "transfer ms", "bus GB/s", "others waited ms", "at most ms",
         "came last",

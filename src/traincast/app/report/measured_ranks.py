@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.app.report.measured_path import gain_lines
-from traincast.app.report.measured_profile import shared_exchanges_text
+from traincast.app.report.measured_profile import format_shared_communication
 from traincast.traces.replay.path_together import RanksPath
-from traincast.traces.replay.predicted_together import RanksPrediction
+from traincast.traces.replay.predicted_together import TracedRanksPrediction
 from traincast.traces.replay.results import TogetherReport
 from traincast.traces.replay.together import RanksReplay
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 
 def together_text(together: TogetherReport, top: int) -> str:
     """The figures over ranks, their replay together, the path over them, and their prediction."""
     figures, numbers = together.breakdown, together.numbers
     parts = [
-        f"All {len(numbers)} ranks: median step {milliseconds(figures.step)} ms, "
+        f"All {len(numbers)} ranks: median step {format_milliseconds(figures.step)} ms, "
         f"eg_comm {figures.eg_comm:.1%}, eg_imbalance {figures.eg_imbalance:.1%}",
         *(f"  note: {note}" for note in together.notes),
     ]
     if together.exchanges:
-        parts += ["", "Collectives over ranks (means of one call)", shared_exchanges_text(together.exchanges, top)]
+        parts += [
+            "",
+            "Collectives over ranks (means of one call)",
+            format_shared_communication(together.exchanges, top),
+        ]
     if together.replay:
         parts += ["", _replay_text(numbers, together.replay)]
     if together.path:
@@ -36,28 +40,36 @@ def _replay_text(numbers: Sequence[int], replay: RanksReplay) -> str:
     header = ("rank", "step", "ms", "replayed ms", "error", "exposed comm ms", "replayed ms", "waited ms", "came last")
     rows = [
         (
-            str(number), str(s.number), milliseconds(s.measured), milliseconds(s.walked), f"{s.error:+.2%}",
-            milliseconds(measured), milliseconds(walked), milliseconds(rank.waited) if not i else "",
+            str(number),
+            str(s.number),
+            format_milliseconds(s.measured),
+            format_milliseconds(s.walked),
+            f"{s.error:+.2%}",
+            format_milliseconds(measured),
+            format_milliseconds(simulated),
+            format_milliseconds(rank.waited) if not i else "",
             f"{rank.last} times" if not i else "",
         )
         for number, rank in zip(numbers, replay.ranks, strict=True)
-        for i, (s, (measured, walked)) in enumerate(zip(rank.replay.steps, rank.exposed, strict=True))
-    ]  # fmt: skip
-    measured, walked = replay.slowest
-    return "\n".join([
-        f"Replayed together: {len(replay.matches.collectives)} collectives end when the last rank has come and the "
-        f"transfer is done (clocks agree to {1e6 * replay.matches.spread:.1f} us)",
-        table(header, rows, right=range(9)),
-        f"  slowest rank: {milliseconds(measured)} ms measured, {milliseconds(walked)} replayed "
-        f"({walked / measured - 1:+.2%})",
-    ])  # fmt: skip
+        for i, (s, (measured, simulated)) in enumerate(zip(rank.replay.steps, rank.exposed, strict=True))
+    ]
+    measured, simulated = replay.slowest
+    return "\n".join(
+        [
+            f"Replayed together: {len(replay.matches.collectives)} collectives end when the last rank has come and the "
+            f"transfer is done (clocks agree to {1e6 * replay.matches.spread:.1f} us)",
+            format_table(header, rows, right=range(9)),
+            f"  slowest rank: {format_milliseconds(measured)} ms measured, {format_milliseconds(simulated)} replayed "
+            f"({simulated / measured - 1:+.2%})",
+        ]
+    )
 
 
 def _path_text(path: RanksPath, top: int) -> str:
     begin = f"rank {path.segments[0].rank}" if path.segments else "no rank"
     lines = [
-        f"Critical path over ranks: begins on {begin}, {milliseconds(path.skew)} ms after the first rank began",
-        *(f"  {f'rank {rank}':<48} {share:>6.1%}  {bar(share)}" for rank, share in path.by_rank.items()),
+        f"Critical path over ranks: begins on {begin}, {format_milliseconds(path.skew)} ms after the first rank began",
+        *(f"  {f'rank {rank}':<48} {share:>6.1%}  {format_bar(share)}" for rank, share in path.by_rank.items()),
         "  of which under these ops:",
     ]
     places = list(path.by_place.items())[:top]
@@ -68,16 +80,16 @@ def _path_text(path: RanksPath, top: int) -> str:
     ])  # fmt: skip
 
 
-def _prediction_text(numbers: Sequence[int], prediction: RanksPrediction) -> str:
+def _prediction_text(numbers: Sequence[int], prediction: TracedRanksPrediction) -> str:
     header = (
         "rank", "step", "measured ms", "predicted ms", "error", "+ walk", "+ kernels", "+ collectives", "+ overheads",
         "exposed comm ms", "predicted ms",
     )  # fmt: skip
     rows = [
         (
-            str(number), str(s.number), milliseconds(s.measured), milliseconds(s.full), f"{s.error:+.1%}",
-            *(f"{share:+.1%}" for share in s.shares().values()),
-            milliseconds(s.exposed_measured), milliseconds(s.exposed),
+            str(number), str(s.number), format_milliseconds(s.measured), format_milliseconds(s.full), f"{s.error:+.1%}",
+            *(f"{share:+.1%}" for share in s.compute_shares().values()),
+            format_milliseconds(s.exposed_measured), format_milliseconds(s.exposed),
         )
         for number, steps in zip(numbers, prediction.steps, strict=True)
         for s in steps
@@ -85,5 +97,5 @@ def _prediction_text(numbers: Sequence[int], prediction: RanksPrediction) -> str
     return "\n".join([
         f"Predicted together (collectives on {prediction.topology}; ranks begin when they did): "
         f"GMAE {prediction.gmae:.1%} of {len(rows)} steps",
-        table(header, rows, right=range(len(header))),
+        format_table(header, rows, right=range(len(header))),
     ])  # fmt: skip

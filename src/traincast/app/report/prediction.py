@@ -10,7 +10,7 @@ from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
 from traincast.simulator.scenario.settings import settings_text
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _MOST_OPS = 5
 _MOST_OUTSIDE = 3
@@ -18,7 +18,7 @@ _MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 
 
 def prediction_text(p: Prediction, by: str | None = None) -> str:
-    """The answer as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
+    """The result as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
     time by those."""
     ranks = [ranks_text(p), ""] if p.gpus > 1 and p.parallel is None else []
     waits = [_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel is not None else []
@@ -31,11 +31,11 @@ def _split(p: Prediction) -> str:
     if p.gpus > 1:
         parts.insert(1, ("exposed communication", p.exposed_comm))
     rows = [
-        (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
+        (name, format_milliseconds(seconds), f"{seconds / p.iteration:6.1%}", format_bar(seconds / p.iteration))
         for name, seconds in parts
     ]
     path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(seconds_by_what(p.path), 4))
-    return table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
+    return format_table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
 
 
 def _top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
@@ -57,10 +57,10 @@ def _places(p: Prediction, by: str) -> str:
 def _shares(what: str, parts: dict[str, float]) -> str:
     total = sum(parts.values()) or 1.0
     rows = [
-        (name, milliseconds(seconds), f"{seconds / total:6.1%}", bar(seconds / total))
+        (name, format_milliseconds(seconds), f"{seconds / total:6.1%}", format_bar(seconds / total))
         for name, seconds in parts.items()
     ]
-    return table((what, "ms", "share", ""), rows, right=(1, 2))
+    return format_table((what, "ms", "share", ""), rows, right=(1, 2))
 
 
 def _footer(p: Prediction) -> str:
@@ -75,8 +75,8 @@ def _footer(p: Prediction) -> str:
     if p.scenario:
         lines.append(f"settings: {settings_text(p.scenario)}")
     if p.estimated_ops:
-        said = "without a kernel model (costed from bytes and flops)"
-        lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))
+        notes = "without a kernel model (costed from bytes and flops)"
+        lines.append(_marked(notes, p.estimated_ops, p.estimated_seconds, p))
     lines += _outside(p)
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
 

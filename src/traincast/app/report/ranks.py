@@ -5,29 +5,29 @@ from __future__ import annotations
 from traincast.simulator.matched_calls import rank_list
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_place
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _MOST_ROWS = 16
 
 
 def ranks_text(p: Prediction) -> str:
     """A table of the ranks that compute longest, and who holds the others back."""
-    busiest = sorted(p.ranks, key=lambda answer: (-answer.compute, answer.ranks))
+    busiest = sorted(p.ranks, key=lambda result: (-result.compute, result.ranks))
     shown = busiest[:_MOST_ROWS]
     rows = [
         (
-            rank_list(answer.ranks),
-            milliseconds(answer.compute),
-            milliseconds(answer.exposed_comm),
-            milliseconds(answer.waiting),
-            f"{answer.memory.peak_bytes / 1e9:.1f}",
-            bar(answer.compute / p.iteration),
+            rank_list(result.ranks),
+            format_milliseconds(result.compute),
+            format_milliseconds(result.exposed_comm),
+            format_milliseconds(result.waiting),
+            f"{result.memory.peak_bytes / 1e9:.1f}",
+            format_bar(result.compute / p.iteration),
         )
-        for answer in shown
+        for result in shown
     ]
-    lines = [table(("ranks", "compute", "exposed", "waiting", "GB", ""), rows, right=(1, 2, 3, 4))]
+    lines = [format_table(("ranks", "compute", "exposed", "waiting", "GB", ""), rows, right=(1, 2, 3, 4))]
     if len(busiest) > len(shown):
-        left = sum(len(answer.ranks) for answer in busiest[_MOST_ROWS:])
+        left = sum(len(result.ranks) for result in busiest[_MOST_ROWS:])
         lines.append(f"and {left} ranks that compute less")
     if len(p.ranks) > 1:
         (rank, op), seconds = next(iter(seconds_by_place(p.path).items()))

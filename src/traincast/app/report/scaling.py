@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from traincast.simulator.prediction.scaling import ScalingCurve
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 
 def scaling_text(curve: ScalingCurve) -> str:
     """The curve as a table."""
-    header = ("GPUs", "nodes", "batch", "a GPU", "ms a step", "90 % interval", "samples/s", "exposed comm", "GB a GPU",
-              "efficiency", "")  # fmt: skip
+    header = (
+        "GPUs",
+        "nodes",
+        "batch",
+        "per GPU",
+        "ms per step",
+        "90 % interval",
+        "samples/s",
+        "exposed comm",
+        "GB per GPU",
+        "efficiency",
+        "",
+    )
     rows = [
         (
-            str(p.gpus), str(p.nodes), str(p.global_batch), str(p.answer.workload.batch_size),
-            milliseconds(p.answer.iteration), " to ".join(milliseconds(limit) for limit in p.answer.interval),
-            _rate(p.throughput), f"{milliseconds(p.answer.exposed_comm)} ms",
-            f"{p.answer.memory.peak_bytes / 1e9:.1f}", f"{p.efficiency:.1%}", bar(p.efficiency, 20),
+            str(p.gpus),
+            str(p.nodes),
+            str(p.global_batch),
+            str(p.answer.workload.batch_size),
+            format_milliseconds(p.answer.iteration),
+            " to ".join(format_milliseconds(limit) for limit in p.answer.interval),
+            _rate(p.throughput),
+            f"{format_milliseconds(p.answer.exposed_comm)} ms",
+            f"{p.answer.memory.peak_bytes / 1e9:.1f}",
+            f"{p.efficiency:.1%}",
+            format_bar(p.efficiency, 20),
         )
         for p in curve.points
-    ]  # fmt: skip
-    lines = [curve.title(), "", table(header, rows, right=range(10))]
+    ]
+    lines = [curve.title(), "", format_table(header, rows, right=range(10))]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in curve.warnings)])
 
 

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.planner.sharding.result import ShardingAnswer
+from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
-from traincast.utils.display.text import milliseconds, table
+from traincast.utils.display.text import format_milliseconds, format_table
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16
 
 
-def sharding_text(answer: ShardingAnswer) -> str:
-    """The answer as a page, with its notes below."""
-    parts = [answer.headline(), _comparison(answer), _ranks(answer.best), _tables(answer.task, answer.best)]
-    return "\n".join(["\n\n".join(parts), *answer.notes])
+def sharding_text(result: ShardingResult) -> str:
+    """The result as a page, with its notes below."""
+    parts = [result.headline(), _comparison(result), _ranks(result.best), _tables(result.task, result.best)]
+    return "\n".join(["\n\n".join(parts), *result.notes])
 
 
-def _comparison(answer: ShardingAnswer) -> str:
-    best = answer.best
+def _comparison(result: ShardingResult) -> str:
+    best = result.best
     rows = [
         (
             plan.name,
-            milliseconds(plan.seconds),
+            format_milliseconds(plan.seconds),
             f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
             f"{plan.memory.device.max() / 1e9:.1f}",
             ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()),
             plan.why_slower(best),
         )
-        for plan in answer.plans
+        for plan in result.plans
     ]
-    return table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
+    return format_table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
 
 
 def _ranks(best: ScoredPlan) -> str:
@@ -41,24 +41,24 @@ def _ranks(best: ScoredPlan) -> str:
     shown = sorted(busiest[:_MOST_RANKS].tolist())
     rows = []
     for rank in shown:
-        walked = best.walked(rank)
+        simulated = best.walked(rank)
         rows.append(
             (
                 str(rank),
-                *(milliseconds(float(best.terms[term][rank])) for term in terms),
-                *(milliseconds(1e-3 * walked[name]) for name in ("compute_ms", "exposed_comm_ms", "idle_ms")),
-                milliseconds(1e-3 * walked["waiting_ms"]),
+                *(format_milliseconds(float(best.terms[term][rank])) for term in terms),
+                *(format_milliseconds(1e-3 * simulated[name]) for name in ("compute_ms", "exposed_comm_ms", "idle_ms")),
+                format_milliseconds(1e-3 * simulated["waiting_ms"]),
                 f"{best.memory.device[rank] / 1e9:.1f}",
                 f"{best.memory.host[rank] / 1e9:.1f}",
             )
         )
-    header = ("rank", *terms, "kernels", "exposed exchanges", "idle", "waiting", "device GB", "host GB")
+    header = ("rank", *terms, "kernels", "exposed communication", "idle", "waiting", "device GB", "host GB")
     more = f"the {len(shown)} busiest of {best.plan.world_size} ranks; " if len(shown) < best.plan.world_size else ""
     note = (
-        f"{more}ms; terms overlap, kernels + exposed exchanges + idle make up the step; "
-        "idle: the device waits for its host, waiting: for other ranks in exchanges"
+        f"{more}ms; terms overlap, kernels + exposed communication + idle make up the step; "
+        "idle: the device waits for its host, waiting: for other ranks in collectives"
     )
-    return table(header, rows, right=range(len(header))) + "\n" + note
+    return format_table(header, rows, right=range(len(header))) + "\n" + note
 
 
 def _tables(task: Task, best: ScoredPlan) -> str:
@@ -78,4 +78,4 @@ def _tables(task: Task, best: ScoredPlan) -> str:
             )
         )
     more = "" if len(rows) == len(task.tables) else f"\nthe {len(rows)} largest of {len(task.tables)} tables"
-    return table(("table", "GB", "kind", "kernel", "ranks"), rows, right=(1,)) + more
+    return format_table(("table", "GB", "kind", "kernel", "ranks"), rows, right=(1,)) + more

@@ -6,13 +6,13 @@ from collections import defaultdict
 from typing import Any
 
 _TRACK = {"op": "thread {}", "step": "steps", "kernel": "stream {}", "critical": "critical path"}
-_BESIDE = 100_000  # track numbers of slices that run beside others of their track begin here
+_BESIDE = 100_000  # track numbers of slices that run alongside others of their track begin here
 _TOUCH_NS = 2  # clocks are rounded: slices that overlap by no more than this touch
 
 
 def untangled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same events with a name for every track. On a track no slice begins inside of another and ends after it: by
-    a nanosecond or two it is made to begin later, else it goes to a track beside."""
+    a nanosecond or two it is made to begin later, else it goes to a track alongside."""
     tracks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, event in enumerate(events):
         if event["ph"] == "X":
@@ -22,7 +22,7 @@ def untangled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (pid, tid), places in tracks.items():
         lanes = _lanes(events, places, tid)
         title = _TRACK.get(events[places[0]]["cat"], "{}").format(tid)
-        names += [_name(pid, lane, title if lane == tid else f"{title}, beside") for lane in sorted(lanes)]
+        names += [_name(pid, lane, title if lane == tid else f"{title}, alongside") for lane in sorted(lanes)]
     return [*names, *events]
 
 

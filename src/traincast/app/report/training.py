@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.planner.parallelism.plan import Plan
-from traincast.utils.display.text import table
+from traincast.utils.display.text import format_table
 
 
 def plan_text(plan: Plan) -> str:
@@ -22,4 +22,4 @@ def plan_text(plan: Plan) -> str:
         cells += [f"{row['days']:,.1f}"] if plan.tokens is not None else []
         rows.append([*cells, row["slower_by"]])
     right = (0, *range(2, len(header)))
-    return "\n".join([plan.headline(), "", table([*header, "slower by"], rows, right=right)])
+    return "\n".join([plan.headline(), "", format_table([*header, "slower by"], rows, right=right)])

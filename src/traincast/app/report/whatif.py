@@ -10,7 +10,7 @@ from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, bottleneck, brief, memory_bytes
 from traincast.planner.what_if.sensitivity import Sensitivity
 from traincast.planner.what_if.sweeps.result import SweepResult, cost
-from traincast.utils.display.text import bar, milliseconds, table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _LEAST_MS = 0.0005  # below, a part is not shown
 _MOST_SUGGESTIONS = 20
@@ -18,45 +18,45 @@ _MOST_POINTS, _MOST_FAILED = 25, 10
 _NO_GAIN = "no edit makes it faster"
 
 
-def whatif_text(answer: WhatIf) -> str:
+def whatif_text(result: WhatIf) -> str:
     """Before and after side by side, what changed, and whether it means anything."""
-    first = answer.before.headline().split("\n")[0]
-    lines = [first, f"what if: {', '.join(answer.edits)}", "", _steps(answer), "", _parts(answer), ""]
-    lines += [*_cost_lines(answer), _moved(answer), answer.verdict]
-    return "\n".join([*lines, *_notes(answer)])
+    first = result.before.headline().split("\n")[0]
+    lines = [first, f"what if: {', '.join(result.edits)}", "", _steps(result), "", _parts(result), ""]
+    lines += [*_cost_lines(result), _moved(result), result.verdict]
+    return "\n".join([*lines, *_notes(result)])
 
 
-def _steps(answer: WhatIf) -> str:
+def _steps(result: WhatIf) -> str:
     rows = []
-    for name, step in (("before", answer.before), ("after", answer.after)):
-        low, high = (milliseconds(limit) for limit in step.interval)
+    for name, step in (("before", result.before), ("after", result.after)):
+        low, high = (format_milliseconds(limit) for limit in step.interval)
         held = memory_bytes(step) / 1e9
         room = step.platform.device.memory_bytes / 1e9
-        rows.append((name, milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
-    least, most = (1e3 * limit for limit in answer.change.interval)
-    held = (memory_bytes(answer.after) - memory_bytes(answer.before)) / 1e9
-    change = f"{1e3 * answer.change.seconds:+.3f}"
+        rows.append((name, format_milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
+    least, most = (1e3 * limit for limit in result.change.interval)
+    held = (memory_bytes(result.after) - memory_bytes(result.before)) / 1e9
+    change = f"{1e3 * result.change.seconds:+.3f}"
     rows.append(("change", change, f"{least:+.3f} to {most:+.3f}", f"{held:+.2f}"))
-    return table(("", "ms a step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))
+    return format_table(("", "ms per step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))
 
 
-def _parts(answer: WhatIf) -> str:
+def _parts(result: WhatIf) -> str:
     rows = [
         (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
-        for name, before, after in answer.parts()
+        for name, before, after in result.parts()
         if max(before, after) >= _LEAST_MS
     ]
-    return table(("", "before, ms", "after, ms", "change"), rows, right=(1, 2, 3))
+    return format_table(("", "before, ms", "after, ms", "change"), rows, right=(1, 2, 3))
 
 
-def _cost_lines(answer: WhatIf) -> list[str]:
-    before, after = answer.cost_before, answer.cost_after
+def _cost_lines(result: WhatIf) -> list[str]:
+    before, after = result.cost_before, result.cost_after
     rows = [
         (name, first, second)
         for (name, first), (_, second) in zip(cost_rows(before), cost_rows(after), strict=True)
         if first or second
     ]
-    return [table(("cost", "before", "after"), rows, right=(1, 2)), ""] if rows else []
+    return [format_table(("cost", "before", "after"), rows, right=(1, 2)), ""] if rows else []
 
 
 def cost_rows(cost: Cost) -> list[tuple[str, str]]:
@@ -79,15 +79,15 @@ def cost_rows(cost: Cost) -> list[tuple[str, str]]:
     ]
 
 
-def _moved(answer: WhatIf) -> str:
-    (first, share), (second, later) = bottleneck(answer.before), bottleneck(answer.after)
+def _moved(result: WhatIf) -> str:
+    (first, share), (second, later) = bottleneck(result.before), bottleneck(result.after)
     if first == second:
         return f"the bottleneck stays {first}: {share:.0%} of the critical path before, {later:.0%} after"
     return f"the bottleneck moves from {first} ({share:.0%} of the critical path) to {second} ({later:.0%})"
 
 
-def _notes(answer: WhatIf) -> Iterable[str]:
-    before, after = set(brief(answer.before)["warnings"]), brief(answer.after)["warnings"]
+def _notes(result: WhatIf) -> Iterable[str]:
+    before, after = set(brief(result.before)["warnings"]), brief(result.after)["warnings"]
     yield from (f"after: {note}" for note in after if note not in before)
 
 
@@ -116,7 +116,7 @@ def _filled(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequ
     """A table without the columns that are empty in all rows."""
     kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
     chosen = [[row[column] for column in kept] for row in (header, *rows)]
-    return table(chosen[0], chosen[1:], right=[place for place, column in enumerate(kept) if column in right])
+    return format_table(chosen[0], chosen[1:], right=[place for place, column in enumerate(kept) if column in right])
 
 
 def _dollars(suggestion: dict[str, Any]) -> str:
@@ -131,35 +131,35 @@ def _whole_run(suggestion: dict[str, Any]) -> str:
     return "" if suggestion["run_hours"] is None else f"{suggestion['run_hours']:,.4g} h"
 
 
-def sensitivity_text(answer: Sensitivity) -> str:
+def sensitivity_text(result: Sensitivity) -> str:
     """Elasticities and measurements as tables."""
-    numbers = [(name, f"{value:+.3f}", bar(abs(value))) for name, value in answer.elasticities.items()]
-    measured = [(name, f"±{left:.1%}") for name, left in answer.measurements.items()]
+    numbers = [(name, f"{value:+.3f}", format_bar(abs(value))) for name, value in result.elasticities.items()]
+    measured = [(name, f"±{left:.1%}") for name, left in result.measurements.items()]
     return "\n".join([
-        answer.headline(), "", table(("1 % more", "% of step", ""), numbers, right=(1,)), "",
-        table(("if this were measured", "interval left"), measured, right=(1,)),
+        result.headline(), "", format_table(("1 % more", "% of step", ""), numbers, right=(1,)), "",
+        format_table(("if this were measured", "interval left"), measured, right=(1,)),
     ])  # fmt: skip
 
 
-def sweep_text(answer: SweepResult) -> str:
+def sweep_text(result: SweepResult) -> str:
     """The points that nothing beats as a table, and those that failed."""
-    paid = any(row["dollars_per_million_samples"] is not None for row in answer.pareto)
+    paid = any(row["dollars_per_million_samples"] is not None for row in result.pareto)
     rows = [
         (
-            *(row[name] for name in answer.grid.names), f"{row['iteration_ms']:,.3f}", f"{row['us_per_sample']:,.4g}",
+            *(row[name] for name in result.grid.names), f"{row['iteration_ms']:,.3f}", f"{row['us_per_sample']:,.4g}",
             f"{cost(row):,.4g}", f"{row['memory_gb']:.2f}",
         )
-        for row in answer.pareto[:_MOST_POINTS]
+        for row in result.pareto[:_MOST_POINTS]
     ]  # fmt: skip
-    money = "$ a million samples" if paid else "GPU hours a million samples"
-    header = (*answer.grid.names, "ms a step", "us a sample", money, "GB")
-    width = len(answer.grid.names)
-    lines = [answer.headline(), "", table(header, rows, right=range(width, width + 4))]
-    if len(answer.pareto) > _MOST_POINTS:
-        lines.append(f"... and {len(answer.pareto) - _MOST_POINTS} more")
-    for row in answer.failed[:_MOST_FAILED]:
-        point = ", ".join(f"{name}={row[name]}" for name in answer.grid.names)
+    money = "$ a million samples" if paid else "GPU hours per million samples"
+    header = (*result.grid.names, "ms per step", "us per sample", money, "GB")
+    width = len(result.grid.names)
+    lines = [result.headline(), "", format_table(header, rows, right=range(width, width + 4))]
+    if len(result.pareto) > _MOST_POINTS:
+        lines.append(f"... and {len(result.pareto) - _MOST_POINTS} more")
+    for row in result.failed[:_MOST_FAILED]:
+        point = ", ".join(f"{name}={row[name]}" for name in result.grid.names)
         lines.append(f"failed: {point}: {row['error']}")
-    if len(answer.failed) > _MOST_FAILED:
-        lines.append(f"... and {len(answer.failed) - _MOST_FAILED:,} more that failed")
+    if len(result.failed) > _MOST_FAILED:
+        lines.append(f"... and {len(result.failed) - _MOST_FAILED:,} more that failed")
     return "\n".join(lines)

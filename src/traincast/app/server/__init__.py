@@ -1,1 +1,1 @@
-"""The answers as a web server: the same pages live, and a REST API."""
+"""The results as a web server: the same pages live, and a REST API."""

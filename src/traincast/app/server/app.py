@@ -1,4 +1,4 @@
-"""The routes: thin handlers that read a request, give it to a job, and write the answer."""
+"""The routes: thin handlers that read a request, give it to a job, and write the result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from traincast.app.server.guard import Guard
 from traincast.app.server.jobs import Jobs, Limits
 from traincast.app.server.live import ASSETS, live_asset, live_html
 from traincast.app.server.openapi import api_html, document
-from traincast.app.server.question import FORMS, Asked, ask, ask_document
-from traincast.app.server.refusals import Refusal
+from traincast.app.server.rejections import Rejection
+from traincast.app.server.request import FORMS, ParsedRequest, ask, ask_document
 from traincast.app.server.uploads import UploadLimits, Uploads
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 
 PATIENCE = 5.0
-"""Seconds that a request waits for its answer before it is given a job to ask for."""
+"""Seconds that a request waits for its result before it is given a job to ask for."""
 _MOST_BODY = 1 << 16  # bytes of a question
 _BODY_SECONDS = 10.0
 
@@ -73,11 +73,11 @@ class _Routes:
             key = self._ask(ask(request.query_params.multi_items()), form)
             job = self.jobs.find(key)
             await asyncio.wait([job.done], timeout=PATIENCE)
-            return _in_form(form, job.answer()) if job.done.done() else self._pending(key)
+            return _serve_in_form(form, job.answer()) if job.done.done() else self._pending(key)
 
         return handle
 
-    def _ask(self, asked: Asked, form: str) -> str:
+    def _ask(self, asked: ParsedRequest, form: str) -> str:
         return self.jobs.ask(asked, form, {key: str(self.uploads.path(key)) for key in asked.uploads})
 
     def _pending(self, key: str) -> Response:
@@ -92,7 +92,7 @@ class _Routes:
         """A script or style of the page."""
         name = request.path_params["name"]
         if name not in ASSETS:
-            raise Refusal(404, "no such file")
+            raise Rejection(404, "no such file")
         kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
         return Response(live_asset(name), media_type=kind)
 
@@ -117,11 +117,11 @@ class _Routes:
         return JSONResponse(await asyncio.to_thread(_platforms))
 
     async def take_job(self, request: Request) -> Response:
-        """Takes a question on; its answer is fetched later."""
+        """Takes a question on; its result is fetched later."""
         question = await _body(request)
         form = question.pop("form", "answer")
         if form not in FORMS:
-            raise Refusal(422, f"form: give one of {', '.join(FORMS)}", "form")
+            raise Rejection(422, f"form: give one of {', '.join(FORMS)}", "form")
         return self._pending(self._ask(ask_document(question), form))
 
     async def job(self, request: Request) -> Response:
@@ -133,18 +133,18 @@ class _Routes:
     async def job_result(self, request: Request) -> Response:
         """What a job made."""
         job = self.jobs.find(request.path_params["key"])
-        return _in_form(job.form, job.answer())
+        return _serve_in_form(job.form, job.answer())
 
     async def all_uploads(self, request: Request) -> Response:
         """Every upload; or takes one in."""
         if request.method == "GET":
             return JSONResponse(self.uploads.list())
         if request.headers.get("content-type") != "application/octet-stream":
-            raise Refusal(415, "send the file itself as application/octet-stream", "Content-Type")
+            raise Rejection(415, "send the file itself as application/octet-stream", "Content-Type")
         key = await self.uploads.receive(request.query_params.get("name", ""), request.stream())
         try:
             what = await self.jobs.check(self.uploads.path(key))
-        except Refusal:
+        except Rejection:
             self.uploads.forget(key)
             raise
         return JSONResponse(self.uploads.describe(key, **what), 201, headers={"location": f"/api/uploads/{key}"})
@@ -174,28 +174,31 @@ def make_app(settings: Settings) -> Starlette:
         routes=_Routes(jobs, uploads, settings.perfetto).listed(),
         lifespan=lifespan,
         exception_handlers={
-            Refusal: _refused, TraincastError: _refused, HTTPException: _refused, ClientDisconnect: _refused,
-            Exception: _broken,
+            Rejection: _serve_rejection,
+            TraincastError: _serve_rejection,
+            HTTPException: _serve_rejection,
+            ClientDisconnect: _serve_rejection,
+            Exception: _serve_own_error,
         },
-    )  # fmt: skip
+    )
     app.add_middleware(Guard)
     return app
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _serve_rejection(_: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        error = Refusal(error.status_code, error.detail)
-    if not isinstance(error, Refusal):
-        error = Refusal(422, str(error) or "the request ended early", "workload" if str(error) else "body")
+        error = Rejection(error.status_code, error.detail)
+    if not isinstance(error, Rejection):
+        error = Rejection(422, str(error) or "the request ended early", "workload" if str(error) else "body")
     headers = {"retry-after": "2"} if error.status == 429 else None
     return JSONResponse(error.to_dict(), error.status, headers=headers)
 
 
-def _broken(_: Request, __: Exception) -> Response:
+def _serve_own_error(_: Request, __: Exception) -> Response:
     return JSONResponse({"error": {"field": "", "message": "internal error; please report it with the request"}}, 500)
 
 
-def _in_form(form: str, data: bytes) -> Response:
+def _serve_in_form(form: str, data: bytes) -> Response:
     if form == "report":
         return Response(data, media_type="text/html; charset=utf-8",
                         headers={"content-disposition": 'attachment; filename="traincast-report.html"'})  # fmt: skip
@@ -203,24 +206,24 @@ def _in_form(form: str, data: bytes) -> Response:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """A JSON object of at most so many bytes."""
+    """A JSON object of at most this many bytes."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise Refusal(415, "send the question as application/json", "Content-Type")
+        raise Rejection(415, "send the question as application/json", "Content-Type")
     data = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > _MOST_BODY:
-                    raise Refusal(413, f"the question is larger than {_MOST_BODY} bytes", "body")
+                    raise Rejection(413, f"the question is larger than {_MOST_BODY} bytes", "body")
     except TimeoutError:
-        raise Refusal(408, "the question took too long to arrive", "body") from None
+        raise Rejection(408, "the question took too long to arrive", "body") from None
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
-        raise Refusal(422, "the body is not JSON", "body") from None
+        raise Rejection(422, "the body is not JSON", "body") from None
     if not isinstance(content, dict):
-        raise Refusal(422, "the question has to be a JSON object of fields", "body")
+        raise Rejection(422, "the question has to be a JSON object of fields", "body")
     return content
 
 

@@ -9,16 +9,16 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from traincast.app.server.refusals import Refusal
+from traincast.app.server.rejections import Rejection
 from traincast.costs.host.profile import profile_names
-from traincast.hardware.catalog import platform_keys
+from traincast.hardware.catalog import list_platform_keys
 from traincast.models.catalog import list_models
 from traincast.models.published import published_programs
 from traincast.models.transformers.reading import built_in_names
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.scaling import SCALINGS
 from traincast.simulator.scenario.fields import GROUPS, FieldInfo, scenario_fields
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 KINDS = ("prediction", "plan", "sharding", "advice")
 UPLOAD = "upload:"
@@ -51,7 +51,7 @@ class Field:
     def parsed(self, text: str) -> Any:
         """The value that a text stands for; what it cannot stand for is rejected by the field's name."""
         if len(text) > MOST_CHARACTERS or not text.isprintable():
-            raise self.refusal(f"{shown(text)}: give at most {MOST_CHARACTERS} printable characters")
+            raise self.refusal(f"{shorten_value(text)}: give at most {MOST_CHARACTERS} printable characters")
         if self.kind == "integers":
             return [self._declared(part.strip()) for part in self._parts(text)]
         if self.kind == "edits":
@@ -60,9 +60,9 @@ class Field:
             self._check_choice(text)
         return text if self.info is None and self.kind != "number" else self._declared(text)
 
-    def refusal(self, message: str) -> Refusal:
-        """A refusal that names this field."""
-        return Refusal(422, f"{self.name}: {message}", self.name)
+    def refusal(self, message: str) -> Rejection:
+        """A rejection that names this field."""
+        return Rejection(422, f"{self.name}: {message}", self.name)
 
     def _declared(self, text: str) -> Any:
         """The value of a field of the scenario, or of the price."""
@@ -77,7 +77,7 @@ class Field:
             return
         near = get_close_matches(text, self.choices, n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}?" if near else f"give one of {', '.join(self.choices[:12])}"
-        raise self.refusal(f"{shown(text)} is unknown; {hint}")
+        raise self.refusal(f"{shorten_value(text)} is unknown; {hint}")
 
     def _parts(self, text: str) -> list[str]:
         parts = text.split(",")
@@ -93,9 +93,9 @@ class Field:
             raise self.refusal(str(error)) from None
         name, _, value = text.partition("=")
         files = {info.option.removeprefix("--"): () for info in scenario_fields().values() if info.is_file}
-        allowed = (files | {"on": platform_keys(), "host": profile_names(), "plan": ("search",)}).get(name)
+        allowed = (files | {"on": list_platform_keys(), "host": profile_names(), "plan": ("search",)}).get(name)
         if allowed is not None and value not in allowed:
-            raise self.refusal(f"{shown(text)}: give one of {', '.join(allowed[:12]) or 'the other edits'}")
+            raise self.refusal(f"{shorten_value(text)}: give one of {', '.join(allowed[:12]) or 'the other edits'}")
         return text
 
     def schema(self) -> dict[str, Any]:
@@ -125,15 +125,15 @@ def model_names() -> tuple[str, ...]:
 @cache
 def fields() -> dict[str, Field]:
     """All fields by name, in the order of the form."""
-    return {field.name: field for field in (*_question_fields(), *_scenario_fields())}
+    return {field.name: field for field in (*_list_request_fields(), *_scenario_fields())}
 
 
-def _question_fields() -> Iterable[Field]:
+def _list_request_fields() -> Iterable[Field]:
     yield Field(name="of", label="Question", kind="choice", group="main", choices=KINDS,
                 help="a prediction, a search for layouts or for places of embedding tables, advice")  # fmt: skip
     yield Field(name="workload", label="Model", kind="source", group="main",
                 help="a built-in model, or an uploaded workload, description or trace")  # fmt: skip
-    yield Field(name="on", label="Platform", kind="choice", group="main", choices=tuple(platform_keys()))
+    yield Field(name="on", label="Platform", kind="choice", group="main", choices=tuple(list_platform_keys()))
     yield Field(name="edits", label="What if", kind="edits", group="main",
                 help="edits with commas between: batch-size=4096,cuda-graph")  # fmt: skip
     yield Field(name="price", label="Price", kind="number", group="main", help="dollars of one GPU for an hour")

@@ -1,6 +1,6 @@
 """What stands before every route: from where a request may come, and which headers answers carry.
 
-A browser tells where a request comes from (`Origin`, `Sec-Fetch-Site`); what another site's page sends is refused, but
+A browser tells where a request comes from (`Origin`, `Sec-Fetch-Site`); what another site's page sends is rejected, but
 for a link to the page itself. The `Host` has to be loopback, so that no name that somebody else's DNS points here is
 answered.
 """
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from traincast.app.server.refusals import Refusal
+from traincast.app.server.rejections import Rejection
 
 _NAVIGATION = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
 _HEADERS = {
@@ -49,7 +49,7 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses, or passes on and adds headers to what comes back."""
+        """Rejects, or passes on and adds headers to what comes back."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -65,32 +65,32 @@ class Guard:
         try:
             _check_host(Headers(scope=scope))
             _check_site(scope, Headers(scope=scope))
-        except Refusal as refusal:
-            app = JSONResponse(refusal.to_dict(), refusal.status)
+        except Rejection as rejection:
+            app = JSONResponse(rejection.to_dict(), rejection.status)
         await app(scope, receive, sent)
 
 
 def _check_host(headers: Headers) -> None:
-    """Refuses names that are not of this machine."""
+    """Rejects names that are not of this machine."""
     try:
         name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     except ValueError:
         name = ""
     if not is_loopback(name):
-        raise Refusal(421, "this server answers to names of this machine only", "Host")
+        raise Rejection(421, "this server answers to names of this machine only", "Host")
 
 
 def _check_site(scope: Scope, headers: Headers) -> None:
-    """Refuses what pages of other sites send."""
-    refusal = Refusal(403, "requests of other sites are not answered", "Origin")
+    """Rejects what pages of other sites send."""
+    rejection = Rejection(403, "requests of other sites are not answered", "Origin")
     origin = headers.get("origin")
     if origin is not None and _place(origin) != headers.get("host", ""):
-        raise refusal
+        raise rejection
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return
     followed = all(headers.get(name) == value for name, value in _NAVIGATION.items())
     if not (followed and scope["method"] == "GET" and scope["path"] == "/"):
-        raise refusal
+        raise rejection
 
 
 def _place(origin: str) -> str | None:

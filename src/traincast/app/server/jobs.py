@@ -22,13 +22,13 @@ from time import monotonic
 from typing import Any
 
 from traincast.app.server.fields import fields
-from traincast.app.server.question import Asked
-from traincast.app.server.refusals import Refusal, field_of
+from traincast.app.server.rejections import Rejection, field_of
+from traincast.app.server.request import ParsedRequest
 from traincast.app.server.worker import CHECK, DONE, PROGRESS, REFUSED, work
 
 WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"
 _UNFINISHED = (WAITING, RUNNING)
-_MOST_BYTES = 256 << 20  # of answers that are remembered
+_MOST_BYTES = 256 << 20  # of results that are remembered
 _MOST_JOBS = 2000  # that are remembered
 
 
@@ -57,20 +57,20 @@ class Job:
     status: str = WAITING
     progress: float = 0.0
     result: bytes = b""
-    refusal: Refusal | None = None
+    refusal: Rejection | None = None
     worker: _Worker | None = None
     done: asyncio.Future[None] = field(init=False)
 
     def describe(self) -> dict[str, Any]:
-        """The job as plain data, without its answer."""
+        """The job as plain data, without its result."""
         refused = self.refusal.to_dict() if self.refusal else {}
         return {"status": self.status, "progress": round(self.progress, 4), "form": self.form,
                 "question": json.loads(self.question or "{}"), **refused}  # fmt: skip
 
     def answer(self) -> bytes:
-        """What the job made; raises what it was refused with."""
+        """What the job made; raises what it was rejected with."""
         if self.status in _UNFINISHED:
-            raise Refusal(409, f"the job is {self.status}; ask for its status until it is finished", "id")
+            raise Rejection(409, f"the job is {self.status}; ask for its status until it is finished", "id")
         if self.status == FINISHED:
             return self.result
         if self.refusal is None:
@@ -80,7 +80,7 @@ class Job:
             message = message.replace(path, "the file").replace(Path(path).name, "the file")
         if self.status == FAILED and not wrong:
             wrong = field_of(message, json.loads(self.question or "{}"), fields())
-        raise Refusal(self.refusal.status, message, wrong)
+        raise Rejection(self.refusal.status, message, wrong)
 
 
 class _Worker:
@@ -147,7 +147,7 @@ class Jobs:
         statuses = [job.status for job in self._unfinished]
         return {status: statuses.count(status) for status in (RUNNING, WAITING)}
 
-    def ask(self, asked: Asked, form: str, paths: Mapping[str, str]) -> str:
+    def ask(self, asked: ParsedRequest, form: str, paths: Mapping[str, str]) -> str:
         """The key of the job that answers a question in a form; the same question is worked on once."""
         key = sha256(f"{form} {asked.text}".encode()).hexdigest()[:32]
         job = self._known.get(key)
@@ -160,7 +160,7 @@ class Jobs:
     def find(self, key: str) -> Job:
         """The job of a key."""
         if key not in self._known:
-            raise Refusal(404, "no such job", "id")
+            raise Rejection(404, "no such job", "id")
         return self._known[key]
 
     def cancel(self, key: str) -> Job:
@@ -170,18 +170,18 @@ class Jobs:
         return job
 
     async def check(self, path: Path) -> dict[str, Any]:
-        """What an uploaded file is; one that cannot be read is refused."""
+        """What an uploaded file is; one that cannot be read is rejected."""
         job = self._submit(Job("", CHECK, {"file": str(path)}, long=True))
         await job.done
         try:
             document: dict[str, Any] = json.loads(job.answer())
-        except Refusal as refusal:
-            raise Refusal(422, refusal.message.replace(str(path), "the file"), "body") from None
+        except Rejection as rejection:
+            raise Rejection(422, rejection.message.replace(str(path), "the file"), "body") from None
         return document
 
     def _submit(self, job: Job) -> Job:
         if self.count()[WAITING] >= self.limits.waiting or self._stopped:
-            raise Refusal(429, "too many questions are waiting; ask again in a few seconds")
+            raise Rejection(429, "too many questions are waiting; ask again in a few seconds")
         self._unfinished.add(job)
         job.done = asyncio.get_running_loop().run_in_executor(self._pools[job.long], self._run, job)
         job.done.add_done_callback(lambda _: self._unfinished.discard(job))
@@ -196,16 +196,16 @@ class Jobs:
                 size -= len(self._known.pop(key).result)
 
     def _cancel(self, job: Job) -> None:
-        self._end(job, CANCELLED, refusal=Refusal(409, "the job was cancelled"))
+        self._end(job, CANCELLED, rejection=Rejection(409, "the job was cancelled"))
         with self._lock:
             if job.worker is not None:
                 job.worker.kill()
 
-    def _end(self, job: Job, status: str, result: bytes = b"", refusal: Refusal | None = None) -> None:
+    def _end(self, job: Job, status: str, result: bytes = b"", rejection: Rejection | None = None) -> None:
         """Settles a job, unless it is settled already."""
         with self._lock:
             if job.status in _UNFINISHED:
-                job.status, job.result, job.refusal = status, result, refusal
+                job.status, job.result, job.refusal = status, result, rejection
                 job.progress = 1.0 if status == FINISHED else job.progress
 
     # what follows runs in the threads of the pools
@@ -214,7 +214,7 @@ class Jobs:
         try:
             worker = self._worker()
         except OSError as error:
-            self._end(job, FAILED, refusal=Refusal(503, f"no process could be started: {error.strerror}"))
+            self._end(job, FAILED, rejection=Rejection(503, f"no process could be started: {error.strerror}"))
             return
         with self._lock:
             if job.status == CANCELLED:
@@ -225,14 +225,14 @@ class Jobs:
             kind, rest = worker.answer(job, seconds)
         except TimeoutError:
             worker.kill()
-            refusal = Refusal(422, f"took longer than {seconds:g} s; ask for less", "workload")
-            self._end(job, FAILED, refusal=refusal)
+            rejection = Rejection(422, f"took longer than {seconds:g} s; ask for less", "workload")
+            self._end(job, FAILED, rejection=rejection)
         except (EOFError, OSError):
             worker.kill()
-            refusal = Refusal(422, "the process that worked on it ended; ask for less", "workload")
-            self._end(job, FAILED, refusal=refusal)
+            rejection = Rejection(422, "the process that worked on it ended; ask for less", "workload")
+            self._end(job, FAILED, rejection=rejection)
         else:
-            refused = Refusal(422, rest.decode("utf-8", "replace")) if kind == REFUSED else None
+            refused = Rejection(422, rest.decode("utf-8", "replace")) if kind == REFUSED else None
             self._end(job, FINISHED if kind == DONE else FAILED, rest, refused)
         finally:
             with self._lock:

@@ -34,7 +34,7 @@ def live_html(state: Iterable[tuple[str, str]], uploads: Sequence[Mapping[str, A
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>Traincast</title>{styles}</head><body>{asset('textures.svg')}"
-        '<a class="skip" href="#main">Skip to the answer</a>'
+        '<a class="skip" href="#main">Skip to the result</a>'
         '<header><p class="brand">Traincast</p><h1 id="title">How long will one training step take?</h1>'
         '<p class="sub" id="subtitle">Choose a model and a platform.</p></header>'
         f"{_form(values, uploads)}{_tools(perfetto)}"
@@ -49,14 +49,14 @@ def _form(values: Mapping[str, str], uploads: Sequence[Mapping[str, Any]]) -> Ht
     by_group: dict[str, list[Html]] = {}
     for field in fields().values():
         by_group.setdefault(field.group, []).append(_control(field, values.get(field.name, ""), uploads))
-    pieces = [Html(f'<div class="controls">{joined(by_group["main"])}{_file_control()}</div>')]
+    blocks = [Html(f'<div class="controls">{joined(by_group["main"])}{_file_control()}</div>')]
     for group, title in DETAILS.items():
         is_open = any(values.get(f.name) for f in fields().values() if f.group == group)
-        pieces.append(Html(
+        blocks.append(Html(
             f'<details{" open" if is_open else ""}><summary>{safe(title.capitalize())}</summary>'
             f'<div class="controls">{joined(by_group[group])}</div></details>'
         ))  # fmt: skip
-    return Html(f'<form id="question" action="/" method="get" aria-label="Question">{joined(pieces)}</form>')
+    return Html(f'<form id="question" action="/" method="get" aria-label="Question">{joined(blocks)}</form>')
 
 
 def _file_control() -> Html:

@@ -8,7 +8,7 @@ from typing import Any
 from traincast.app.pages.elements import Html, joined, paragraph, safe, table
 from traincast.app.pages.page import STYLES
 from traincast.app.server.fields import fields
-from traincast.app.server.question import FORMS
+from traincast.app.server.request import FORMS
 from traincast.utils.version import __version__
 
 _ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
@@ -33,9 +33,9 @@ _UPLOAD = {
                    "title": {"type": "string"}, "made": {"type": "number"}},
 }  # fmt: skip
 _SAYS = {
-    "answer": "the answer as plain data, the JSON document that the command line prints",
+    "answer": "the result as plain data, the JSON document that the command line prints",
     "page": "title, sections as HTML and the data of charts, as the live page shows them",
-    "report": "the answer as one self-contained HTML file",
+    "report": "the result as one self-contained HTML file",
     "trace": "the timeline as a Chrome trace, which Perfetto opens",
 }
 
@@ -67,7 +67,7 @@ def _asking(form: str) -> dict[str, Any]:
         ],
         "responses": {"200": {"description": _SAYS[form], "content": {kind: body}},
                       "202": _job_response("a job that works on it"),
-                      **_refusals("404", "422", "429")},
+                      **_describe_rejections("404", "422", "429")},
     }  # fmt: skip
 
 
@@ -75,22 +75,48 @@ def _job_paths() -> dict[str, Any]:
     key = [{"name": "id", "in": "path", "required": True, "schema": _ID}]
     properties: dict[str, Any] = {field.name: field.schema() for field in fields().values()}
     properties["form"] = {"type": "string", "enum": list(FORMS)}
-    question = {"type": "object", "required": ["workload"], "properties": properties, "additionalProperties": False}
+    request = {"type": "object", "required": ["workload"], "properties": properties, "additionalProperties": False}
     return {
-        "/api/jobs": {"post": {
-            "summary": "Have a question worked on; it is kept over a restart of the server", "operationId": "post_job",
-            "requestBody": {"required": True, "content": {"application/json": {"schema": question}}},
-            "responses": {"202": _job_response("the job"), **_refusals("404", "408", "413", "415", "422", "429")}}},
+        "/api/jobs": {
+            "post": {
+                "summary": "Have a question worked on; it is kept over a restart of the server",
+                "operationId": "post_job",
+                "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
+                "responses": {
+                    "202": _job_response("the job"),
+                    **_describe_rejections("404", "408", "413", "415", "422", "429"),
+                },
+            }
+        },
         "/api/jobs/{id}": {
-            "get": {"summary": "How far a job is", "operationId": "get_job", "parameters": key,
-                    "responses": {"200": _job_response("the job"), **_refusals("404")}},
-            "delete": {"summary": "Cancel a job", "operationId": "delete_job", "parameters": key,
-                       "responses": {"200": _job_response("the job"), **_refusals("404")}}},
-        "/api/jobs/{id}/result": {"get": {
-            "summary": "What a finished job made", "operationId": "get_job_result", "parameters": key,
-            "responses": {"200": {"description": "the answer in the form that was asked for", "content": {
-                "application/json": {}, "text/html": {}}}, **_refusals("404", "409", "422", "429")}}},
-    }  # fmt: skip
+            "get": {
+                "summary": "How far a job is",
+                "operationId": "get_job",
+                "parameters": key,
+                "responses": {"200": _job_response("the job"), **_describe_rejections("404")},
+            },
+            "delete": {
+                "summary": "Cancel a job",
+                "operationId": "delete_job",
+                "parameters": key,
+                "responses": {"200": _job_response("the job"), **_describe_rejections("404")},
+            },
+        },
+        "/api/jobs/{id}/result": {
+            "get": {
+                "summary": "What a finished job made",
+                "operationId": "get_job_result",
+                "parameters": key,
+                "responses": {
+                    "200": {
+                        "description": "the result in the form that was asked for",
+                        "content": {"application/json": {}, "text/html": {}},
+                    },
+                    **_describe_rejections("404", "409", "422", "429"),
+                },
+            }
+        },
+    }
 
 
 def _upload_paths() -> dict[str, Any]:
@@ -106,15 +132,15 @@ def _upload_paths() -> dict[str, Any]:
                      "requestBody": {"required": True, "content": {"application/octet-stream": {
                          "schema": {"type": "string", "format": "binary"}}}},
                      "responses": {"201": {"description": "the upload", **one},
-                                   **_refusals("408", "413", "415", "422", "429")}},
+                                   **_describe_rejections("408", "413", "415", "422", "429")}},
             "get": {"summary": "Every upload", "operationId": "get_uploads",
                     "responses": {"200": {"description": "uploads",
                                           "content": {"application/json": {"schema": many}}}}}},
         "/api/uploads/{id}": {
             "get": {"summary": "What is known of an upload", "operationId": "get_upload", "parameters": key,
-                    "responses": {"200": {"description": "the upload", **one}, **_refusals("404")}},
+                    "responses": {"200": {"description": "the upload", **one}, **_describe_rejections("404")}},
             "delete": {"summary": "Remove an upload", "operationId": "delete_upload", "parameters": key,
-                       "responses": {"204": {"description": "removed"}, **_refusals("404")}}},
+                       "responses": {"204": {"description": "removed"}, **_describe_rejections("404")}}},
     }  # fmt: skip
 
 
@@ -130,18 +156,18 @@ def _list_paths() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _job_response(said: str) -> dict[str, Any]:
+def _job_response(notes: str) -> dict[str, Any]:
     return {
-        "description": said, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Job"}}}
+        "description": notes, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Job"}}}
     }  # fmt: skip
 
 
-def _refusals(*statuses: str) -> dict[str, Any]:
+def _describe_rejections(*statuses: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    said = {"404": "there is no such thing", "408": "too slow", "409": "not finished", "413": "too large",
+    notes = {"404": "there is no such thing", "408": "too slow", "409": "not finished", "413": "too large",
             "415": "of no known kind", "422": "a field is wrong; it is named", "429": "too many questions wait",
             "400": "not a request", "401": "the token is missing", "403": "from another site"}  # fmt: skip
-    return {status: {"description": said[status], "content": content} for status in ("400", "401", "403", *statuses)}
+    return {status: {"description": notes[status], "content": content} for status in ("400", "401", "403", *statuses)}
 
 
 @cache
@@ -154,7 +180,8 @@ def api_html() -> str:
         for method, operation in methods.items()
     )
     note = paragraph(
-        "Every refusal is JSON that names the field and what to do. Answers that take long come as jobs (202): ask for "
+        "Every rejection is JSON that names the field and what to do. Answers that take long come as jobs (202): ask "
+        "for "
         "their status, then for their result."
     )
     return (
@@ -172,13 +199,13 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> Html:
          parameter.get("description", ""))
         for parameter in operation.get("parameters", ())
     ]  # fmt: skip
-    answers = [(status, response["description"]) for status, response in operation["responses"].items()]
+    results = [(status, response["description"]) for status, response in operation["responses"].items()]
     name = f"{method.upper()} {path}"
-    pieces = [Html(f"<h2>{safe(name)}</h2>"), paragraph(operation["summary"])]
+    blocks = [Html(f"<h2>{safe(name)}</h2>"), paragraph(operation["summary"])]
     if rows:
-        pieces.append(table(("parameter", "needed", "is", "what"), rows, caption=f"Parameters of {name}"))
-    pieces.append(table(("status", "means"), answers, caption=f"Answers of {name}"))
-    return Html(f"<section>{joined(pieces)}</section>")
+        blocks.append(table(("parameter", "needed", "is", "what"), rows, caption=f"Parameters of {name}"))
+    blocks.append(table(("status", "means"), results, caption=f"Answers of {name}"))
+    return Html(f"<section>{joined(blocks)}</section>")
 
 
 def _kind(schema: dict[str, Any]) -> str:

@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from traincast.app.server.refusals import Refusal
-from traincast.utils.errors import printable
+from traincast.app.server.rejections import Rejection
+from traincast.utils.errors import escape_text
 
 SUFFIXES = (".json.gz", ".json", ".tc", ".yaml", ".yml", ".et.gz", ".et")
 """Endings of files that are taken: traces, configurations, workloads, descriptions."""
@@ -42,19 +42,19 @@ class Uploads:
 
     async def receive(self, name: str, chunks: AsyncIterable[bytes]) -> str:
         """Takes a file in, piece by piece, and gives its id; what is too large, too slow or of no known kind is
-        refused."""
+        rejected."""
         plain = _plain_name(name)
         draft = self.folder / secrets.token_hex(8)
         try:
             async with asyncio.timeout(self.limits.seconds):
                 key, size = await self._write(draft, name, chunks)
             if not size:
-                raise Refusal(422, "the file is empty", "body")
+                raise Rejection(422, "the file is empty", "body")
             place = self.folder / key
             place.mkdir(exist_ok=True, mode=0o700)
             draft.replace(place / plain)
         except TimeoutError:
-            raise Refusal(408, f"the file took longer than {self.limits.seconds:g} s to arrive", "body") from None
+            raise Rejection(408, f"the file took longer than {self.limits.seconds:g} s to arrive", "body") from None
         finally:
             draft.unlink(missing_ok=True)
         self._paths[key] = place / plain
@@ -68,15 +68,15 @@ class Uploads:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > room:
-                    raise Refusal(413, f"the file is larger than the {room >> 20} MB that are left for it", "body")
+                    raise Rejection(413, f"the file is larger than the {room >> 20} MB that are left for it", "body")
                 digest.update(chunk)
                 await asyncio.to_thread(file.write, chunk)
         return digest.hexdigest()[:32], size
 
     def path(self, key: str) -> Path:
-        """Where an upload resides; an id that none has is refused."""
+        """Where an upload resides; an id that none has is rejected."""
         if key not in self._paths:
-            raise Refusal(404, "no such upload; upload the file again", "workload")
+            raise Rejection(404, "no such upload; upload the file again", "workload")
         return self._paths[key]
 
     def describe(self, key: str, **more: Any) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def _plain_name(name: str) -> str:
     >>> _plain_name("../my trace.json.gz")
     'my_trace.json.gz'
     """
-    if not name or len(name) > _MOST_NAME or name != printable(name):
-        raise Refusal(422, f"name: give a printable name of at most {_MOST_NAME} characters", "name")
+    if not name or len(name) > _MOST_NAME or name != escape_text(name):
+        raise Rejection(422, f"name: give a printable name of at most {_MOST_NAME} characters", "name")
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")
     if not plain.lower().endswith(SUFFIXES):
-        raise Refusal(415, f"name: a file of this kind is not taken; give one of {', '.join(SUFFIXES)}", "name")
+        raise Rejection(415, f"name: a file of this kind is not taken; give one of {', '.join(SUFFIXES)}", "name")
     return plain

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from traincast.app.api import predict
 from traincast.app.pages.page import page_html
-from traincast.app.pages.written import page_of
-from traincast.app.server import answering as answering
+from traincast.app.pages.writing import page_of
 from traincast.app.server import worker as worker
 
 page_html(page_of(predict("dlrm-default", on="v100")))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 PROGRESS, DONE, REFUSED, BROKEN = b"p", b"d", b"r", b"b"
-"""How a message of a worker begins: a fraction; the answer; a refusal; a mistake of ours."""
+"""How a message of a worker begins: a fraction; the result; a rejection; a mistake of ours."""
 CHECK = "check"
 """The form of a job that only says what an uploaded file is."""
 _NICE = 5  # below the server's own process, which has to stay quick
@@ -29,7 +29,7 @@ def work(pipe: Connection, most_memory: int) -> None:
     _limit_memory(most_memory)
     with suppress(EOFError, OSError):  # the server is gone: so are we
         while True:
-            pipe.send_bytes(_answered(pipe, json.loads(pipe.recv_bytes())))
+            pipe.send_bytes(_compute_result(pipe, json.loads(pipe.recv_bytes())))
 
 
 def _limit_memory(most: int) -> None:
@@ -39,23 +39,23 @@ def _limit_memory(most: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _answered(pipe: Connection, task: dict[str, str]) -> bytes:
-    from traincast.app.server.answering import answer_bytes, check_file
+def _compute_result(pipe: Connection, task: dict[str, str]) -> bytes:
+    from traincast.app.server.responses import check_file, make_result_bytes
     from traincast.utils.errors import TraincastError
 
-    said = 0.0
+    notes = 0.0
 
     def progress(fraction: float) -> None:
-        nonlocal said
-        if time.monotonic() - said > _EVERY:
-            said = time.monotonic()
+        nonlocal notes
+        if time.monotonic() - notes > _EVERY:
+            notes = time.monotonic()
             pipe.send_bytes(PROGRESS + f"{fraction:.4f}".encode())
 
     try:
         paths = json.loads(task["paths"])
         if task["form"] == CHECK:
             return DONE + check_file(paths["file"])
-        return DONE + answer_bytes(task["question"], task["form"], paths, progress)
+        return DONE + make_result_bytes(task["question"], task["form"], paths, progress)
     except TraincastError as error:
         return REFUSED + str(error).encode()
     except MemoryError:

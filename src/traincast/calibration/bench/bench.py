@@ -47,7 +47,7 @@ def bench(
     """Measures tasks that the store does not hold until `seconds` have passed or none is left; how many were.
 
     An op that cannot be run on made-up operands, or has no room, is told to `failed` and left out. What
-    is measured in another `turn` stands beside what was measured before.
+    is measured in another `turn` stands alongside what was measured before.
     """
     reference = Reference(device)
     start, done = time.monotonic(), 0
@@ -59,9 +59,9 @@ def bench(
             try:
                 sample = measure_task(device, reference, task)
             except (RuntimeError, IndexError, TypeError, TraincastError) as error:  # it wants values we do not know
-                said = " ".join(str(error).split())[:120]
-                _check_alive(device, task.signature.name, said)
-                failed(task, said)
+                notes = " ".join(str(error).split())[:120]
+                _check_alive(device, task.signature.name, notes)
+                failed(task, notes)
                 continue
             store.append(key, sample)
             done += 1
@@ -70,19 +70,19 @@ def bench(
     return done
 
 
-def _check_alive(device: Device, op: str, said: str) -> None:
+def _check_alive(device: Device, op: str, notes: str) -> None:
     """Ends the run where an op has left the device in a state in which nothing works any more."""
     try:
         device.synchronise()
     except RuntimeError:
         raise TraincastError(
-            f"the device answers nothing since {op} failed ({said}); what was measured is kept: run the same command "
+            f"the device answers nothing since {op} failed ({notes}); what was measured is kept: run the same command "
             "with another `seed`, and report the op"
         ) from None
 
 
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
-    """One microbenchmark: single calls, each in the state that the task asks for, beside the reference; medians."""
+    """One microbenchmark: single calls, each in the state that the task asks for, alongside the reference; medians."""
     needed, free = _bytes(task.signature), device.free_bytes()
     if needed > _MEMORY_SHARE * free:
         raise TraincastError(f"its operands take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
@@ -153,5 +153,5 @@ def _corrected(seconds: FloatArray, reference: FloatArray) -> float:
 
 def _drawer(access: str) -> Callable[[int, int], Any]:
     random = np.random.default_rng(0)
-    law = parse_access(access) if access else Uniform()
-    return lambda rows, lookups: draw_rows(law, rows, lookups, random)
+    distribution = parse_access(access) if access else Uniform()
+    return lambda rows, lookups: draw_rows(distribution, rows, lookups, random)

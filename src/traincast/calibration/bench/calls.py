@@ -32,7 +32,7 @@ class OpCall:
         self._results: list[Any] = [None] * sets
 
     def __call__(self, number: int = 0) -> None:
-        """Runs the op once on a set of operands; its result lies where the set's last one lay."""
+        """Runs the op once on a set of operands; its result is where the set's last one lay."""
         args, kwargs = self._arguments[number]
         self._results[number] = None
         self._results[number] = self._op(*args, **kwargs)

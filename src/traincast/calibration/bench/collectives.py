@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from traincast.calibration.bench.device import Device
-from traincast.costs.cpu.exchanges import Exchange
-from traincast.utils.errors import unknown
+from traincast.costs.cpu.collectives import CpuCollective
+from traincast.utils.errors import make_unknown_error
 
 # PyTorch 2.13 renamed both
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -25,7 +25,7 @@ _ITEM = 4  # bytes of fp32
 _GOLDEN = 0.6180339887498949  # steps of it fill an interval evenly, however many are taken
 
 
-def exchange_plan(ranks: int, seed: int = 0) -> Iterator[list[Exchange]]:
+def plan_collectives(ranks: int, seed: int = 0) -> Iterator[list[CpuCollective]]:
     """Collectives without end, every kind in turn, at sizes that are even in their logarithm however many are taken."""
     first = float(np.random.default_rng((seed, ranks)).random())
     for turn in count():
@@ -34,25 +34,25 @@ def exchange_plan(ranks: int, seed: int = 0) -> Iterator[list[Exchange]]:
             size = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** share
             elements = max(ranks, int(size) // _ITEM // ranks * ranks)
             if kind != "all_to_all_v":
-                yield [Exchange(kind, _ITEM * elements)] * ranks
+                yield [CpuCollective(kind, _ITEM * elements)] * ranks
                 continue
             random = np.random.default_rng((seed, ranks, turn))
             parts = random.uniform(0.1, 1.0, ranks)  # what every rank sends to each, as of the tables that it holds
             sent = [max(1, int(elements * part / parts.sum())) * _ITEM for part in parts]
-            yield [Exchange(kind, _ITEM * elements, (size,) * ranks) for size in sent]
+            yield [CpuCollective(kind, _ITEM * elements, (size,) * ranks) for size in sent]
 
 
-def exchange_job(exchanges: Sequence[Exchange], seconds: float) -> dict[str, Any]:
+def make_collective_job(exchanges: Sequence[CpuCollective], seconds: float) -> dict[str, Any]:
     """One collective as a job."""
     first = exchanges[0]
     sent = [list(exchange.sent) for exchange in exchanges] if first.sent else []
     return {"collective": first.kind, "bytes": first.message_bytes, "sent": sent, "seconds": seconds}
 
 
-def job_exchanges(job: dict[str, Any], ranks: int) -> list[Exchange]:
+def list_job_collectives(job: dict[str, Any], ranks: int) -> list[CpuCollective]:
     """What every rank calls for a job."""
     rows = job.get("sent") or [()] * ranks
-    return [Exchange(str(job["collective"]), int(job["bytes"]), tuple(row)) for row in rows]
+    return [CpuCollective(str(job["collective"]), int(job["bytes"]), tuple(row)) for row in rows]
 
 
 def collective_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
@@ -73,7 +73,7 @@ def collective_work(job: dict[str, Any], rank: int, ranks: int, device: Device) 
         "send_recv": lambda: _pass_on(whole, rank),
     }
     if kind not in works:
-        raise unknown("collective", kind, works, f"Choose from {', '.join(works)}.")
+        raise make_unknown_error("collective", kind, works, f"Choose from {', '.join(works)}.")
     return works[kind]
 
 

@@ -41,8 +41,8 @@ class CudaDevice:
             torch.zeros(1, device=self._name).add_(1.0)  # a torch that was not built for this chip fails here
             torch.cuda.synchronize(index)
         except RuntimeError as error:
-            said = " ".join(str(error).split())[:200]
-            raise TraincastError(f"GPU {index} cannot be used: {said}; give `device='cpu'`") from None
+            notes = " ".join(str(error).split())[:200]
+            raise TraincastError(f"GPU {index} cannot be used: {notes}; give `device='cpu'`") from None
 
     def identity(self) -> Identity:
         """The GPU by its name, and the libraries that drive it."""

@@ -73,12 +73,13 @@ class Device(Protocol):
         ...
 
     def lead(self) -> None:
-        """Keeps a device that works beside the host busy for a moment, so that what is queued meanwhile runs without
+        """Keeps a device that works alongside the host busy for a moment, so that what is queued meanwhile runs without
         waiting for the host."""
         ...
 
     def flush(self, nbytes: int | None = None) -> None:
-        """Touches so many bytes of other data: with None enough to empty the caches of what earlier work left there."""
+        """Touches this many bytes of other data: with None enough to empty the caches of what earlier work left
+        there."""
         ...
 
     def clock_mhz(self) -> float:

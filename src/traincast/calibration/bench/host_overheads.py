@@ -11,7 +11,7 @@ from traincast.calibration.bench.device import Device
 from traincast.costs.cpu.samples import Sample
 from traincast.ir.ops import Signature
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import link
+from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, measure_overheads
 from traincast.utils.errors import TraincastError
 
@@ -54,11 +54,13 @@ def traced_overheads(device: Device, reference: Reference, small: SmallStep) -> 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "step.json"
         record_trace(step, device, path)
-        overheads = measure_overheads(link(read_kineto(path)))
+        overheads = measure_overheads(link_trace(read_kineto(path)))
     beside = reference.seconds()
     rows = sorted(overheads.table.items())
     for number, ((kind, name), times) in enumerate(rows, 1):
-        mean, deviation = (times.mean_below(LONGEST_GAP), 0.0) if kind == "T1" else times.robust()
+        mean, deviation = (
+            (times.compute_mean_below(LONGEST_GAP), 0.0) if kind == "T1" else times.compute_robust_moments()
+        )
         yield small.name if number == len(rows) else f"{small.name}-{kind}-{name}", Sample(
             signature=overhead_signature(kind, name), between=0, access="", wall=mean, busy=mean,
             reference_wall=beside.wall, reference_busy=beside.busy, spread=deviation / mean if mean else 0.0,

@@ -64,8 +64,8 @@ def measure_inside(device: Device, reference: Reference, small: SmallStep) -> It
 def inside_samples(
     small: SmallStep, series: Series, names: Sequence[str], times: Mapping[str, FloatArray], ranks: int = 1
 ) -> Iterator[tuple[str, Sample]]:
-    """The samples of a small step that so many processes ran at once: from repetitions of the whole step, and names and
-    times of its ops as `ops_inside` gives them."""
+    """The samples of a small step that this many processes ran at once: from repetitions of the whole step, and names
+    and times of its ops as `ops_inside` gives them."""
     whole = {clock: summarise(series, clock) for clock in ("wall", "busy")}
     ratios = {clock: float(np.median(series.ratios(clock))) for clock in whole}
     kernels = np.array([name not in VIEWS for name in names])
@@ -156,8 +156,8 @@ def _ops(
     program: Program, names: Sequence[str], times: FloatArray, access: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The longest ops that ran, as numbers among `names`, with what is known of each from the captured step."""
-    laws = table_access(program, access)
-    found = operands(program, 4.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
+    distributions = table_access(program, access)
+    found = operands(program, 4.0 * FAR_BYTES, lambda op, one: touched_bytes(one, distributions.get(op, "")))
     captured = [op for op in program.ops if op.name not in VIEWS]
     ran = [number for number, name in enumerate(names) if name not in VIEWS]
     matcher = SequenceMatcher(None, [op.name for op in captured], [names[number] for number in ran], autojunk=False)
@@ -171,5 +171,5 @@ def _ops(
             row, code = found[op.index]
             away = tuple(float(operand.distance) for operand in row)
             yield number, {
-                "signature": op.signature, "access": laws.get(op.index, ""), "found": (*away, float(code)),
+                "signature": op.signature, "access": distributions.get(op.index, ""), "found": (*away, float(code)),
             }  # fmt: skip

@@ -127,7 +127,7 @@ def measure_step(
 
 
 def _check_place(name: str, device: Device, before: int) -> None:
-    """Refuses a step that ran elsewhere than where it is timed: its time would be that of something else."""
+    """Rejects a step that ran elsewhere than where it is timed: its time would be that of something else."""
     after = _on_gpus()
     if device.kind == "cuda" and 0 < after == before:
         raise TraincastError(f"{name} put nothing on the GPU; let it make its tensors there, or give `device='cpu'`")
@@ -144,7 +144,7 @@ def _on_gpus() -> int:
 
 
 def _steps_of_a_block(step: Step, device: Device) -> int:
-    """On a GPU so many steps run without waiting in between, as in training: the host is ahead of the GPU there."""
+    """On a GPU this many steps run without waiting in between, as in training: the host is ahead of the GPU there."""
     if device.kind == "cpu":
         return 1
     once = run_timed(device, step).wall
@@ -182,7 +182,7 @@ def record_trace(step: Step, device: Device, path: Path) -> None:
 
 @contextmanager
 def _readable(name: str, device: Device) -> Any:
-    """What goes wrong in a step of a stranger, in one line."""
+    """What goes wrong in a user's step, in one line."""
     import torch
 
     try:
@@ -190,13 +190,13 @@ def _readable(name: str, device: Device) -> Any:
     except TraincastError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
-        said = " ".join(str(error).split())[:120]
+        notes = " ".join(str(error).split())[:120]
         raise TraincastError(
-            f"{name} needs more memory than the {device.kind} has ({said}); give a smaller `batch_size`"
+            f"{name} needs more memory than the {device.kind} has ({notes}); give a smaller `batch_size`"
         ) from error
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
+        notes = " ".join(str(error).split())[:300]
         remedy = "; this runs on a CPU: let the step take its device from torch.cuda.is_available()" * (
-            device.kind == "cpu" and "cuda" in said.lower()
+            device.kind == "cpu" and "cuda" in notes.lower()
         )
-        raise TraincastError(f"{name} does not run here: {type(error).__name__}: {said}{remedy}") from error
+        raise TraincastError(f"{name} does not run here: {type(error).__name__}: {notes}{remedy}") from error

@@ -15,7 +15,7 @@ from traincast.costs.cpu.op_costs import price_ops, table_access
 from traincast.costs.cpu.profile import Profile
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
-from traincast.utils.narrowing import Part, in_turn, ranked
+from traincast.utils.narrowing import Part, order_by_narrowing, rank_by_remaining_width
 
 _CODE_NEAR = 1 << 20  # bytes ago that an op of the same name ran, its code is still in an L2
 _STATES = (0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES)  # bytes between two calls
@@ -28,21 +28,21 @@ class Coverage:
     unsure."""
 
     def __init__(self, program: Program, access: Sequence[str] = (), profile: Profile | None = None) -> None:
-        laws = table_access(program, access)
-        found = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
+        distributions = table_access(program, access)
+        found = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, distributions.get(op, "")))
         self._calls: Counter[Task] = Counter()
         seconds: dict[Task, float] = defaultdict(float)
         errors: dict[Task, float] = defaultdict(float)
-        priced = iter(() if profile is None else price_ops(program, profile, access))
+        cost = iter(() if profile is None else price_ops(program, profile, access))
         for op in program.ops:
             for signature in cpu_ops(op.signature):
-                price = next(priced, None)
+                price = next(cost, None)
                 if runs_no_kernel(signature):
                     continue
                 row, code = found[op.index]
                 between = _state(signature, row)
                 far = bool(between) and code > _CODE_NEAR
-                task = Task(signature, between, far, laws.get(op.index, ""))
+                task = Task(signature, between, far, distributions.get(op.index, ""))
                 self._calls[task] += 1
                 known = rough_seconds(signature) if price is None else price.seconds
                 seconds[task] += known
@@ -59,7 +59,7 @@ class Coverage:
     @property
     def tasks(self) -> list[Task]:
         """All of them, what narrows the interval of the step most first."""
-        order = in_turn(self._parts)
+        order = order_by_narrowing(self._parts)
         return [*order, *(task for task in self._calls if task not in order)]
 
     @property
@@ -71,7 +71,7 @@ class Coverage:
         for task, part in self._parts.items():
             shares[kind_of(task.signature)] += part.share
             errors[kind_of(task.signature)] += part.error
-        return ranked({kind: Part(share, errors[kind] / share) for kind, share in shares.items()})
+        return rank_by_remaining_width({kind: Part(share, errors[kind] / share) for kind, share in shares.items()})
 
     def add(self, task: Task, seconds: float) -> None:
         """A task was measured: seconds of one call."""
@@ -98,7 +98,7 @@ class Coverage:
 
 
 def _state(signature: Signature, row: Sequence[Operand]) -> int:
-    """The bytes between calls that are most like where the operands lie: the table's of a lookup, else on average."""
+    """The bytes between calls that are most like where the operands are: the table's of a lookup, else on average."""
     counted = row[:1] if kind_of(signature) in TABLE_KINDS else row
     total = sum(operand.nbytes for operand in counted)
     if not total:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.calibration.bench.device import Device
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 DEVICES = ("cpu", "cuda")
 
@@ -21,4 +21,4 @@ def open_device(kind: str, index: int = 0, locked_mhz: float = 0.0) -> Device:
         from traincast.calibration.bench.cuda import CudaDevice
 
         return CudaDevice(index, locked_mhz)
-    raise unknown("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")
+    raise make_unknown_error("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

@@ -1,4 +1,4 @@
-"""The parts of a calibration beside single ops: what the host costs, what is copied, what ranks exchange."""
+"""The parts of a calibration alongside single ops: what the host costs, what is copied, what ranks exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traincast.calibration.bench.collectives import exchange_job, exchange_plan, job_exchanges
+from traincast.calibration.bench.collectives import list_job_collectives, make_collective_job, plan_collectives
 from traincast.calibration.bench.copies import copy_plan
 from traincast.calibration.bench.device import Device
 from traincast.calibration.bench.ranks import run_ranks
 from traincast.calibration.bench.store import Store
 from traincast.calibration.bench.timing import Reference, Series
-from traincast.costs.cpu.exchanges import Exchange, exchange_signature
+from traincast.costs.cpu.collectives import CpuCollective, make_collective_signature
 from traincast.costs.cpu.samples import Sample
 from traincast.utils.errors import TraincastError
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from traincast.calibration.bench.small_steps import SmallStep
 
 AGAIN = "-again"
-"""Behind the key of what is measured a second time: neighbours, and where operands happen to lie, are others then."""
+"""Behind the key of what is measured a second time: neighbours, and where operands happen to be, are others then."""
 EXCHANGE_SECONDS = 0.4
 """Of repetitions of one collective."""
-_JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
+_JOB_SECONDS = 0.7  # with buffers, warm-up and the reference alongside them
 _STEP_SECONDS, _COPY_SECONDS = 0.5, 0.15  # of a tiny step with its capture, of a copy
 _FIRST_SHARE = 0.6  # of the time of small steps, which are captured the first time they are run
 _TOGETHER_SECONDS = 1.5  # of a small step on all cores, with its capture
@@ -38,7 +38,7 @@ _MOST_STEPS, _MOST_COPIES, _MOST_EXCHANGES = 120, 60, 280  # more say nothing ne
 
 
 def possible_ranks(device: Device, most: int | None = None) -> int:
-    """How many processes of one thread each this machine can measure together, at `most` so many (None: eight GPUs,
+    """How many processes of one thread each this machine can measure together, at `most` this many (None: eight GPUs,
     two cores); one exchanges nothing."""
     if device.kind == "cuda":
         import torch
@@ -49,7 +49,7 @@ def possible_ranks(device: Device, most: int | None = None) -> int:
 
 
 def planned_parts(kind: str, host: float, together: float, copies: float, exchanges: float) -> dict[str, int]:
-    """How many measurements a kind of device gets in so many seconds of each part; together and of collectives, where
+    """How many measurements a kind of device gets in this many seconds of each part; together and of collectives, where
     it has two cores or GPUs."""
     parts = {
         "host steps": min(_MOST_STEPS if kind == "cpu" else _MOST_TRACES, round(host / _STEP_SECONDS)),
@@ -61,7 +61,7 @@ def planned_parts(kind: str, host: float, together: float, copies: float, exchan
 
 
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
-    """Small steps: on a CPU their ops inside, and what the host takes beside them, each at two times; on a GPU its
+    """Small steps: on a CPU their ops inside, and what the host takes alongside them, each at two times; on a GPU its
     overheads, traced. What to say where that cannot be done."""
     from traincast.calibration.bench.small_steps import small_steps
 
@@ -73,9 +73,9 @@ def measure_host(device: Device, store: Store, seed: int, seconds: float, progre
             if time.monotonic() - start > share * seconds or (turn and small.name not in store):
                 break
             if small.name + turn not in store:  # that of the host comes last: a step that was interrupted is run again
-                said = _measure_small(device, reference, small, store, turn)
-                if said:
-                    return said
+                notes = _measure_small(device, reference, small, store, turn)
+                if notes:
+                    return notes
             progress()
     return []
 
@@ -160,42 +160,42 @@ def _first_copies(kind: str, seed: int) -> Iterator[CopyTask]:
         yield task
 
 
-def measure_exchanges(
+def measure_collectives(
     device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]
 ) -> list[str]:
     """Collectives between as many ranks as this machine has cores or GPUs for; what to say when there are none."""
     ranks = possible_ranks(device)
     if ranks < 2:
-        return ["collectives were not measured: one core or GPU has nobody to exchange with"]
+        return ["collectives were not measured: one core or GPU has nobody to communicate with"]
     jobs = _jobs(store, ranks, seed, round(seconds / _JOB_SECONDS))
 
     def hear(result: dict[str, Any]) -> None:
-        exchanges = job_exchanges(result, ranks)
-        store.append(exchange_key(exchanges), exchange_sample(result, exchanges))
+        exchanges = list_job_collectives(result, ranks)
+        store.append(make_collective_key(exchanges), make_collective_sample(result, exchanges))
         progress()
 
     return _together(jobs, ranks, hear, seconds, device) if jobs else []
 
 
 def _jobs(store: Store, ranks: int, seed: int, number: int) -> list[dict[str, Any]]:
-    """The next so many collectives that the store does not hold."""
+    """The next this many collectives that the store does not hold."""
     jobs: list[dict[str, Any]] = []
-    for _, exchanges in zip(range(_MOST_EXCHANGES), exchange_plan(ranks, seed), strict=False):
+    for _, exchanges in zip(range(_MOST_EXCHANGES), plan_collectives(ranks, seed), strict=False):
         if len(jobs) >= number:
             break
-        if exchange_key(exchanges) not in store:
-            jobs.append(exchange_job(exchanges, EXCHANGE_SECONDS))
+        if make_collective_key(exchanges) not in store:
+            jobs.append(make_collective_job(exchanges, EXCHANGE_SECONDS))
     return jobs
 
 
-def exchange_key(exchanges: list[Exchange]) -> str:
+def make_collective_key(exchanges: list[CpuCollective]) -> str:
     """A name of a collective that is the same in every run."""
     first = exchanges[0]
     sent = "-".join(str(exchange.sent[0]) for exchange in exchanges if exchange.sent)
     return f"exchange-{len(exchanges)}-{first.kind}-{first.message_bytes}{sent and '-' + sent}"
 
 
-def exchange_sample(result: dict[str, Any], exchanges: list[Exchange]) -> Sample:
+def make_collective_sample(result: dict[str, Any], exchanges: list[CpuCollective]) -> Sample:
     """What ranks measured of a collective: of the slowest rank on the wall's clock, processor time of a whole rank."""
     wall, busy, reference, reference_busy = (
         np.array(result[name]) for name in ("step", "busy", "reference", "reference_busy")
@@ -203,7 +203,7 @@ def exchange_sample(result: dict[str, Any], exchanges: list[Exchange]) -> Sample
     ratios = wall / reference
     middle = float(np.median(ratios))
     return Sample(
-        signature=exchange_signature(exchanges), between=0, access="", wall=middle * float(np.median(reference)),
+        signature=make_collective_signature(exchanges), between=0, access="", wall=middle * float(np.median(reference)),
         busy=float(np.median(busy / reference) * np.median(reference)), reference_wall=float(np.median(reference)),
         reference_busy=float(np.median(reference_busy)),
         spread=1.4826 * float(np.median(np.abs(ratios / middle - 1.0))), ranks=len(exchanges),

@@ -193,10 +193,10 @@ def _copy(random: Random) -> Signature:
 
 
 def _cat(random: Random) -> Signature:
-    rows, pieces = size(random, 32, 8192), size(random, 2, 64)
-    width = int(min(size(random, 4, 512), max(4e6 // (rows * pieces), 1)))
-    made = (spec(rows, width),) * pieces
-    return Signature("aten::cat", made, (spec(rows, width * pieces),), (("dim", 1),), (("tensors", pieces),))
+    rows, blocks = size(random, 32, 8192), size(random, 2, 64)
+    width = int(min(size(random, 4, 512), max(4e6 // (rows * blocks), 1)))
+    made = (spec(rows, width),) * blocks
+    return Signature("aten::cat", made, (spec(rows, width * blocks),), (("dim", 1),), (("tensors", blocks),))
 
 
 def _sum(random: Random) -> Signature:

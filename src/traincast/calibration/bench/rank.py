@@ -57,7 +57,7 @@ _LOOK_SECONDS = 0.5  # between two looks at whether the launcher is still there
 def measure_together(
     work: Work, reference: Reference, seconds: float, device: Device, most: int = _MOST, calm: float = math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of every repetition by both clocks, and of the reference beside it: of the slowest rank on the wall's
+    """Seconds of every repetition by both clocks, and of the reference alongside it: of the slowest rank on the wall's
     clock ("step"), else means over ranks ("busy" is processor time of a whole rank).
 
     Where the reference took longer than `calm` seconds in more than half of them (neighbours), they are done again, up
@@ -89,7 +89,7 @@ def measure_together(
 
 
 def _one_after_the_other(work: Work, steps: int, device: Device) -> FloatArray:
-    """Medians over so many steps of their seconds on the wall's clock and of the processor, without the first, which
+    """Medians over this many steps of their seconds on the wall's clock and of the processor, without the first, which
     finds its place in the caches taken by the reference. Single steps that the system interrupts do not count: with a
     rank on every core there is no other for whatever else runs on the machine."""
     marks = [(time.perf_counter(), time.process_time())]
@@ -201,8 +201,8 @@ def serve(
     order = json.loads((folder / JOBS).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = open_device(order["device"], int(os.environ["LOCAL_RANK"]))
-    meeting = dist.FileStore(str(folder / MEETING), ranks)  # type: ignore[attr-defined]
-    dist.init_process_group(BACKENDS[device.kind], store=meeting, rank=rank, world_size=ranks)
+    collective = dist.FileStore(str(folder / MEETING), ranks)  # type: ignore[attr-defined]
+    dist.init_process_group(BACKENDS[device.kind], store=collective, rank=rank, world_size=ranks)
     if device.kind == "cpu":
         _own_core(rank, ranks)
     reference = Reference(device)
@@ -222,7 +222,7 @@ def serve(
     dist.destroy_process_group()
 
 
-def exchange_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Work:
+def make_collective_step(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Work:
     """The collective of a job as a step calls it: its buffers were written a little before."""
     work = collective_work(job, rank, ranks, device)
 
@@ -242,9 +242,9 @@ def small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Wo
 
 
 def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[str, Any]:
-    """Of a small step, what its own thread takes of the processor ("thread", seconds, and "beside", the reference), how
-    long it took on the wall's clock until the last rank was done ("together", and "beside_wall"), and its ops timed on
-    all ranks at once: names, and times in units of the reference."""
+    """Of a small step, what its own thread takes of the processor ("thread", seconds, and "alongside", the reference),
+    how long it took on the wall's clock until the last rank was done ("together", and "beside_wall"), and its ops timed
+    on all ranks at once: names, and times in units of the reference."""
     if "small_step" not in job:
         return {}
     from traincast.calibration.bench.inside import ops_inside
@@ -261,10 +261,15 @@ def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[
     walls, beside_wall = (_slowest(some, reference.device) for some in (walls, [one.wall for one in beside]))
     names, times = ops_inside(work, reference, repeats=_THREAD_STEPS)
     return {
-        "thread": taken, "beside": [one.busy for one in beside], "together": walls, "beside_wall": beside_wall,
-        "names": names, "op_wall": times["wall"].tolist(), "op_busy": times["busy"].tolist(),
-    }  # fmt: skip
+        "thread": taken,
+        "beside": [one.busy for one in beside],
+        "together": walls,
+        "beside_wall": beside_wall,
+        "names": names,
+        "op_wall": times["wall"].tolist(),
+        "op_busy": times["busy"].tolist(),
+    }
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), {"collective": exchange_work, "small_step": small_step_work}, ops_together)
+    serve(Path(sys.argv[1]), {"collective": make_collective_step, "small_step": small_step_work}, ops_together)

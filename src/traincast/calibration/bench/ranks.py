@@ -98,8 +98,8 @@ def _follow(
     deadline: float,
 ) -> bool:
     """Hears results until all are there, which it tells, the time is over, or a rank has failed."""
-    heard = read = 0
-    while heard < expected and time.monotonic() < deadline:
+    on_result = read = 0
+    while on_result < expected and time.monotonic() < deadline:
         ended = [process.poll() for process in processes]  # before reading, so that no last result is missed
         with (folder / RESULTS).open("rb") as results:
             results.seek(read)
@@ -107,14 +107,14 @@ def _follow(
         for line in lines:
             each(json.loads(line))
         read += sum(len(line) + 1 for line in lines)
-        heard += len(lines)
+        on_result += len(lines)
         failed = [rank for rank, code in enumerate(ended) if code]
-        if heard < expected and (failed or all(code == 0 for code in ended)):
+        if on_result < expected and (failed or all(code == 0 for code in ended)):
             rank = failed[0] if failed else 0
             raise TraincastError(f"rank {rank} of {len(processes)} ended early: {_last_words(folder, rank)}")
-        if heard < expected:
+        if on_result < expected:
             time.sleep(_LOOK_SECONDS)
-    return heard == expected
+    return on_result == expected
 
 
 def _last_words(folder: Path, rank: int) -> str:

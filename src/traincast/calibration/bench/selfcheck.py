@@ -19,7 +19,7 @@ from traincast.utils.results import Records, Result
 
 _RANKS_SECONDS = 60.0  # that ranks may take to find each other and answer
 _TYPES = ("float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
-_TIMED_SECONDS, _MOST_PRODUCTS = 0.05, 2000  # of matrix products
+_TIMED_SECONDS, _MOST_PRODUCTS = 0.05, 2000  # of GEMMs
 _STEADY = 0.25  # relative spread of the reference that a usable device stays below
 
 
@@ -37,13 +37,15 @@ class SelfCheck(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The parts in order."""
-        rows = [{"part": name, "passed": good, "said": said} for name, good, said in self.parts]
+        rows = [{"part": name, "passed": good, "said": notes} for name, good, notes in self.parts]
         return {"device": self.device, "passed": self.passed, "parts": rows}
 
     def headline(self) -> str:
         """The report."""
         lines = [f"self-check of {self.device}: {'passed' if self.passed else 'FAILED'}"]
-        return "\n".join([*lines, *(f"{'ok  ' if good else 'FAIL'} {name}: {said}" for name, good, said in self.parts)])
+        return "\n".join(
+            [*lines, *(f"{'ok  ' if good else 'FAIL'} {name}: {notes}" for name, good, notes in self.parts)]
+        )
 
     def records(self) -> Records:
         """Table "parts"."""
@@ -162,20 +164,20 @@ def _profiler(device: Device) -> str:
 
 
 def _collectives(device: Device) -> str:
-    from traincast.calibration.bench.collectives import exchange_job
+    from traincast.calibration.bench.collectives import make_collective_job
     from traincast.calibration.bench.parts import possible_ranks
     from traincast.calibration.bench.ranks import run_ranks
-    from traincast.costs.cpu.exchanges import Exchange
+    from traincast.costs.cpu.collectives import CpuCollective
 
     ranks = possible_ranks(device)
     if ranks < 2:
-        return "not tried: one core or GPU has nobody to exchange with"
-    heard: list[dict[str, Any]] = []
-    job = exchange_job([Exchange("all_reduce", 1 << 20)] * ranks, seconds=0.05)
-    run_ranks([job], ranks, each=heard.append, seconds=_RANKS_SECONDS, device=device.kind)
-    if not heard:
+        return "not tried: one core or GPU has nobody to communicate with"
+    on_result: list[dict[str, Any]] = []
+    job = make_collective_job([CpuCollective("all_reduce", 1 << 20)] * ranks, seconds=0.05)
+    run_ranks([job], ranks, each=on_result.append, seconds=_RANKS_SECONDS, device=device.kind)
+    if not on_result:
         raise RuntimeError(f"{ranks} ranks gave no answer within {_RANKS_SECONDS:.0f} s")
-    return f"all-reduce of 1 MB between {ranks} ranks in {1e3 * median(heard[0]['step']):.2f} ms"
+    return f"all-reduce of 1 MB between {ranks} ranks in {1e3 * median(on_result[0]['step']):.2f} ms"
 
 
 def _store(device: Device) -> str:

@@ -13,7 +13,7 @@ MOST_FLOPS = 2.5e9  # of one call: 25 ms of a core
 
 
 def spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> TensorSpec:
-    """A dense tensor; with `transposed` its last two dimensions lie the other way round in memory."""
+    """A dense tensor; with `transposed` its last two dimensions are the other way round in memory."""
     laid = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
     stride, step = [0] * len(shape), 1
     for position in range(len(laid) - 1, -1, -1):

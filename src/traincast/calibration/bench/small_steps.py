@@ -1,4 +1,4 @@
-"""Small training steps, drawn: what their ops take inside a step, and what the host takes beside them."""
+"""Small training steps, drawn: what their ops take inside a step, and what the host takes alongside them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from traincast.calibration.bench.exchange import Exchanged
+from traincast.calibration.bench.all_to_all import DifferentiableAllToAll
 from traincast.models.embeddings.access import parse_access
 from traincast.models.embeddings.draws import draw_rows
 
 Step = Callable[[], object]
 _FILL = 0.01  # of table entries; random ones would take longer to draw than to train on
 _RATE = 1e-4  # keeps every number in the range of normal ones
-_DRAW = 2  # of steps, in their names: a store of another draw gets these beside its own
+_DRAW = 2  # of steps, in their names: a store of another draw gets these alongside its own
 _LAWS = ("uniform", "zipf:0.7", "zipf:0.9", "zipf:1.1")
 _SIDE = 24  # of images
 _MOST_WORK = 1 << 28  # samples times the weights of linear layers: 30 ms of a core
@@ -33,8 +33,8 @@ class SmallStep:
     """A step of `layers` linear layers of `hidden` columns, `norms` layer norms with GELU, `views` reshapes, an
     embedding bag of `width` columns for each of `tables` (rows, lookups per sample, which rows), `convolutions` on
     images (with batch norms and pools where they are `pooled`), `attention` layers over sequences of 16 samples, an
-    embedding of so many `words` that is added to them, a loss (the mean, cross entropy over the last columns, or binary
-    cross entropy of one output), and an optimizer."""
+    embedding of this many `words` that is added to them, a loss (the mean, cross entropy over the last columns, or
+    binary cross entropy of one output), and an optimizer."""
 
     name: str
     batch_size: int
@@ -54,7 +54,7 @@ class SmallStep:
     @property
     def access(self) -> tuple[str, ...]:
         """Which rows the lookups of each table want."""
-        return tuple(law for _, _, law in self.tables)
+        return tuple(distribution for _, _, distribution in self.tables)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -73,8 +73,8 @@ class SmallStep:
         images = torch.rand(max(batch_size // 32, 1), 3, _SIDE, _SIDE)
         random = np.random.default_rng(0)
         indices = [
-            torch.from_numpy(draw_rows(parse_access(law), rows, batch_size * lookups, random))
-            for rows, lookups, law in self.tables
+            torch.from_numpy(draw_rows(parse_access(distribution), rows, batch_size * lookups, random))
+            for rows, lookups, distribution in self.tables
         ]
         offsets = [torch.arange(0, batch_size * lookups, lookups) for _, lookups, _ in self.tables]
         optimizer = _optimizer(self.optimizer, model.parameters())
@@ -131,7 +131,7 @@ class _Model(nn.Module):
         if pooled and self.several:
             sums = torch.cat(pooled, dim=1)
             parts = [sums.numel() // dist.get_world_size()] * dist.get_world_size()
-            arrived = Exchanged.apply(sums.view(-1), parts, parts)  # type: ignore[no-untyped-call]
+            arrived = DifferentiableAllToAll.apply(sums.view(-1), parts, parts)  # type: ignore[no-untyped-call]
             pooled = [arrived.view(sums.shape)]
         made: torch.Tensor = self.dense(torch.cat([x, *pooled], dim=1), images)
         return made
@@ -223,11 +223,11 @@ def small_steps(seed: int = 0) -> Iterator[SmallStep]:
 
 
 def _tables(random: np.random.Generator, count: int, width: int) -> tuple[tuple[int, int, str], ...]:
-    """So many of (rows, lookups per sample, which rows), all together no larger than tables of a step may be."""
+    """This many of (rows, lookups per sample, which rows), all together no larger than tables of a step may be."""
     most = _TABLE_BYTES / (4 * width)
     drawn = [(_drawn(random, 1e3, 1e6), _drawn(random, 1, 40), str(random.choice(_LAWS))) for _ in range(count)]
     share = min(1.0, most / max(sum(rows for rows, _, _ in drawn), 1))
-    return tuple((max(int(rows * share), 1), lookups, law) for rows, lookups, law in drawn)
+    return tuple((max(int(rows * share), 1), lookups, distribution) for rows, lookups, distribution in drawn)
 
 
 def _drawn(random: np.random.Generator, low: float, high: float) -> int:

@@ -21,7 +21,7 @@ from traincast.calibration.bench.device import Identity
 from traincast.calibration.bench.store_files import read_rows
 from traincast.costs.cpu.samples import Sample, parse_row, sample_row
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
 
 _SINGLE, _SEGMENT, _LOCK = "sample-", "segment-", ".lock"
@@ -36,7 +36,7 @@ class Store:
     def __init__(self, folder: Path, identity: Identity | None = None) -> None:
         self.folder, self._wanted = folder, identity
         if folder.exists() and not folder.is_dir():
-            raise TraincastError(f"store '{shown_path(folder)}' is no folder; give another")
+            raise TraincastError(f"store '{format_path(folder)}' is no folder; give another")
         self._lock: int | None = None
         self._load()
 
@@ -63,7 +63,7 @@ class Store:
         """Makes this process the only one that adds to the store, until it ends or the store is dropped."""
         if self._lock is not None:
             return
-        where = shown_path(self.folder)
+        where = format_path(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -135,12 +135,12 @@ class Store:
             except FileNotFoundError:  # a run that is under way has just merged its files
                 continue
             return dict(sorted(rows.items(), key=lambda item: int(item[1]["number"])))
-        raise TraincastError(f"store '{shown_path(self.folder)}' changes while it is read; try again")
+        raise TraincastError(f"store '{format_path(self.folder)}' changes while it is read; try again")
 
     def _one_identity(self, wanted: Identity | None) -> Identity | None:
         """The device all samples are of; it must be the one wanted."""
         known = {str(row["identity"]) for row in self._rows.values()}
-        where = shown_path(self.folder)
+        where = format_path(self.folder)
         if len(known) > 1:
             raise TraincastError(
                 f"store '{where}' mixes devices, threads, clocks or versions: {_differences(known)}; measure into a "

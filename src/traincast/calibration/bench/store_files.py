@@ -13,14 +13,14 @@ from traincast.calibration.bench.device import Identity
 from traincast.costs.cpu.samples import parse_row
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.parquet import check_parquet_size
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 
 _MOST_ROWS = 1_000_000  # a day and a night of measuring gives fewer
 _TIMES = ("wall", "busy", "reference_wall", "reference_busy", "spread", "kernels")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file. One that holds no samples is refused by name; one that is gone is a FileNotFoundError."""
+    """The rows of a file. One that holds no samples is rejected by name; one that is gone is a FileNotFoundError."""
     try:
         check_parquet_size(file, file.name)
         frame = pl.read_parquet(file)
@@ -53,7 +53,7 @@ def _check(row: dict[str, Any]) -> None:
 
 
 def _damaged(file: Path, reason: str) -> TraincastError:
-    said = " ".join(reason.split())[:160]
+    notes = " ".join(reason.split())[:160]
     return TraincastError(
-        f"'{shown_path(file)}' is damaged ({said}); move it away: only its samples are measured again"
+        f"'{format_path(file)}' is damaged ({notes}); move it away: only its samples are measured again"
     )

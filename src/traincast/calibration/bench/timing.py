@@ -1,8 +1,8 @@
-"""The timing loop: every repetition beside a reference kernel, so that the drift of the machine divides out.
+"""The timing loop: every repetition alongside a reference kernel, so that the drift of the machine divides out.
 
-On a shared machine the time of one and the same step drifts by 30 % within minutes, its ratio to a matrix product
-that is timed beside it by 2 %. So every sample is kept with the reference before and after it, and what counts is the
-median of the ratios; seconds are ratios times the reference's own median.
+On a shared machine the time of one and the same step drifts by 30 % within minutes, its ratio to a GEMM
+that is timed alongside it by 2 %. So every sample is kept with the reference before and after it, and what counts is
+the median of the ratios; seconds are ratios times the reference's own median.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Z90 = NormalDist().inv_cdf(0.95)
 
 
 class Reference:
-    """One fp32 matrix product on operands of its own: the yardstick of its `device`."""
+    """One fp32 GEMM on operands of its own: the yardstick of its `device`."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -56,7 +56,7 @@ class Reference:
 
     @cached_property
     def nothing(self) -> Seconds:
-        """What timing adds to a call, as it is timed beside this reference: the least of a few times of no work at
+        """What timing adds to a call, as it is timed alongside this reference: the least of a few times of no work at
         all. The same for a whole run."""
         none = run_series(self.device, self, lambda: None, repeats=_NOTHINGS, queued=True)
         return Seconds(float(none.wall.min()), float(none.busy.min()))
@@ -69,18 +69,18 @@ class Reference:
         with full_precision():
             for _ in range(min(many, _MOST_WARMING)):
                 self._work()
-            now = self.device.clock_mhz()  # before waiting: products are still under way
+            now = self.device.clock_mhz()  # before waiting: GEMMs are still under way
         self.device.synchronise()
         return now
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """fp32 products in fp32, whatever the step beside them has chosen (TF32 on a GPU, bf16 on a CPU)."""
+    """fp32 GEMMs in fp32, whatever the step alongside them has chosen (TF32 on a GPU, bf16 on a CPU)."""
     import torch
 
     settings = _precisions()
-    if not settings:  # before PyTorch 2.9, which warns of the older switch and refuses to read it beside its own
+    if not settings:  # before PyTorch 2.9, which warns of the older switch and rejects to read it alongside its own
         chosen = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -107,7 +107,7 @@ def _precisions() -> list[Any]:
 
 
 def check_locked(device: Device, now: float) -> list[str]:
-    """Refuses a device that runs at another clock (`now`, MHz) than the one it is said to be locked to; what to say
+    """Rejects a device that runs at another clock (`now`, MHz) than the one it is said to be locked to; what to say
     where nobody can tell."""
     locked = device.identity().locked_clock_mhz
     if not locked:
@@ -126,7 +126,7 @@ def check_locked(device: Device, now: float) -> list[str]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Series:
-    """Repetitions of one piece of work: seconds of each by both clocks, and of the reference beside it."""
+    """Repetitions of one piece of work: seconds of each by both clocks, and of the reference alongside it."""
 
     wall: FloatArray
     busy: FloatArray
@@ -138,7 +138,7 @@ class Series:
         return self.busy if clock == "busy" else self.wall
 
     def reference(self, clock: str) -> FloatArray:
-        """Seconds of the reference beside each."""
+        """Seconds of the reference alongside each."""
         return self.reference_busy if clock == "busy" else self.reference_wall
 
     def ratios(self, clock: str) -> FloatArray:
@@ -146,7 +146,7 @@ class Series:
         return self.seconds(clock) / self.reference(clock)
 
     def of_each(self, many: int) -> Series:
-        """The same of one step, where so many were timed together."""
+        """The same of one step, where this many were timed together."""
         return Series(self.wall / many, self.busy / many, self.reference_wall, self.reference_busy)
 
     def notes(self) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class Series:
 
 
 def drift_of(reference: FloatArray) -> float:
-    """How far the slowest quarter of a run lies from its fastest, as a factor; 1 for a run too short to say."""
+    """How far the slowest quarter of a run is from its fastest, as a factor; 1 for a run too short to say."""
     if len(reference) < _FEWEST_FOR_DRIFT:
         return 1.0
     medians = [float(np.median(quarter)) for quarter in np.array_split(reference, 4)]

@@ -27,7 +27,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 def even_bytes(splits: npt.ArrayLike, node: Sequence[int] | None = None) -> float:
     """`bytes` of the even all-to-all that takes as long as this uneven one.
 
-    `splits[i][j]` bytes go from rank i to rank j. The exchange lasts as long as its busiest sender or receiver; with
+    `splits[i][j]` bytes go from rank i to rank j. The collective lasts as long as its busiest sender or receiver; with
     `node` (the node of every rank), also as long as the node that sends or receives most over the network.
 
     >>> even_bytes([[0, 10, 10, 10], [20, 0, 20, 20], [10, 10, 0, 10], [10, 10, 10, 0]])

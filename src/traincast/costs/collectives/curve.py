@@ -44,7 +44,7 @@ class Curve:
         return np.where(message <= SMALL_BYTES, *self.sigma)
 
     def covers(self, message: FloatArray) -> BoolArray:
-        """Whether messages lie within what was measured."""
+        """Whether messages are within what was measured."""
         return (message >= self.measured[0]) & (message <= self.measured[1])
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Exchanges of libraries that move bytes themselves, as HugeCTR does between nodes: no NCCL, no ring.
+"""Collectives of libraries that move bytes themselves, as HugeCTR does between nodes: no NCCL, no ring.
 
 Inside a node one kernel reads or writes the memory of node mates over the links. Between nodes host threads, one for
 every GPU, see a flag of their GPU and post writes from its memory to that of other nodes; what has come sets a flag
@@ -15,10 +15,10 @@ from traincast.costs.collectives.links import LinkModel, measured_kind
 from traincast.hardware.topology import Topology
 from traincast.utils.arrays import FloatArray
 
-# HugeCTR's own: an all-reduce is divided into up to so many blocks, none smaller than 256 KiB, which go through the
+# HugeCTR's own: an all-reduce is divided into up to this many blocks, none smaller than 256 KiB, which go through the
 # stages one behind the other (AR_NBLOCKS, AR_MIN_BLOCK)
 _BLOCKS, _LEAST_BLOCK = 8.0, 2.0**18
-# latencies of the network that an exchange between nodes takes: the flag to the host thread and its post, the flight,
+# latencies of the network that a collective between nodes takes: the flag to the host thread and its post, the flight,
 # and the flag of what has come
 _FLIGHTS = 3.0
 
@@ -34,11 +34,11 @@ class Places:
 
 
 def direct_seconds(kind: str, message: FloatArray, places: Places, links: LinkModel, topology: Topology) -> FloatArray:
-    """Seconds of an exchange of this kind, `message` bytes of every rank."""
+    """Seconds of a collective of this kind, `message` bytes of every rank."""
     mates = (places.per_node - 1) / places.per_node
     inside = message * mates / places.rate
     network = links.network[measured_kind(kind)]
-    adapter = topology.network_bandwidth(places.per_node) / places.per_node / network.slowdown
+    adapter = topology.get_network_bandwidth(places.per_node) / places.per_node / network.slowdown
     floor = links.floor("all_to_all", max(2, places.per_node), topology)
     flights = _FLIGHTS * topology.network_latency if places.nodes > 1 else 0.0
     if measured_kind(kind) == "all_reduce":

@@ -117,7 +117,7 @@ def steps(kind: str, ranks: int) -> float:
 
 def node_bandwidth(kind: str, ranks: int, topology: Topology) -> float:
     """What the data sheet of the links offers to one rank, in bytes per second."""
-    return topology.ring_bandwidth(ranks) if on_ring(kind) else topology.all_to_all_bandwidth(ranks)
+    return topology.get_ring_bandwidth(ranks) if on_ring(kind) else topology.get_all_to_all_bandwidth(ranks)
 
 
 def network_seconds(
@@ -125,7 +125,7 @@ def network_seconds(
 ) -> FloatArray:
     """Seconds the bytes need on the busiest link when several nodes take part and links run at full rate."""
     per_node = -(-ranks // nodes)
-    network = topology.network_bandwidth(per_node)
+    network = topology.get_network_bandwidth(per_node)
     if on_ring(kind):
         bandwidth = network if per_node == 1 else min(network, span * rate)
         return message * bus_factor(kind, ranks) / bandwidth

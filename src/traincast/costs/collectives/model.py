@@ -19,7 +19,7 @@ from traincast.costs.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM, Route
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 PROFILE = Path(str(files("traincast.costs.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
@@ -49,7 +49,9 @@ class CollectiveModel:
         for part in name.split("+"):
             versions = [key for key in self.sets if part in (key, key.split("@")[0])]
             if not versions:
-                raise unknown("set of collective curves", part, self.sets, "Leave 'curves' out to predict from links.")
+                raise make_unknown_error(
+                    "set of collective curves", part, self.sets, "Leave 'curves' out to predict from links."
+                )
             for key, places in self.sets[max(versions, key=_version)].items():
                 merged[key] = {**merged.get(key, {}), **places}
         return merged
@@ -68,8 +70,8 @@ class CollectiveModel:
             first = members[0]
             kind, compute = COLLECTIVE.kinds[calls.kind[first]], COMPUTE_TYPES[calls.compute[first]]
             ranks, nodes = int(ranks_of[first]), int(nodes_of[first])
-            answer = self._group(kind, compute, calls["bytes"][members], ranks, nodes, topology, curves)
-            estimate.seconds[members], estimate.sigma[members], estimate.in_domain[members] = answer
+            result = self._group(kind, compute, calls["bytes"][members], ranks, nodes, topology, curves)
+            estimate.seconds[members], estimate.sigma[members], estimate.in_domain[members] = result
         return estimate
 
     def _group(
@@ -82,7 +84,7 @@ class CollectiveModel:
         if nodes == 1:
             size = message / topology.link_speed
             seconds, sigma, known = self._inside(kind, compute, size, ranks, topology, curves)
-            return topology.correction(_likes(kind)) * seconds, sigma, known
+            return topology.get_correction(_likes(kind)) * seconds, sigma, known
         per_node = max(2, -(-ranks // nodes))
         floor, rate = self.node_limits(kind, compute, per_node, topology, curves)
 

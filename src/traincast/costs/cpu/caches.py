@@ -1,4 +1,4 @@
-"""Where the operands of every op of a step lie: how many bytes were touched since each was touched last.
+"""Where the operands of every op of a step are: how many bytes were touched since each was touched last.
 
 Storages are followed in the order of the ops, in a steady state (the step before it has the same order). What is
 freed goes to a list of free blocks, and what is allocated takes the block freed last that is large enough, as malloc
@@ -28,7 +28,7 @@ _FREE_BLOCKS = 64  # older ones are cold by any measure
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an op touches of a tensor: so many bytes, last touched so many bytes of other data ago."""
+    """What an op touches of a tensor: this many bytes, last touched this many bytes of other data ago."""
 
     nbytes: int
     distance: int
@@ -41,7 +41,7 @@ class _Memory:
     farthest: int
     touched: OrderedDict[int, int] = field(default_factory=OrderedDict)
     free: list[tuple[int, int]] = field(default_factory=list)  # (block of a storage that is gone, bytes)
-    names: dict[str, int] = field(default_factory=dict)  # of ops, whose code lies at key -1 - number
+    names: dict[str, int] = field(default_factory=dict)  # of ops, whose code is at key -1 - number
 
     def touch(self, key: int, nbytes: int) -> int:
         """How far back this storage is; it is the latest now."""
@@ -71,7 +71,7 @@ class _Memory:
                 return
 
     def _rename(self, old: int, new: int, nbytes: int) -> None:
-        """The new storage lies where the old one lay: as warm, at its place in the order."""
+        """The new storage is where the old one lay: as warm, at its place in the order."""
         if old in self.touched:
             items = [(new, nbytes) if key == old else (key, size) for key, size in self.touched.items()]
             self.touched = OrderedDict(items)
@@ -90,7 +90,7 @@ class Found(NamedTuple):
 
 
 Touched = Callable[[int, Signature], Sequence[float]]
-"""How many bytes an op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
+"""How many bytes per op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
 
 
 def whole_tensors(_: int, signature: Signature) -> list[float]:
@@ -104,11 +104,11 @@ def operands(program: Program, farthest: float, touched: Touched = whole_tensors
     `farthest` is the distance in bytes beyond which all is equally far.
     """
     memory = _Memory(int(farthest))
-    _walk(program, memory, touched, offset=0)
-    return _walk(program, memory, touched, offset=len(program.columns.storage_bytes))
+    _replay_accesses(program, memory, touched, offset=0)
+    return _replay_accesses(program, memory, touched, offset=len(program.columns.storage_bytes))
 
 
-def _walk(program: Program, memory: _Memory, touched: Touched, offset: int) -> list[Found]:
+def _replay_accesses(program: Program, memory: _Memory, touched: Touched, offset: int) -> list[Found]:
     """One step; storages that are made in it are other ones than those of the step before (`offset`)."""
     c, nbytes = program.columns, program.storage_nbytes
     keys = np.arange(len(nbytes)) + np.where(c.storage_alloc < 0, 0, offset)
@@ -158,7 +158,7 @@ def by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
 
 
 def _held(reach: float, capacity: float) -> float:
-    """The share of data last touched so many bytes ago that a cache still holds: what comes in takes the place of
+    """The share of data last touched this many bytes ago that a cache still holds: what comes in takes the place of
     anything in it, so less and less remains. (Had the oldest to go first, all would stay up to the capacity and none
     beyond; samples show no such step.)"""
     return exp(-reach / capacity)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.cpu.process import Process, alike, find_process, untold_process
+from traincast.costs.cpu.process import Process, alike, find_process, make_default_process
 from traincast.utils.arrays import BoolArray, FloatArray
 
 _SWEEPS = 400  # of coordinate descent, at most
@@ -115,7 +115,7 @@ def fit_few(terms: FloatArray, places: FloatArray, seconds: FloatArray, prices: 
     samples, which hold for shapes like theirs; for others the interval is wide."""
     coefficients = prices * float(np.exp(np.mean(np.log(seconds / (terms @ prices)))))
     residuals = np.log(seconds / (terms @ coefficients))
-    process = untold_process(places.shape[1], _RESIDUAL_SIGMA, _FEW_NOISE)
+    process = make_default_process(places.shape[1], _RESIDUAL_SIGMA, _FEW_NOISE)
     inverse, weights = process.solved(places, residuals)
     return KindModel(
         coefficients=coefficients, places=places, weights=weights, inverse=inverse, **process._asdict()

@@ -1,4 +1,4 @@
-"""What the time of an op on a CPU depends on: its kind, the work it does, where its bytes lie, and its shape.
+"""What the time of an op on a CPU depends on: its kind, the work it does, where its bytes are, and its shape.
 
 The same function describes a microbenchmark and an op of a step, so that a model fitted on the one is asked about the
 other in its own terms.
@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.costs.cpu.caches import CODE_BYTES, Operand, by_level
 from traincast.ir.ops import Signature, TensorSpec
-from traincast.models.embeddings.access import Uniform, parse_access, row_classes
+from traincast.models.embeddings.access import Uniform, make_row_classes, parse_access
 from traincast.utils.arrays import FloatArray
 
 FAMILIES = ("gemm", "conv", "embedding forward", "embedding backward", "elementwise", "reduction", "other", "host")
@@ -22,7 +22,7 @@ OTHER = "other"
 """The kind of ops that no microbenchmark is like: estimated from their bytes."""
 
 WORK = 6
-"""Terms of work follow so many others: a call, bytes by level (3), code from the L3 and from memory."""
+"""Terms of work follow this many others: a call, bytes by level (3), code from the L3 and from memory."""
 TABLE_KINDS = ("_embedding_bag", "embedding", "sparse_update")
 """Kinds whose first operand is an embedding table."""
 _GEMMS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # position of the left operand
@@ -38,14 +38,14 @@ _REDUCTIONS = frozenset(
     )
 )  # fmt: skip
 _TRANSLATED_BYTES = 2 << 20  # of pages whose addresses a core keeps at hand; beyond, a row costs a page walk
-# of a table: a page, and the pages whose addresses lie in one cache line of the page table (8 of 4 KB)
+# of a table: a page, and the pages whose addresses are in one cache line of the page table (8 of 4 KB)
 _PAGE_BYTES, _WALKED_BYTES = 4096.0, 32768.0
 # seconds of a call, a byte and a flop on a core of any kind: enough to put ops in order
 _ROUGH_CALL, _ROUGH_BYTE, _ROUGH_FLOP = 2e-6, 1e-10, 2e-11
-# how far apart states lie, in factors of two of a size: all bytes near or all far, code near or far, alone or inside
+# how far apart states are, in factors of two of a size: all bytes near or all far, code near or far, alone or inside
 _STATE, _CODE_STATE, _INSIDE = 4.0, 2.0, 2.0
 _LANES, _LEAST_LANES = 16, 4  # numbers that a vectorised kernel works on at once, in its widest and narrowest vectors
-_RAGGED = 2.0  # how far a size that is no multiple of them lies from one that is, in factors of two of a size
+_RAGGED = 2.0  # how far a size that is no multiple of them is from one that is, in factors of two of a size
 _ALIASES = {
     "clone": "copy", "_to_copy": "copy", "contiguous": "copy", "slice_backward": "copy", "cat": "cat", "stack": "cat",
     "zeros": "fill", "zeros_like": "fill", "new_zeros": "fill", "zero": "fill", "fill": "fill", "ones": "fill",
@@ -56,7 +56,7 @@ _ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One op: `terms` are work and bytes that its time is a sum of, `place` is where it lies among shapes (log2)."""
+    """One op: `terms` are work and bytes that its time is a sum of, `place` is where it is among shapes (log2)."""
 
     kind: str
     family: str
@@ -121,7 +121,7 @@ def describe(
     code: float = 0.0,
     inside: bool = False,
 ) -> Features:
-    """The features of an op whose operands lie where they are said to, and its code as many bytes away; `inside` a
+    """The features of an op whose operands are where they are said to, and its code as many bytes away; `inside` a
     step, between other ops, or called by itself."""
     kind = kind_of(signature)
     given = tuple(operands)
@@ -159,7 +159,7 @@ def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     packed = [float(batch * m * k), float(batch * n * k), float(batch * m * n)]
     last = log2(max(_tiled(n, _LANES) / max(n, 1), 1.0))
     ragged = [_RAGGED * (length % _LANES > 0) for length in (m, n, k)] + [_RAGGED * (n % _LEAST_LANES > 0)]
-    # columns that lie one behind the other are dot products where they are few, and packed where they are many
+    # columns that are one behind the other are dot products where they are few, and packed where they are many
     narrow = 2.0 * transposed[1] * max(log2(_LANES / max(n, 1)), 0.0)
     return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1)), *ragged, narrow]
 
@@ -214,27 +214,27 @@ def lookups_of(signature: Signature) -> tuple[int, int, int]:
 
 
 def unique_rows(rows: int, lookups: int, access: str) -> float:
-    """Different rows among so many lookups."""
+    """Different rows among this many lookups."""
     if rows <= 0:
         return float(lookups)
-    law = parse_access(access) if access else Uniform()
-    return min(row_classes(law, rows).unique_rows(lookups), float(rows))
+    distribution = parse_access(access) if access else Uniform()
+    return min(make_row_classes(distribution, rows).count_unique_rows(lookups), float(rows))
 
 
 def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple[list[float], list[float]]:
-    """`levels` are the bytes of the table by where they lie: a row from further away is a wait of its own."""
+    """`levels` are the bytes of the table by where they are: a row from further away is a wait of its own."""
     lookups, rows, row_bytes = lookups_of(signature)
     unique = unique_rows(rows, lookups, access)
     bags = signature.outputs[0].shape[0] if signature.outputs and signature.outputs[0].shape else 1
     again = (lookups - unique) * row_bytes
     table = float(max(rows, 1) * row_bytes)
     _, near, far = unique * levels / max(float(levels.sum()), 1.0)
-    # rows lie anywhere: each is a wait of its own, and its lines come slower than those of a stream. So does the
+    # rows are anywhere: each is a wait of its own, and its lines come slower than those of a stream. So does the
     # address of its page; but rows in one page, and pages in one line of the page table, are looked for once, so that
     # each of many lookups takes less time
     unknown = max(1.0 - _TRANSLATED_BYTES / table, 0.0)
-    pages, walks = (unknown * _touched_blocks(table, block, unique) for block in (_PAGE_BYTES, _WALKED_BYTES))
-    translations = [unknown * unique, pages, walks, walks * far / max(unique, 1.0)]
+    pages, simulations = (unknown * _touched_blocks(table, block, unique) for block in (_PAGE_BYTES, _WALKED_BYTES))
+    translations = [unknown * unique, pages, simulations, simulations * far / max(unique, 1.0)]
     waits = [unique, near, far, *translations, float(levels[1]), float(levels[2])]
     work = [float(lookups), again, lookups * float(row_bytes), *waits]
     sizes = (lookups, row_bytes, unique * row_bytes, lookups / max(bags, 1), table)
@@ -243,7 +243,7 @@ def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple
 
 
 def _touched_blocks(table: float, block: float, rows: float) -> float:
-    """How many blocks of so many bytes of a table hold one or more of so many rows that lie anywhere in it."""
+    """How many blocks of this many bytes of a table hold one or more of this many rows that are anywhere in it."""
     blocks = max(table / block, 1.0)
     return blocks * -expm1(-rows / blocks)
 
@@ -290,7 +290,7 @@ def _elementwise_work(signature: Signature) -> tuple[list[float], list[float]]:
     pooled = made * prod(map(_whole, window)) if isinstance(window, tuple) else 0
     numel = max(pooled, *(spec.numel for spec in specs), 1)
     strided = sum(spec.numel for spec in specs if _is_transposed(spec))
-    pieces = any(not spec.is_contiguous for spec in specs)
+    blocks = any(not spec.is_contiguous for spec in specs)
     width = signature.inputs[0].shape[-1] if signature.inputs and signature.inputs[0].shape else 1
     sizes = [log2(max(size, 1)) for size in (numel, width, made)]
-    return [float(numel), float(strided)], [*sizes, 3.0 * (strided > 0), 3.0 * pieces]
+    return [float(numel), float(strided)], [*sizes, 3.0 * (strided > 0), 3.0 * blocks]

@@ -10,7 +10,7 @@ from traincast.costs.cpu.profile import Profile, is_profile, load_profile
 from traincast.hardware.device import cpu_device
 from traincast.hardware.platform import Platform
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 
 HERE = "here"
 """The name of the machine at hand."""
@@ -59,7 +59,7 @@ def find_profile(on: str | Profile) -> Profile:
     path = profile_file() if on == HERE else Path(on)
     if not path.is_file():
         raise TraincastError(
-            f"no profile '{shown_path(path)}'; measure this machine with 'traincast bench', then fit its `store` with "
+            f"no profile '{format_path(path)}'; measure this machine with 'traincast bench', then fit its `store` with "
             "'traincast fit'"
         )
     return load_profile(path)

@@ -1,4 +1,4 @@
-"""The ops of a step as a measured CPU runs them, each priced where its operands lie."""
+"""The ops of a step as a measured CPU runs them, each priced where its operands are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traincast.costs.cpu.features import counted_flops, describe, family_of, kin
 from traincast.costs.cpu.profile import Profile
 from traincast.ir.ops import Op, Signature
 from traincast.ir.program import Program
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 STEP_SIGMA = 0.03
 """Relative deviation of a whole step that no sum of parts explains: repeated calibrations of one machine differ so."""
@@ -36,39 +36,41 @@ def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
     if not access:
         return {}
     by_storage: dict[int, str] = {}
-    laws: dict[int, str] = {}
+    distributions: dict[int, str] = {}
     remaining = list(access)
     for op in program.ops:
         kind = kind_of(op.signature)
         if kind in ("_embedding_bag", "embedding") and remaining and op.inputs[0].storage not in by_storage:
-            law = remaining.pop(0)
-            by_storage[op.inputs[0].storage] = by_storage[op.inputs[1].storage] = law
+            distribution = remaining.pop(0)
+            by_storage[op.inputs[0].storage] = by_storage[op.inputs[1].storage] = distribution
         if family_of(kind).startswith("embedding"):
             known = [by_storage[tensor.storage] for tensor in op.inputs if tensor.storage in by_storage]
             if known:
-                laws[op.index] = known[0]
+                distributions[op.index] = known[0]
                 for tensor in op.outputs:
                     by_storage.setdefault(tensor.storage, known[0])
-    return laws
+    return distributions
 
 
 def price_ops(program: Program, profile: Profile, access: Sequence[str] = (), *, ranks: int = 1) -> list[PricedOp]:
     """Every op that a CPU runs in a step, while as many ranks compute on cores of one machine. `access` says of every
     embedding table which rows its lookups touch."""
-    laws = table_access(program, access)
-    rows = operands(program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, laws.get(op, "")))
+    distributions = table_access(program, access)
+    rows = operands(
+        program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, distributions.get(op, ""))
+    )
     return [
-        _price(profile, op, signature, rows[op.index], laws.get(op.index, ""), ranks)
+        _price(profile, op, signature, rows[op.index], distributions.get(op.index, ""), ranks)
         for op in program.ops
         for signature in cpu_ops(op.signature)
     ]
 
 
-def op_deviations(priced: Sequence[PricedOp], host: float, profile: Profile) -> dict[str, float]:
+def op_deviations(cost: Sequence[PricedOp], host: float, profile: Profile) -> dict[str, float]:
     """Standard deviations of a step in seconds, which are independent: ops of one kind err alike, kinds and the host
     (`host` seconds) apart."""
-    total = host + sum(one.seconds for one in priced)
-    errors = totals((one.kind, one.sigma * one.seconds) for one in priced)
+    total = host + sum(one.seconds for one in cost)
+    errors = sum_by_key((one.kind, one.sigma * one.seconds) for one in cost)
     return {
         "kernels": math.hypot(*errors.values()),
         "host": profile.host_spread * host,
@@ -76,7 +78,7 @@ def op_deviations(priced: Sequence[PricedOp], host: float, profile: Profile) -> 
     }
 
 
-def _price(profile: Profile, op: Op, signature: Signature, found: Found, law: str, ranks: int) -> PricedOp:
+def _price(profile: Profile, op: Op, signature: Signature, found: Found, distribution: str, ranks: int) -> PricedOp:
     kind = kind_of(signature)
     if runs_no_kernel(signature):
         return PricedOp(op, kind, 0.0, 0.0, True)
@@ -84,7 +86,7 @@ def _price(profile: Profile, op: Op, signature: Signature, found: Found, law: st
     if len(op.signature.inputs) != len(signature.inputs):  # one tensor of a list, or one part of a fused op
         farthest = max((operand.distance for operand in row), default=0)
         row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
-    features = describe(signature, row, profile.caches, law, code=code, inside=True)
+    features = describe(signature, row, profile.caches, distribution, code=code, inside=True)
     seconds, sigma, known = profile.seconds(features)
     longer = (1.0 + profile.longer) * profile.crowding.factor(ranks, kind)
     return PricedOp(op, kind, longer * seconds, sigma, known, counted_flops(features))

@@ -51,7 +51,7 @@ def _apart(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArr
     return np.asarray(np.sqrt(3.0 * np.maximum(squares, 0.0)))
 
 
-def untold_process(sizes: int, amplitude: float, noise: float) -> Process:
+def make_default_process(sizes: int, amplitude: float, noise: float) -> Process:
     """The process before anything tells its lengths."""
     return Process(np.full(sizes, _LENGTHS[1]), amplitude, noise)
 
@@ -61,9 +61,9 @@ def find_process(places: FloatArray, residuals: FloatArray, start: Process | Non
     from `start` where it is known about."""
     amplitude = max(float(np.std(residuals)), _AMPLITUDES[0]) if len(residuals) else _AMPLITUDES[0]
     if len(residuals) < _FEWEST:
-        return untold_process(places.shape[1], amplitude, _NOISE[2])
+        return make_default_process(places.shape[1], amplitude, _NOISE[2])
     chosen = np.linspace(0, len(residuals) - 1, min(len(residuals), _SEARCHED)).astype(int)
-    begin = start or untold_process(places.shape[1], amplitude, _NOISE[1])
+    begin = start or make_default_process(places.shape[1], amplitude, _NOISE[1])
     return _climbed(places[chosen], residuals[chosen], begin, _SWEEPS if start is None else _FEWER_SWEEPS)
 
 

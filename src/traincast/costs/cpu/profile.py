@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traincast.costs.cpu.crowding import Crowding
+from traincast.costs.cpu.collectives import CollectiveModels
+from traincast.costs.cpu.contention import Contention
 from traincast.costs.cpu.estimator import KindModel
-from traincast.costs.cpu.exchanges import ExchangeModels
 from traincast.costs.cpu.features import OTHER, Caches, Features
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import parse_toml, read_text, shown_path
+from traincast.utils.files.reading import format_path, parse_toml, read_text
 from traincast.utils.files.writing import write_bytes
 
 KIND = "calibrated"
@@ -39,8 +39,8 @@ class Profile:
     host_spread: float
     errors: tuple[Mapping[str, Any], ...]
     samples: int
-    exchanges: ExchangeModels = field(default_factory=ExchangeModels)
-    crowding: Crowding = field(default_factory=Crowding)
+    exchanges: CollectiveModels = field(default_factory=CollectiveModels)
+    crowding: Contention = field(default_factory=Contention)
     jitter: float = 0.0
     longer: float = 0.0
 
@@ -99,7 +99,7 @@ def is_profile(path: str | Path) -> bool:
 
 def load_profile(path: str | Path) -> Profile:
     """Reads a profile; a damaged one is named with what is wrong in it."""
-    where = f"profile '{shown_path(path)}'"
+    where = f"profile '{format_path(path)}'"
     table = parse_toml(read_text(str(path), most=_MOST_BYTES), where)
     if table.get("kind") == KIND and table.get("form", 1) != _FORM:
         raise TraincastError(
@@ -116,12 +116,12 @@ def load_profile(path: str | Path) -> Profile:
             host_spread=float(table["host_spread"]),
             errors=tuple(table.get("errors", ())),
             samples=int(table["samples"]),
-            exchanges=ExchangeModels(
+            exchanges=CollectiveModels(
                 _models(table, "exchanges"),
                 widened=float(table.get("exchanges_widened", 1.0)),
                 late=float(table.get("exchanges_late", 0.0)),
             ),
-            crowding=Crowding({name: float(value) for name, value in table.get("crowding", {}).items()}),
+            crowding=Contention({name: float(value) for name, value in table.get("crowding", {}).items()}),
             jitter=float(table.get("jitter", 0.0)),
             longer=float(table.get("longer", 0.0)),
         )

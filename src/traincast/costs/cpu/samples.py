@@ -1,4 +1,4 @@
-"""One microbenchmark as a row: what was run, how its operands lay, how long it took beside its reference."""
+"""One microbenchmark as a row: what was run, how its operands lay, how long it took alongside its reference."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _COPY = "traincast::copy"
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Seconds of one call by two clocks, and the reference beside it. `between` are the bytes of other data touched
+    """Seconds of one call by two clocks, and the reference alongside it. `between` are the bytes of other data touched
     since the call before on the same operands (0: none), and with `code_far` since the op ran at all. `signature` is
-    None for the host's time of a small step, whose `events` count what its host did: what is left of the step beside
+    None for the host's time of a small step, whose `events` count what its host did: what is left of the step alongside
     `kernels` (in units of the reference), at times less than nothing. It is of no op where it is a collective's or a
     copy's. An op that was timed inside a step has `found`: the bytes touched since each of its inputs and outputs was,
     and since its code was. As many as `ranks` processes ran it at the same time. Of a whole step of ranks, `plan` says
@@ -119,7 +119,7 @@ def mean_visit(several: Sequence[Sample]) -> Sample:
 
 
 def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:
-    """Where the operands of a microbenchmark lie: behind the rest of the last call on them and, if there are bytes
+    """Where the operands of a microbenchmark are: behind the rest of the last call on them and, if there are bytes
     between, behind those and (its code not being far) another call of the same size. What is written in place was just
     read."""
     sizes = touched_bytes(signature, access)

@@ -15,7 +15,7 @@ from traincast.costs.host.names import ISSUERS, issuer
 from traincast.costs.in_step import SHIPPED
 from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE
 from traincast.utils.arrays import FloatArray
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 _DATA = files("traincast.costs.host") / "data"
 
@@ -90,7 +90,7 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
     if slowness != 1.0:
         return load_host_profile(name).scaled(slowness)
     if name not in profile_names():
-        raise unknown("host profile", name, profile_names(), f"Use one of {', '.join(profile_names())}.")
+        raise make_unknown_error("host profile", name, profile_names(), f"Use one of {', '.join(profile_names())}.")
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
 
 

@@ -128,7 +128,7 @@ class Estimate:
     """Device times of calls: `seconds`, `sigma` (standard deviation of log time, so that a 90 % interval is
     seconds * exp(±1.645 sigma)) and `in_domain` (inside what the model was fitted on).
 
-    How far outside: `factor` is how many times the size that is farthest outside lies beyond the fitted ones (1 where
+    How far outside: `factor` is how many times the size that is farthest outside is beyond the fitted ones (1 where
     all are inside, and for kinds and types that were not fitted at any size), `new_gpu` marks calls of a chip that was
     not measured. A model that tells neither leaves both out.
     """

@@ -11,7 +11,7 @@ from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import memcpy
 from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, Route
 from traincast.ir.ops import Scalar, Signature
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 COLLECTIVE = Family(
     "collective",
@@ -32,9 +32,11 @@ def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ..
         group = (signature.scalar("source"), signature.scalar("target"))
     nodes = _nodes(group, context.gpus_per_node) if isinstance(group, tuple) else 0
     if not isinstance(kind, str) or not isinstance(size, int) or not isinstance(group, tuple) or not nodes:
-        raise TraincastError(f"{signature.name} does not say what it exchanges (collective, group, bytes); capture it")
+        raise TraincastError(
+            f"{signature.name} does not say what it communicates (collective, group, bytes); capture it"
+        )
     if record is None or kind not in COLLECTIVE.kinds:
-        raise unknown("collective", kind, COLLECTIVE.kinds, f"Correct {signature.name}.")
+        raise make_unknown_error("collective", kind, COLLECTIVE.kinds, f"Correct {signature.name}.")
     if len(group) < 2:
         return () if record.in_place or size == 0 else (memcpy("d2d", size),)
     compute = compute_of(signature.inputs[0]) if signature.inputs else "fp32"

@@ -105,7 +105,7 @@ def price_alone(lowered: LoweredProgram, device: Device, *, roofline_only: bool 
         if calls.family is COLLECTIVE:
             in_domain[rows], source[rows] = True, Source.MODEL
             continue
-        with np.errstate(all="ignore"):  # what is not finite is refused by name below
+        with np.errstate(all="ignore"):  # what is not finite is rejected by name below
             estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
         _check_sensible(calls, estimate, device)
         whole.put(rows, estimate)
@@ -117,7 +117,7 @@ def price_alone(lowered: LoweredProgram, device: Device, *, roofline_only: bool 
 
 
 def _check_sensible(calls: Calls, estimate: Estimate, device: Device) -> None:
-    """Refuses a duration that is negative or not finite, and one longer than any step."""
+    """Rejects a duration that is negative or not finite, and one longer than any step."""
     wrong = ~((estimate.seconds >= 0) & (estimate.seconds <= _LONGEST) & np.isfinite(estimate.sigma))
     if wrong.any():
         first = int(np.argmax(wrong))

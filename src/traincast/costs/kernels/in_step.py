@@ -19,7 +19,7 @@ _BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
-_BACKWARD_FLOPS = 1.25  # five products where MFU counts four: scores are computed again
+_BACKWARD_FLOPS = 1.25  # five GEMMs where MFU counts four: scores are computed again
 
 
 def seconds_in_step(
@@ -62,7 +62,7 @@ def _power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: I
     full = calls.per_compute(by_type, 1.0)
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
-    peak = calls.per_compute({name: device.peak(name) for name in _BITS}, 1.0)
+    peak = calls.per_compute({name: device.get_peak_flops(name) for name in _BITS}, 1.0)
     reached = count_flops(calls) / np.maximum(peak * seconds, 1e-30)
     regulated = np.minimum(1.0, seconds / _POWER_SECONDS) ** 2
     return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND) * regulated)

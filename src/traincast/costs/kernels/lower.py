@@ -13,7 +13,7 @@ from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
 from traincast.costs.kernels.unmodelled import estimate_unknown
 from traincast.ir.ops import Signature
 from traincast.ir.variants import VARIANT
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.plugins import LOWERED, load_plugin
 
 _LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
@@ -64,7 +64,7 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
         raise _misfit(signature, str(error) or type(error).__name__) from error
     for item in items:
         if isinstance(item, KernelCall) and not all(0 <= value <= _LARGEST for value in item.values):
-            raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shown(item.values)}")
+            raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shorten_value(item.values)}")
     variant = signature.scalar(VARIANT)
     if isinstance(variant, str):
         return tuple(replace(item, variant=variant) if isinstance(item, KernelCall) else item for item in items)
@@ -72,10 +72,10 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 
 
 def _misfit(signature: Signature, reason: str) -> TraincastError:
-    """The gate between workloads of strangers and the engine: what an op has is not what its kernels need."""
+    """The gate between workloads of untrusted input and the engine: what an op has is not what its kernels need."""
     tensors = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in signature.inputs[:_SHOWN_TENSORS])
     more = ", ..." if len(signature.inputs) > _SHOWN_TENSORS else ""
     return TraincastError(
-        f"op {shown(signature.name)} cannot be turned into kernels: {reason} (its inputs: {tensors}{more}); "
+        f"op {shorten_value(signature.name)} cannot be turned into kernels: {reason} (its inputs: {tensors}{more}); "
         "capture the step again, or give the op other arguments"
     )

@@ -139,7 +139,7 @@ def _replaced(sizes: list[int], where: list[int], row: IntArray) -> list[int]:
 
 
 def _key(sizes: IntArray) -> bytes:
-    """Sizes as a key; those of an exchange between a thousand ranks as a digest, which takes less room."""
+    """Sizes as a key; those of a collective between a thousand ranks as a digest, which takes less room."""
     data = sizes.tobytes()
     return data if len(data) <= _LONG_KEY else blake2b(data, digest_size=16).digest()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from traincast.ir.ops import Scalar, Signature, TensorSpec
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 _COMPUTE = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "complex64": "fp32",
@@ -18,7 +18,7 @@ _COMPUTE = {
 def compute_of(spec: TensorSpec) -> str:
     """The compute type of a tensor's element type."""
     if spec.dtype not in _COMPUTE:
-        raise unknown("element type", spec.dtype, _COMPUTE, "Cast the tensor to a known type.")
+        raise make_unknown_error("element type", spec.dtype, _COMPUTE, "Cast the tensor to a known type.")
     return _COMPUTE[spec.dtype]
 
 
@@ -88,7 +88,7 @@ def is_dense(spec: TensorSpec) -> bool:
 
 
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors lie in memory alike (strides of dimensions of size 1 do not matter)."""
+    """Whether two tensors are in memory alike (strides of dimensions of size 1 do not matter)."""
     if a.shape != b.shape:
         return False
     pairs = zip(a.shape, a.stride, b.stride, strict=True)

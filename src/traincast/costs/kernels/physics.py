@@ -43,15 +43,15 @@ def pinned_rate(device: Device) -> float:
 
 def flop_rate(calls: Calls, device: Device) -> FloatArray:
     """Flop/s a long kernel sustains, by compute type."""
-    rates = {name: device.sustained(name) for name in COMPUTE_TYPES}
+    rates = {name: device.get_sustained_flops(name) for name in COMPUTE_TYPES}
     shares = {name: _TENSOR_SHARE if name in _TENSOR_CORES and name in device.peak_flops else 1.0 for name in rates}
-    return calls.per_compute({name: rates[name] * shares[name] for name in rates}, device.sustained("fp32"))
+    return calls.per_compute({name: rates[name] * shares[name] for name in rates}, device.get_sustained_flops("fp32"))
 
 
 def gemm_arithmetic_seconds(
     batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray, rate: FloatArray, device: Device
 ) -> FloatArray:
-    """Arithmetic time of a matrix product: whole waves of tiles, the depth split where tiles are few; best tile."""
+    """Arithmetic time of a GEMM: whole waves of tiles, the depth split where tiles are few; best tile."""
     best = np.full(np.shape(m), np.inf)
     for rows, cols, share in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / cols)

@@ -20,7 +20,7 @@ from traincast.utils.errors import TraincastError
 
 RECURRENT = Family(
     "recurrent",
-    # all time steps of one layer, forward or back through time, without the products over all steps at once
+    # all time steps of one layer, forward or back through time, without the GEMMs over all steps at once
     ("forward", "backward"),
     # `gates` rows of `hidden` each and `outputs` columns in the recurrent matrix, for each of `directions`
     ("steps", "batch", "hidden", "outputs", "gates", "directions"),
@@ -31,7 +31,7 @@ RECORD = FamilyRecord(
     lowering=("",),
     roofline=":recurrent_seconds",
     # nothing was measured: cuDNN keeps small matrices in registers for all steps (persistent) or not, and lets layers
-    # overlap or not; between the two lies a factor of two to three
+    # overlap or not; between the two is a factor of two to three
     roofline_sigma=0.5,
 )
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by cuDNN's number of the cell: RNN with ReLU and with tanh, LSTM, GRU
@@ -139,13 +139,13 @@ def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     "aten::_thnn_fused_gru_cell_backward",
 )  # fmt: skip
 def cell(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """The pointwise part of one cell; its products are ops of their own."""
+    """The pointwise part of one cell; its GEMMs are ops of their own."""
     made: list[TensorSpec] = [spec for spec in signature.outputs if spec.numel]
     return (elementwise("tanh", signature.inputs, made),)
 
 
 def recurrent_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Every step waits for the one before. The recurrent matrix comes from memory once a step, out of the L2 where it
+    """Every step waits for the one before. The recurrent matrix comes from memory once per step, out of the L2 where it
     fits there; that cuDNN's persistent kernels keep it in registers is left to the interval."""
     batch, gates = calls["batch"], calls["gates"] * calls["hidden"]
     backward = calls.is_kind("backward")

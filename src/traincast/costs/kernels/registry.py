@@ -36,7 +36,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What decides between kernels besides the op: the PyTorch version, whether products and convolutions in fp32 may
+    """What decides between kernels besides the op: the PyTorch version, whether GEMMs and convolutions in fp32 may
     use TF32, how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
     holds them all), the compute `capability` of an NVIDIA device (0: another vendor's), and costs that the ops'
     authors give."""
@@ -55,7 +55,7 @@ class LoweringContext:
 
 def lowering_context(workload: Workload, device: Device | None = None, *, tf32: bool = False) -> LoweringContext:
     """The context in which this workload's ops become kernels on this device (None: a GPU of compute capability 8.0
-    without units for TF32). `tf32` allows it for all products and convolutions, else those run in it that the workload
+    without units for TF32). `tf32` allows it for all GEMMs and convolutions, else those run in it that the workload
     itself lets."""
     major, _, minor = workload.framework_version.partition(".")
     if not (major.isdigit() and minor.isdigit()):

@@ -18,9 +18,9 @@ from traincast.utils.arrays import FloatArray
 
 _FIELDS = ("elements", "bytes_read", "bytes_written", "tensors", "flops")
 UNMODELLED = Family("unmodelled", ("stream", "product", "factorisation"), _FIELDS)
-"""Ops whose flops follow from their shapes: no contraction, products, or a factorisation of matrices."""
+"""Ops whose flops follow from their shapes: no contraction, GEMMs, or a factorisation of matrices."""
 OPAQUE = Family("opaque", ("stream", "product"), _FIELDS)
-"""Ops of strangers: what they compute cannot be known from shapes, so flops are a guess."""
+"""Ops of untrusted input: what they compute cannot be known from shapes, so flops are a guess."""
 _PRODUCTS = frozenset(aten_names("""
     addbmm addbmm_ matmul linalg_matmul chain_matmul linalg_multi_dot linear_backward matmul_backward _trilinear
     bilinear _cdist_forward _cdist_backward _pdist_forward _pdist_backward _sparse_mm _sparse_addmm smm hspmm
@@ -43,7 +43,7 @@ _FACTORISATIONS = {
 }  # fmt: skip
 _OPS_PER_POINT = 5.0  # of a fast Fourier transform, times the logarithm of its length
 _KNOWN = ("aten::", "prims::")
-# of the sustained rate: products as libraries do them at middling sizes; factorisations wait for one column after the
+# of the sustained rate: GEMMs as libraries do them at middling sizes; factorisations wait for one column after the
 # other (assumed, within the interval of the family)
 _SHARE = {"stream": 0.5, "product": 0.6, "factorisation": 0.1}
 
@@ -89,7 +89,7 @@ def guess_contraction_flops(signature: Signature) -> float:
 
 def product_flops(operands: Sequence[TensorSpec], result: TensorSpec) -> float:
     """Flops of a product of the two largest operands, whichever way they are stored: for m x k, k x n and m x n
-    elements the root of all three together is m k n. Leading sizes that all three share are a stack of products."""
+    elements the root of all three together is m k n. Leading sizes that all three share are a stack of GEMMs."""
     largest = sorted(operands, key=lambda spec: spec.numel)[-2:]
     if len(largest) < 2 or not result.numel:
         return 0.0
@@ -157,6 +157,6 @@ def estimate_unknown(signature: Signature) -> tuple[Item, ...]:
 def unmodelled_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once, or the flops at a share of what the device sustains, whichever takes longer."""
     share = np.array([_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
-    rate = share * np.where(calls.is_kind("product"), flop_rate(calls, device), device.sustained("fp32"))
+    rate = share * np.where(calls.is_kind("product"), flop_rate(calls, device), device.get_sustained_flops("fp32"))
     moved = memory_seconds(calls["bytes_read"] + calls["bytes_written"], device)
     return np.asarray(start + np.maximum(calls["flops"] / rate, moved))

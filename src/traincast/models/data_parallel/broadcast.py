@@ -21,7 +21,7 @@ _SCOPE = "torch.distributed::_broadcast_coalesced"
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _BufferBucket:
     """Buffers that travel together in `flat`; `event` ends their broadcast."""
 
     bucket: Bucket
@@ -29,7 +29,7 @@ class _Piece:
     event: int
 
 
-def buffers_of(program: Program) -> list[Ref]:
+def find_buffers(program: Program) -> list[Ref]:
     """The buffers on the device that some op of the step takes as a whole, in the order they were made."""
     c = program.columns
     wanted = (c.storage_kind == StorageKind.BUFFER) & ~program.storages.on_host
@@ -54,24 +54,24 @@ def broadcast_buffers(builder: InsertingBuilder, group: Communicator, buffers: S
             )
     if not buffers:
         return
-    builder.insert_before(_first_scope(builder.program))
-    builder.scope(_SCOPE, Phase.FORWARD)
-    flying: list[_Piece] = []
+    builder.insert_before(_find_first_scope(builder.program))
+    builder.open_scope(_SCOPE, Phase.FORWARD)
+    flying: list[_BufferBucket] = []
     for bucket in assign_buckets([buffer.spec for buffer in buffers], [_PIECE_BYTES], sort=True):
-        flat = _flatten(builder, bucket, [buffers[i] for i in bucket.members])
+        flat = _flatten_buffers(builder, bucket, [buffers[i] for i in bucket.members])
         if len(flying) == _IN_FLIGHT:
-            _land(builder, flying.pop(0), buffers)
+            _copy_back(builder, flying.pop(0), buffers)
         root: Scalars = (("root", group.ranks[0]),)
-        event = builder.collective(
+        event = builder.add_collective(
             "broadcast_", "broadcast", group, [("tensors", flat)], flat, nbytes=flat.spec.nbytes, details=root,
             module=_MODULE,
         )  # fmt: skip
-        flying.append(_Piece(bucket, flat, event))
-    for piece in flying:
-        _land(builder, piece, buffers)
+        flying.append(_BufferBucket(bucket, flat, event))
+    for block in flying:
+        _copy_back(builder, block, buffers)
 
 
-def _first_scope(program: Program) -> int:
+def _find_first_scope(program: Program) -> int:
     """Where the forward pass of the module with the parameters begins."""
     c = program.columns
     entries = np.flatnonzero(c.storage_kind[c.tensor_storage[c.input_tensor]] == StorageKind.PARAMETER)
@@ -89,29 +89,29 @@ def _first_scope(program: Program) -> int:
     return scope
 
 
-def _flatten(builder: InsertingBuilder, bucket: Bucket, members: Sequence[Ref]) -> Ref:
+def _flatten_buffers(builder: InsertingBuilder, bucket: Bucket, members: Sequence[Ref]) -> Ref:
     """The buffers as one flat tensor: a copy, unless there is only one."""
-    lines = [builder.view(member, (member.spec.numel,)) for member in members]
+    lines = [builder.add_view(member, (member.spec.numel,)) for member in members]
     for member, line in zip(members, lines, strict=True):
-        builder.op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
+        builder.add_op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
     if len(members) == 1:
         return lines[0]
-    flat = builder.new((bucket.numel,), bucket.dtype)
-    builder.op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
+    flat = builder.add_tensor((bucket.numel,), bucket.dtype)
+    builder.add_op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
     return flat
 
 
-def _land(builder: InsertingBuilder, piece: _Piece, buffers: Sequence[Ref]) -> None:
+def _copy_back(builder: InsertingBuilder, block: _BufferBucket, buffers: Sequence[Ref]) -> None:
     """The stream waits for a piece, and its parts are copied back into the buffers."""
-    members = [buffers[index] for index in piece.bucket.members]
-    builder.wait(piece.event, module=_MODULE)
+    members = [buffers[index] for index in block.bucket.members]
+    builder.wait_for_event(block.event, module=_MODULE)
     parts = []
-    for buffer, offset in zip(members, piece.bucket.offsets, strict=True):
-        line, _ = builder.slice(piece.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
-        parts.append(builder.view(line, buffer.shape))
-        builder.op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
+    for buffer, offset in zip(members, block.bucket.offsets, strict=True):
+        line, _ = builder.add_slice(block.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
+        parts.append(builder.add_view(line, buffer.shape))
+        builder.add_op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
     for buffer, part in zip(members, parts, strict=True):
         arguments = [("self", buffer), ("src", part)]
-        builder.op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
-    if piece.flat.storage != members[0].storage:
-        builder.free(piece.flat)
+        builder.add_op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
+    if block.flat.storage != members[0].storage:
+        builder.free_tensors(block.flat)

@@ -52,10 +52,10 @@ def assign_buckets(
     closed += open_buckets.values()
     if sort:
         closed.sort()
-    return tuple(_bucket(specs, members) for members in closed)
+    return tuple(_make_bucket(specs, members) for members in closed)
 
 
-def _bucket(specs: Sequence[TensorSpec], members: Sequence[int]) -> Bucket:
+def _make_bucket(specs: Sequence[TensorSpec], members: Sequence[int]) -> Bucket:
     offsets, numel = [], 0
     for index in members:
         offsets.append(numel)

@@ -12,7 +12,7 @@ from traincast.ir.identity import follows_tensors
 from traincast.ir.ops import ACCUMULATE_GRAD, StorageKind
 from traincast.ir.program import Program, storages_of
 from traincast.ir.workload import Workload
-from traincast.models.data_parallel.broadcast import broadcast_buffers, buffers_of
+from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB
 from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.data_parallel.reducer import Reducer
@@ -33,14 +33,14 @@ class Gradient:
     stream: int
 
 
-def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = None) -> Workload:
+def apply_data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = None) -> Workload:
     """The workload on `gpus` GPUs, each with its own samples: training under `DistributedDataParallel`, inference as
     copies that know nothing of each other. The batch size stays that of one GPU.
 
     `bucket_mb` is DDP's `bucket_cap_mb`, in MiB; None is its default: 25, and 1 for the first bucket.
     """
     if not 1 <= gpus <= MAX_GPUS:
-        raise TraincastError(f"{gpus} GPUs are out of range; give a whole number from 1 to {MAX_GPUS}")
+        raise TraincastError(f"{gpus} GPUs are out of range; give an integer from 1 to {MAX_GPUS}")
     if len(workload.ranks) != 1:
         raise TraincastError(f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; leave `gpus` out")
     if gpus == 1:
@@ -48,11 +48,11 @@ def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = No
     program = workload.programs[0]
     if workload.mode == "training":
         check_data_parallel(workload)
-        program = with_ddp(program, tuple(range(gpus)), bucket_mb=bucket_mb)
+        program = add_ddp(program, tuple(range(gpus)), bucket_mb=bucket_mb)
     return replace(workload, programs=(program,), ranks=(0,) * gpus)
 
 
-def on_gpus(workload: Workload, gpus: int | None) -> Workload:
+def replicate_on_gpus(workload: Workload, gpus: int | None) -> Workload:
     """The workload on this many GPUs; None leaves it on its own number. One of many ranks runs on no other number."""
     ranks = len(workload.ranks)
     if gpus is None or gpus == ranks:
@@ -61,10 +61,10 @@ def on_gpus(workload: Workload, gpus: int | None) -> Workload:
         raise TraincastError(
             f"workload '{workload.name}' was made for {ranks} GPUs and cannot run on {gpus}; leave `gpus` out"
         )
-    return data_parallel(workload, gpus)
+    return apply_data_parallel(workload, gpus)
 
 
-def with_ddp(
+def add_ddp(
     program: Program,
     ranks: tuple[int, ...],
     *,
@@ -79,23 +79,23 @@ def with_ddp(
     """
     if bucket_mb is not None and not bucket_mb > 0:
         raise TraincastError(f"buckets of {bucket_mb} MiB are impossible; give a size above 0")
-    gradients = gradients_of(program)
+    gradients = find_gradients(program)
     if not gradients:
         return program
-    sent = buffers_of(program) if buffers else []
+    sent = find_buffers(program) if buffers else []
     group = Communicator(communicator, ranks)
     builder = InsertingBuilder(program, group)
     broadcast_buffers(builder, group, sent)
-    end = end_of_backward(program, gradients)
+    end = find_end_of_backward(program, gradients)
     limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
-    _reduce(builder, group, gradients, limits, end)
+    _write_reduction(builder, group, gradients, limits, end)
     _hold_until_backward_returns(builder, end)
     tensors = [g.grad.tensor for g in gradients] + [buffer.tensor for buffer in sent]
-    return replace(builder.build(), rigid=program.rigid or why_rigid(program, tensors))
+    return replace(builder.build_program(), rigid=program.rigid or why_rigid(program, tensors))
 
 
 def check_data_parallel(workload: Workload) -> None:
-    """Refuses a program whose gradients data parallelism cannot see."""
+    """Rejects a program whose gradients data parallelism cannot see."""
     program = workload.programs[0]
     c = program.columns
     if any(signature.scalar("collective") is not None for signature in program.symbolic):
@@ -124,7 +124,7 @@ def find_accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.in
     return np.flatnonzero(program.columns.scope_name == program.names.index(ACCUMULATE_GRAD))
 
 
-def _reduce(
+def _write_reduction(
     builder: InsertingBuilder, group: Communicator, gradients: Sequence[Gradient], limits: Sequence[float], end: int
 ) -> None:
     """Every gradient into its bucket where it is ready; waits and copies back before scope `end`."""
@@ -132,14 +132,14 @@ def _reduce(
     reducer = Reducer(builder, group, forms, limits_bytes=limits, kind=StorageKind.GRADIENT)
     for gradient in gradients:
         builder.append_to(gradient.scope)
-        reducer.reduce(gradient.grad, stream=gradient.stream)
+        reducer.reduce_gradient(gradient.grad, stream=gradient.stream)
     builder.insert_before(end)
-    reducer.finish()
+    reducer.finish_reduction()
     if end < builder.program.num_scopes:
         builder.insertion.set_wait(end)
 
 
-def gradients_of(program: Program) -> list[Gradient]:
+def find_gradients(program: Program) -> list[Gradient]:
     """The gradients in the order in which they become ready."""
     c = program.columns
     gradients = []
@@ -156,7 +156,7 @@ def gradients_of(program: Program) -> list[Gradient]:
     return gradients
 
 
-def end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
+def find_end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
     """The scope before which backward has returned."""
     thread = program.columns.scope_thread
     first, last = gradients[0].scope, gradients[-1].scope
@@ -186,4 +186,4 @@ def _hold_until_backward_returns(builder: InsertingBuilder, end: int) -> None:
     held = c.storage_free == last
     held[storages_of(program, int(c.scope_ptr[program.op_scope[last]]), last + 1)] = False
     for storage in np.flatnonzero(held).tolist():
-        builder.insertion.free(storage)
+        builder.insertion.free_storage(storage)

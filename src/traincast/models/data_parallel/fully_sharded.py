@@ -12,7 +12,7 @@ import numpy as np
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.models.data_parallel.broadcast import broadcast_buffers, buffers_of
+from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB, assign_buckets
 from traincast.models.data_parallel.data_parallel import check_data_parallel, why_rigid
 from traincast.models.data_parallel.shard_builder import ShardBuilder
@@ -62,7 +62,7 @@ def share_step(workload: Workload, gpus: int, sharding: Sharding, *, bucket_mb: 
     limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
     builder = ShardBuilder(program, group, copies)
     write(builder, gradients, sharding, limits)
-    shared = keep_shards(builder.build(), program, builder.marks, parts=len(group.ranks), zero=sharding.zero)
+    shared = keep_shards(builder.build_program(), program, builder.marks, parts=len(group.ranks), zero=sharding.zero)
     rigid = program.rigid or why_rigid(program, [one.total.tensor for one in gradients])
     return replace(workload, programs=(replace(shared, rigid=rigid),), ranks=(0,) * gpus)
 
@@ -145,7 +145,7 @@ def _write_sharded_update(
     builder: ShardBuilder, gradients: Sequence[NewGradient], sharding: Sharding, limits: Sequence[float]
 ) -> None:
     """Gradients of the last pass are reduced bucket by bucket; every rank updates its part, and parts are gathered."""
-    broadcast_buffers(builder, builder.group, buffers_of(builder.program))
+    broadcast_buffers(builder, builder.group, find_buffers(builder.program))
     last = max(one.number for one in gradients)
     ready = [one for one in gradients if one.number == last]
     at_once = sharding.zero == GRADIENTS and last == 0
@@ -175,15 +175,15 @@ def _gather_updated(builder: ShardBuilder, limits: Sequence[float]) -> None:
     for bucket in assign_buckets([ref.spec for ref in trained], limits):
         whole = [trained[index] for index in bucket.members]
         shards = [builder.shard_of(ref) for ref in whole]
-        builder.engine_scope("c10d::allgather_into_tensor_coalesced_", Phase.OPTIMIZER)
+        builder.open_engine_scope("c10d::allgather_into_tensor_coalesced_", Phase.OPTIMIZER)
         nbytes = sum(ref.spec.nbytes for ref in whole)
         arguments = [("output_tensors", whole), ("input_tensors", shards)]
         events.append(
-            builder.collective(
+            builder.add_collective(
                 "allgather_into_tensor_coalesced_", "all_gather", builder.group, arguments, whole[0], nbytes=nbytes
             )
         )
-    builder.wait(events[-1])
+    builder.wait_for_event(events[-1])
 
 
 def _find_updated(program: Program) -> list[Ref]:

@@ -25,6 +25,6 @@ class InsertingBuilder(StepBuilder):
         self.insertion.insert_before(scope)
         self.engine_thread = int(self.program.columns.scope_thread[scope - 1]) if scope else 0
 
-    def build(self) -> Program:
+    def build_program(self) -> Program:
         """The program with what is new in place."""
         return self.editor.build()

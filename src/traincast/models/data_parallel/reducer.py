@@ -30,57 +30,57 @@ class Reducer:
     ) -> None:
         self.builder, self.group, self.forms, self.as_views = builder, group, forms, as_views
         self._buckets = assign_buckets(forms, limits_bytes)
-        self._flat = [builder.resident((bucket.numel,), kind, bucket.dtype) for bucket in self._buckets]
+        self._flat = [builder.add_resident_tensor((bucket.numel,), kind, bucket.dtype) for bucket in self._buckets]
         self._bucket_of = {index: number for number, bucket in enumerate(self._buckets) for index in bucket.members}
         self._pending = [len(bucket.members) for bucket in self._buckets]
         self._grads: list[Ref] = []
         self._events: list[int] = []
 
-    def drop(self) -> None:
+    def drop_gradients(self) -> None:
         """The gradients of the step before go; views of buckets stay with them."""
         for form in () if self.as_views else self.forms:
-            self.builder.free(self.builder.resident(form.shape, StorageKind.GRADIENT, form.dtype))
+            self.builder.free_tensors(self.builder.add_resident_tensor(form.shape, StorageKind.GRADIENT, form.dtype))
 
-    def accumulate(self, grad: Ref) -> Ref:
+    def accumulate_gradient(self, grad: Ref) -> Ref:
         """A gradient has come where there was none; gives the tensor that the optimizer will read."""
         builder = self.builder
-        builder.scope(ACCUMULATE_GRAD)
-        kept = builder.view(grad, grad.shape)
-        builder.op("aten::detach", [("self", grad)], [kept])
+        builder.open_scope(ACCUMULATE_GRAD)
+        kept = builder.add_view(grad, grad.shape)
+        builder.add_op("aten::detach", [("self", grad)], [kept])
         if not self.as_views:
             builder.target.set_kind(grad.storage, StorageKind.GRADIENT)
-        return self.reduce(kept)
+        return self.reduce_gradient(kept)
 
-    def reduce(self, grad: Ref, *, stream: int = 0) -> Ref:
+    def reduce_gradient(self, grad: Ref, *, stream: int = 0) -> Ref:
         """Copies the next gradient into its bucket, divided by the ranks; gives the tensor that the optimizer will
         read. A bucket is reduced once it and those before it are full."""
         builder, number = self.builder, self._bucket_of[len(self._grads)]
-        slot = builder.view(self._flat[number], grad.shape, grad.spec.stride)
+        slot = builder.add_view(self._flat[number], grad.shape, grad.spec.stride)
         divided: Scalars = [("other", 1.0 / len(self.group.ranks))]
         arguments = [("self", grad), ("out", slot)]
-        builder.op("aten::mul", arguments, [slot], divided, overload="out", stream=stream)
+        builder.add_op("aten::mul", arguments, [slot], divided, overload="out", stream=stream)
         if self.as_views:
-            builder.free(grad)
+            builder.free_tensors(grad)
         self._grads.append(slot if self.as_views else grad)
         self._pending[number] -= 1
         while len(self._events) < len(self._buckets) and not self._pending[len(self._events)]:
-            self._events.append(builder.all_reduce(self.group, self._flat[len(self._events)], stream=stream))
+            self._events.append(builder.add_all_reduce(self.group, self._flat[len(self._events)], stream=stream))
         return self._grads[-1]
 
-    def finish(self) -> None:
+    def finish_reduction(self) -> None:
         """At the end of backward: the stream waits for each bucket, and gradients are copied back unless views."""
         builder = self.builder
         for bucket, flat, event in zip(self._buckets, self._flat, self._events, strict=True):
-            builder.engine_scope("cuda::stream_wait_event", Phase.OTHER)
-            builder.wait(event)
+            builder.open_engine_scope("cuda::stream_wait_event", Phase.OTHER)
+            builder.wait_for_event(event)
             grads = [self._grads[index] for index in bucket.members]
-            views = [builder.view(flat, grad.shape, grad.spec.stride) for grad in grads]
+            views = [builder.add_view(flat, grad.shape, grad.spec.stride) for grad in grads]
             for view, offset in zip(views, bucket.offsets, strict=True):
-                builder.engine_scope("aten::as_strided", Phase.BACKWARD)
+                builder.open_engine_scope("aten::as_strided", Phase.BACKWARD)
                 scalars: Scalars = [("size", view.shape), ("stride", view.spec.stride), ("storage_offset", offset)]
-                builder.op("aten::as_strided", [("self", flat)], [view], scalars)
+                builder.add_op("aten::as_strided", [("self", flat)], [view], scalars)
             if self.as_views:
                 continue
             for grad, view in zip(grads, views, strict=True):
-                builder.engine_scope(_COPY_BACK, Phase.BACKWARD)
-                builder.op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])
+                builder.open_engine_scope(_COPY_BACK, Phase.BACKWARD)
+                builder.add_op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])

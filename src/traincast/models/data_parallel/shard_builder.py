@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from traincast.ir.ops import DTYPE_BYTES, Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import UNIFORM, VARIANT
-from traincast.models.data_parallel.data_parallel import Gradient, end_of_backward
+from traincast.models.data_parallel.data_parallel import Gradient, find_end_of_backward
 from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.data_parallel.units import NewGradient, Parameter, Pass
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars
@@ -49,7 +49,7 @@ class ShardBuilder(InsertingBuilder):
         """Opens a scope of a pass before one of the program, on its thread."""
         c, phase = self.program.columns, Phase.BACKWARD if place[1] else Phase.FORWARD
         self.insertion.insert_before(scope)
-        self.scope_on(int(c.scope_thread[scope]), name, phase, after=int(c.scope_after[scope]))
+        self.open_scope_on(int(c.scope_thread[scope]), name, phase, after=int(c.scope_after[scope]))
 
     def gather(self, parameters: Sequence[Parameter], scope: int, place: Pass) -> tuple[Ref, int]:
         """Sends shards of parameters to all ranks before a scope of a pass; gives what arrives and the event of its
@@ -60,14 +60,14 @@ class ShardBuilder(InsertingBuilder):
         dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
         size = sum(mine) if dtype != "uint8" else sum(n * _bytes(p) for n, p in zip(mine, parameters, strict=True))
         self._open_before(scope, "fsdp::all_gather_copy_in", place)
-        self.wait(self.record(0), self.copy_stream)
-        flat = self.new((self.parts * size,), dtype)
-        part = self.view(flat, (size,))
+        self.wait_for_event(self.record_event(0), self.copy_stream)
+        flat = self.add_tensor((self.parts * size,), dtype)
+        part = self.add_view(flat, (size,))
         arguments: Arguments = [("all_gather_inputs", shards), ("all_gather_output", flat)]
-        self.op("fsdp::all_gather_copy_in", arguments, [part, flat], stream=self.copy_stream)
+        self.add_op("fsdp::all_gather_copy_in", arguments, [part, flat], stream=self.copy_stream)
         if not place[1]:  # in backward, hooks of autograd run inside one op
             self._open_before(scope, "c10d::_allgather_base_", place)
-        event = self.collective(
+        event = self.add_collective(
             "_allgather_base_", "all_gather", self.group, [("output_tensor", flat), ("input_tensor", part)], flat,
             nbytes=flat.spec.nbytes, details=self._details, stream=self.copy_stream,
         )  # fmt: skip
@@ -76,12 +76,12 @@ class ShardBuilder(InsertingBuilder):
     def copy_out(self, flat: Ref, event: int, parameters: Sequence[Parameter], scope: int, place: Pass) -> None:
         """Parameters of a pass, each in memory of its own, once they have arrived: before a scope of the pass."""
         self._open_before(scope, "fsdp::split_with_sizes_copy", place)
-        self.wait(event)
-        rows = self.view(flat, (self.parts, flat.spec.numel // self.parts))
-        self.op("aten::view", [("self", flat)], [rows], [("size", rows.shape)])
-        whole = [self.new((p.numel,), p.used_as) for p in parameters]
-        self.op("fsdp::split_with_sizes_copy", [("all_gather_output", flat), ("out", whole)])
-        self.free(flat)
+        self.wait_for_event(event)
+        rows = self.add_view(flat, (self.parts, flat.spec.numel // self.parts))
+        self.add_op("aten::view", [("self", flat)], [rows], [("size", rows.shape)])
+        whole = [self.add_tensor((p.numel,), p.used_as) for p in parameters]
+        self.add_op("fsdp::split_with_sizes_copy", [("all_gather_output", flat), ("out", whole)])
+        self.free_tensors(flat)
         for parameter, ref in zip(parameters, whole, strict=True):
             self.target.set_kind(ref.storage, StorageKind.PARAMETER)
             for storage in (parameter.storage, *parameter.copies):
@@ -95,43 +95,43 @@ class ShardBuilder(InsertingBuilder):
         size, dtype = sum(self.share(grad.spec.numel) for grad in gradients), gradients[0].spec.dtype
         if one_at_a_time:
             self._wait_for_sent()
-        flat = self.new((self.parts * size,), dtype)
-        self.op("fsdp::chunk_cat", [("tensors", gradients), ("out", flat)])
-        self.wait(self.record(0), self.copy_stream)
-        shard = self.new((size,), dtype)
-        self._reduced_event = self.collective(
+        flat = self.add_tensor((self.parts * size,), dtype)
+        self.add_op("fsdp::chunk_cat", [("tensors", gradients), ("out", flat)])
+        self.wait_for_event(self.record_event(0), self.copy_stream)
+        shard = self.add_tensor((size,), dtype)
+        self._reduced_event = self.add_collective(
             "_reduce_scatter_base_", "reduce_scatter", self.group, [("output_tensor", shard), ("input_tensor", flat)],
             shard, nbytes=flat.spec.nbytes, details=self._details, stream=self.copy_stream,
         )  # fmt: skip
         if self.copies is not None:
-            self._reduced_event = self.collective(
+            self._reduced_event = self.add_collective(
                 "allreduce_", "all_reduce", self.copies, [("tensors", shard)], shard, nbytes=shard.spec.nbytes,
                 details=self._details, stream=self.stream_of(self.group),
             )  # fmt: skip
         self._sent = flat
         if not one_at_a_time:
-            self.free(flat)
+            self.free_tensors(flat)
         self.target.set_kind(shard.storage, StorageKind.GRADIENT)
         return shard
 
     def _wait_for_sent(self) -> None:
         """Kernels wait for the gradients that were sent last."""
         if self._sent is not None:
-            self.wait(self._reduced_event)
-            self.free(self._sent)
+            self.wait_for_event(self._reduced_event)
+            self.free_tensors(self._sent)
 
     def keep(self, gradients: Sequence[NewGradient], shard: Ref) -> None:
         """The update reads this shard in the place of these gradients."""
         self.marks.reduced |= {gradient.total.storage: shard.storage for gradient in gradients}
 
     def add(self, shard: Ref, into: Sequence[Ref]) -> None:
-        """Adds a shard to shards that are there already, beside the kernels of the step."""
+        """Adds a shard to shards that are there already, alongside the kernels of the step."""
         stream = self.stream_of(self.copies or self.group)
-        parts = [self.view(shard, ref.shape) for ref in into]
+        parts = [self.add_view(shard, ref.shape) for ref in into]
         arguments = [("self", into), ("other", parts)]
-        self.op("aten::_foreach_add_", arguments, [], [("alpha", 1)], overload="List", stream=stream)
-        self._reduced_event = self.record(stream)
-        self.free(shard)
+        self.add_op("aten::_foreach_add_", arguments, [], [("alpha", 1)], overload="List", stream=stream)
+        self._reduced_event = self.record_event(stream)
+        self.free_tensors(shard)
 
     def shard_of(self, ref: Ref) -> Ref:
         """A rank's part of a tensor that stays, as a flat tensor."""
@@ -140,15 +140,15 @@ class ShardBuilder(InsertingBuilder):
     def finish_backward(self, gradients: Sequence[NewGradient]) -> None:
         """The stream of kernels waits for all gradients before backward returns."""
         ready = [Gradient(one.total, one.scope, 0) for one in gradients]
-        end = end_of_backward(self.program, ready)
+        end = find_end_of_backward(self.program, ready)
         self.insert_before(end)
-        self.engine_scope("cuda::stream_wait_event", Phase.OTHER)
+        self.open_engine_scope("cuda::stream_wait_event", Phase.OTHER)
         self._wait_for_sent()
         if end < self.program.num_scopes:
             self.insertion.set_wait(end)
 
     def _flat(self, storage: int, numel: int, dtype: str) -> Ref:
-        return self._tensor(storage, (numel,), (1,), dtype, "cuda")
+        return self._add_tensor(storage, (numel,), (1,), dtype, "cuda")
 
 
 def _bytes(parameter: Parameter) -> int:

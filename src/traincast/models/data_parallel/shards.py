@@ -69,7 +69,7 @@ class _ShardEdit:
 
     def _view(self, key: object, tensor: int, storage: int) -> int:
         if (key, tensor) not in self._views:
-            self._views[key, tensor] = self.editor.new_view(storage)
+            self._views[key, tensor] = self.editor.add_view(storage)
         return self._views[key, tensor]
 
     def _share_update(self, op: OpRow, phase: Phase) -> None:

@@ -89,7 +89,7 @@ class DlrmConfig:
         widths += [*zip(top, top[1:], strict=False)]
         return sum(i * o + o for i, o in widths) + sum(self.rows_per_table) * self.embedding_dim
 
-    def with_(self, *, embedding: str, optimizer: str) -> DlrmConfig:
+    def replace_options(self, *, embedding: str, optimizer: str) -> DlrmConfig:
         """The same model with another embedding operator and optimizer."""
         return replace(self, embedding=embedding, optimizer=optimizer)
 

@@ -11,7 +11,7 @@ from traincast.ir.program import Program
 from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.workload import STUDY_FRAMEWORK, Workload
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.dlrm.tables import tables
+from traincast.models.dlrm.tables import make_tables
 from traincast.models.layers import interaction, loss, optimizers
 from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.mlp import Mlp
@@ -21,11 +21,11 @@ from traincast.utils.errors import TraincastError
 _TWO_BATCHES = (1_000_003, 1_000_033)
 
 
-def dlrm_workload(config: DlrmConfig, *, mode: str = "training") -> Workload:
+def build_dlrm_workload(config: DlrmConfig, *, mode: str = "training") -> Workload:
     """The workload of a DLRM at its batch size, able to be re-batched. `embedding: bag` needs a capture."""
     if config.embedding == "bag":
         raise TraincastError("embedding 'bag' needs torch: capture the model, or use batched or fbgemm")
-    program = _affine(*(write_dlrm(config, batch, mode=mode) for batch in _TWO_BATCHES))
+    program = _make_affine_program(*(write_dlrm(config, batch, mode=mode) for batch in _TWO_BATCHES))
     return Workload(
         name=config.name,
         programs=(program.resized(config.batch_size, 0),),
@@ -40,11 +40,11 @@ def write_dlrm(config: DlrmConfig, batch: int, *, mode: str = "training") -> Pro
     """One step at one batch size."""
     builder = StepBuilder(batch)
     writer = _Writer(builder, config, batch, training=mode == "training")
-    writer.step()
-    return builder.build()
+    writer.write_step()
+    return builder.build_program()
 
 
-def _affine(first: Program, second: Program) -> Program:
+def _make_affine_program(first: Program, second: Program) -> Program:
     """The program that gives both: every size is a constant plus a multiple of the batch size."""
     if first.symbolic != second.symbolic:
         raise AssertionError("a size of the DLRM happens to equal one of another kind")
@@ -65,71 +65,71 @@ class _Writer:
         builder.engine_ops_apart = True
         widths = (config.top_input, *config.top_mlp)
         self.bottom = Mlp(builder, "Dlrm.bottom", config.bottom_mlp, input_grad=False, gradients=training)
-        self.tables = tables(builder, config)
+        self.tables = make_tables(builder, config)
         self.top = Mlp(builder, "Dlrm.top", widths, last="sigmoid", input_grad=True, gradients=training)
-        self.grads = [*self.bottom.grads(), *self.top.grads()]
-        parameters = [*self.bottom.parameters(), *self.top.parameters()] if training else []
-        self.stepped = optimizers.with_state(builder, config.optimizer, parameters)
+        self.grads = [*self.bottom.list_gradients(), *self.top.list_gradients()]
+        parameters = [*self.bottom.list_parameters(), *self.top.list_parameters()] if training else []
+        self.stepped = optimizers.make_optimizer_state(builder, config.optimizer, parameters)
 
-    def step(self) -> None:
+    def write_step(self) -> None:
         """Everything."""
         if not self.training:
-            self.builder.free(self._forward())
+            self.builder.free_tensors(self._write_forward())
             return
-        self.builder.scope("aten::ones", Phase.FORWARD)
-        weights = self.builder.new((self.batch, 1), device="cpu")
-        self.builder.op("aten::ones", [], [weights], [("size", (self.batch, 1)), ("dtype", None)])
-        self.builder.free(weights)
-        probabilities = self._forward()
-        mean, target, loss_op = self._loss(probabilities)
+        self.builder.open_scope("aten::ones", Phase.FORWARD)
+        weights = self.builder.add_tensor((self.batch, 1), device="cpu")
+        self.builder.add_op("aten::ones", [], [weights], [("size", (self.batch, 1)), ("dtype", None)])
+        self.builder.free_tensors(weights)
+        probabilities = self._write_forward()
+        mean, target, loss_op = self._write_loss(probabilities)
         optimizers.zero_grad(self.builder, self.config.optimizer, self.grads)
-        self._backward(probabilities, mean, target, loss_op)
+        self._write_backward(probabilities, mean, target, loss_op)
         optimizers.step_one_by_one(self.builder, self.config.optimizer, self.stepped, self.grads)
-        self.builder.free(probabilities, mean)
+        self.builder.free_tensors(probabilities, mean)
 
-    def _forward(self) -> Ref:
+    def _write_forward(self) -> Ref:
         config, builder = self.config, self.builder
-        indices = self.builder.copied_in((self.batch * config.lookups,), config.index_dtype)
-        offsets = self.builder.copied_in((self.batch * config.num_tables + 1,), config.index_dtype)
-        features = self.builder.copied_in((self.batch, config.bottom_mlp[0]), "float32")
-        dense = self.bottom.forward(features, keep=self.training)
-        pooled = self.tables.lookup(indices, offsets, keep=self.training)
+        indices = self.builder.add_input_copy((self.batch * config.lookups,), config.index_dtype)
+        offsets = self.builder.add_input_copy((self.batch * config.num_tables + 1,), config.index_dtype)
+        features = self.builder.add_input_copy((self.batch, config.bottom_mlp[0]), "float32")
+        dense = self.bottom.write_forward(features, keep=self.training)
+        pooled = self.tables.write_lookup(indices, offsets, keep=self.training)
         if config.interaction == "dot":
-            self.interaction, joined = interaction.dot(builder, dense, pooled, keep=self.training)
+            self.interaction, joined = interaction.write_dot(builder, dense, pooled, keep=self.training)
         else:
-            self.interaction = interaction.concatenate(builder, dense, pooled)
+            self.interaction = interaction.write_concatenation(builder, dense, pooled)
             joined = self.interaction.joined
-        result = self.top.forward(joined, keep=self.training)
-        builder.free(pooled)
+        result = self.top.write_forward(joined, keep=self.training)
+        builder.free_tensors(pooled)
         if not self.training:
-            builder.free(indices, offsets, features, dense, joined)
+            builder.free_tensors(indices, offsets, features, dense, joined)
         elif self.tables.indices is not indices:  # FBGEMM works on wider copies
-            builder.free(indices, offsets)
+            builder.free_tensors(indices, offsets)
         return result
 
-    def _loss(self, probabilities: Ref) -> tuple[Ref, Ref, int]:
+    def _write_loss(self, probabilities: Ref) -> tuple[Ref, Ref, int]:
         builder = self.builder
-        target = builder.copied_in((self.batch, 1), "float32")
-        mean, op = loss.loss_forward(builder, self.config.loss, probabilities, target)
-        builder.scope("aten::detach")
-        detached = builder.view(mean, ())
-        builder.op("aten::detach", [("self", mean)], [detached])
-        builder.scope("aten::to")
-        builder.free(builder.moved(detached, "cpu"))
+        target = builder.add_input_copy((self.batch, 1), "float32")
+        mean, op = loss.write_loss_forward(builder, self.config.loss, probabilities, target)
+        builder.open_scope("aten::detach")
+        detached = builder.add_view(mean, ())
+        builder.add_op("aten::detach", [("self", mean)], [detached])
+        builder.open_scope("aten::to")
+        builder.free_tensors(builder.add_device_copy(detached, "cpu"))
         return mean, target, op
 
-    def _backward(self, probabilities: Ref, mean: Ref, target: Ref, loss_op: int) -> None:
+    def _write_backward(self, probabilities: Ref, mean: Ref, target: Ref, loss_op: int) -> None:
         builder = self.builder
         one = loss.begin_backward(builder, mean)
-        grad = loss.loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
-        builder.free(target)
-        grad = self.top.backward(grad)
+        grad = loss.write_loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
+        builder.free_tensors(target)
+        grad = self.top.write_backward(grad)
         dot = self.config.interaction == "dot"
-        below = interaction.dot_backward if dot else interaction.concatenate_backward
+        below = interaction.write_dot_backward if dot else interaction.concatenate_backward
         to_dense, to_pooled = below(builder, self.interaction, grad)
-        self.tables.update(to_pooled)
+        self.tables.write_update(to_pooled)
         # the tables' own gradient is none, but the engine visits them all the same
-        builder.scope(ACCUMULATE_GRAD)
-        builder.free(to_pooled)
-        self.bottom.backward(to_dense)
-        builder.free(one)
+        builder.open_scope(ACCUMULATE_GRAD)
+        builder.free_tensors(to_pooled)
+        self.bottom.write_backward(to_dense)
+        builder.free_tensors(one)

@@ -15,29 +15,33 @@ class BatchedTables:
 
     def __init__(self, builder: StepBuilder, config: DlrmConfig) -> None:
         self.builder, self.config = builder, config
-        self.weights = builder.resident((sum(config.table_rows), config.embedding_dim), StorageKind.PARAMETER)
-        self.starts = builder.resident((config.num_tables,), StorageKind.BUFFER, "int64")
+        self.weights = builder.add_resident_tensor(
+            (sum(config.table_rows), config.embedding_dim), StorageKind.PARAMETER
+        )
+        self.starts = builder.add_resident_tensor((config.num_tables,), StorageKind.BUFFER, "int64")
 
-    def lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
+    def write_lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
         """Pooled embeddings [batch, tables, dim]. With `keep` (training) the indices stay for the backward pass."""
         builder, config = self.builder, self.config
         self.indices, self.offsets = indices, offsets
-        builder.scope("LookupFunction", Phase.FORWARD)
-        pooled = builder.new(((offsets.shape[0] - 1) // config.num_tables, config.num_tables, config.embedding_dim))
+        builder.open_scope("LookupFunction", Phase.FORWARD)
+        pooled = builder.add_tensor(
+            ((offsets.shape[0] - 1) // config.num_tables, config.num_tables, config.embedding_dim)
+        )
         name = "traincast::batched_embedding_forward"
-        self.op = builder.op(name, self._arguments(), [pooled], _forms(config), module=MODULE)
+        self.op = builder.add_op(name, self._list_arguments(), [pooled], _make_scalars(config), module=MODULE)
         return pooled
 
-    def update(self, grad: Ref) -> None:
+    def write_update(self, grad: Ref) -> None:
         """The backward pass from the gradient of the pooled embeddings: updates the tables in place."""
-        self.builder.scope("LookupFunctionBackward", Phase.BACKWARD)
-        scalars = [*_forms(self.config), ("learning_rate", LEARNING_RATE)]
-        arguments = [("grad", grad), *self._arguments()]
+        self.builder.open_scope("LookupFunctionBackward", Phase.BACKWARD)
+        scalars = [*_make_scalars(self.config), ("learning_rate", LEARNING_RATE)]
+        arguments = [("grad", grad), *self._list_arguments()]
         name = "traincast::batched_embedding_backward_sgd"
-        self.builder.op(name, arguments, [], scalars, module=MODULE, forward=self.op)
-        self.builder.free(self.indices, self.offsets)
+        self.builder.add_op(name, arguments, [], scalars, module=MODULE, forward=self.op)
+        self.builder.free_tensors(self.indices, self.offsets)
 
-    def _arguments(self) -> list[tuple[str, Ref]]:
+    def _list_arguments(self) -> list[tuple[str, Ref]]:
         tables = [("weights", self.weights), ("table_offsets", self.starts)]
         return [*tables, ("indices", self.indices), ("offsets", self.offsets)]
 
@@ -52,39 +56,41 @@ class FbgemmTables:
         self.kernel = TableBatchedLookup(
             builder=builder,
             tables=config.num_tables,
-            weights=builder.resident((elements,), StorageKind.PARAMETER),
-            states=[builder.resident((elements,), StorageKind.BUFFER) for _ in range(states)],
-            forms=[("total_D", dims), ("max_D", config.embedding_dim), *_forms(config)],
+            weights=builder.add_resident_tensor((elements,), StorageKind.PARAMETER),
+            states=[builder.add_resident_tensor((elements,), StorageKind.BUFFER) for _ in range(states)],
+            forms=[("total_D", dims), ("max_D", config.embedding_dim), *_make_scalars(config)],
             optimizer=config.optimizer,
         )
 
-    def lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
+    def write_lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
         """Pooled embeddings [batch, tables, dim]. With `keep` (training) the indices stay for the backward pass."""
         builder, count, dim = self.builder, self.config.num_tables, self.config.embedding_dim
-        self.indices, wide_offsets = self.kernel.check(indices, offsets)
-        flat = self.kernel.forward((offsets.shape[0] - 1) // count, count * dim)
-        builder.scope("aten::view")
-        pooled = builder.view(flat, (flat.shape[0], count, dim))
-        self.view_op = builder.op("aten::view", [("self", flat)], [pooled], [("size", (-1, count, dim))], module=MODULE)
+        self.indices, wide_offsets = self.kernel.write_bounds_check(indices, offsets)
+        flat = self.kernel.write_forward((offsets.shape[0] - 1) // count, count * dim)
+        builder.open_scope("aten::view")
+        pooled = builder.add_view(flat, (flat.shape[0], count, dim))
+        self.view_op = builder.add_op(
+            "aten::view", [("self", flat)], [pooled], [("size", (-1, count, dim))], module=MODULE
+        )
         if not keep:
-            builder.free(self.indices, wide_offsets)
+            builder.free_tensors(self.indices, wide_offsets)
         return pooled
 
-    def update(self, grad: Ref) -> None:
+    def write_update(self, grad: Ref) -> None:
         """The backward pass from the gradient of the pooled embeddings: updates the tables in place."""
         batch, count, dim = grad.shape
-        self.builder.scope("ViewBackward0", Phase.BACKWARD)
-        flat = self.builder.view(grad, (batch, count * dim), (grad.spec.stride[0], 1))
-        self.builder.reshaped(grad, flat, module=MODULE, forward=self.view_op)
-        self.kernel.backward(flat)
+        self.builder.open_scope("ViewBackward0", Phase.BACKWARD)
+        flat = self.builder.add_view(grad, (batch, count * dim), (grad.spec.stride[0], 1))
+        self.builder.add_reshape(grad, flat, module=MODULE, forward=self.view_op)
+        self.kernel.write_backward(flat)
 
 
-def tables(builder: StepBuilder, config: DlrmConfig) -> BatchedTables | FbgemmTables:
+def make_tables(builder: StepBuilder, config: DlrmConfig) -> BatchedTables | FbgemmTables:
     """The weights and constants of all tables, there before the step."""
     return BatchedTables(builder, config) if config.embedding == "batched" else FbgemmTables(builder, config)
 
 
-def _forms(config: DlrmConfig) -> Scalars:
+def _make_scalars(config: DlrmConfig) -> Scalars:
     forms: Scalars = [("rows", config.rows_per_table), ("dims", (config.embedding_dim,) * config.num_tables)]
     if not config.access:
         return forms

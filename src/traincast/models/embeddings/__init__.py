@@ -1,11 +1,11 @@
-"""Embedding tables as data: how often each row is wanted, and what follows for batches and caches."""
+"""Embedding tables as data: how often each row is accessed, and what follows for batches and caches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from traincast.models.embeddings.access import Access, Folded, Power, Reuse, Uniform, Zipf
-from traincast.models.embeddings.levels import LevelBytes, MemoryLevel, bytes_by_level
+from traincast.models.embeddings.levels import LevelBytes, MemoryLevel, compute_bytes_by_level
 from traincast.models.embeddings.table import Pooling, Table, check_tables
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ __all__ = [
     "Table",
     "Uniform",
     "Zipf",
-    "bytes_by_level",
     "check_tables",
+    "compute_bytes_by_level",
     "load_tables",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Readers of tables load when wanted: predictions of models that need none should not pay for them."""
+    """Readers of tables load when accessed: predictions of models that need none should not pay for them."""
     if name == "load_tables":
         from traincast.models.embeddings.read import load_tables
 

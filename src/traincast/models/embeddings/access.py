@@ -1,4 +1,4 @@
-"""Access distributions: which rows of a table lookups want."""
+"""Access distributions: which rows of a table lookups access."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ import numpy as np
 
 from traincast.models.embeddings.classes import RowClasses
 from traincast.models.embeddings.reuse import ReuseHistogram
-from traincast.models.embeddings.zipf import folded_classes, power_classes, zipf_classes
+from traincast.models.embeddings.zipf import make_folded_classes, make_power_classes, make_zipf_classes
 from traincast.utils.errors import TraincastError
 
-MAX_EXPONENT = 10.0  # above, all lookups want one row
-LEAST_FOLDED = 1.001  # at 1 the endless sum has no end, and every row is wanted alike
+MAX_EXPONENT = 10.0  # above, all lookups access one row
+LEAST_FOLDED = 1.001  # at 1 the endless sum has no end, and every row is accessed alike
 _SHOWN = 60  # characters of a wrong value that a message repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every row is wanted equally often."""
+    """Every row is accessed equally often."""
 
-    def classes(self, rows: int) -> RowClasses:
+    def make_classes(self, rows: int) -> RowClasses:
         """The one class of a table of `rows`."""
-        return RowClasses.of(np.array([float(rows)]), np.ones(1))
+        return RowClasses.from_weights(np.array([float(rows)]), np.ones(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """The r-th most popular row is wanted in proportion to r ** -exponent."""
+    """The r-th most popular row is accessed in proportion to r ** -exponent."""
 
     exponent: float
 
     def __post_init__(self) -> None:
         _check_exponent("Zipf", self.exponent, 0.0)
 
-    def classes(self, rows: int) -> RowClasses:
+    def make_classes(self, rows: int) -> RowClasses:
         """Classes of a table of `rows`."""
-        return zipf_classes(rows, self.exponent)
+        return make_zipf_classes(rows, self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A number is drawn with density x ** -exponent between 1 and the table's height, and rounded down: the `alpha` of
-    NVIDIA's dynamicemb benchmark and of UGache."""
+    """A number is drawn with density x ** -exponent between 1 and the table's number of rows, and rounded down: the
+    `alpha` of NVIDIA's dynamicemb benchmark and of UGache."""
 
     exponent: float
 
     def __post_init__(self) -> None:
         _check_exponent("power law", self.exponent, 0.0)
 
-    def classes(self, rows: int) -> RowClasses:
+    def make_classes(self, rows: int) -> RowClasses:
         """Classes of a table of `rows`."""
-        return power_classes(rows, self.exponent)
+        return make_power_classes(rows, self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Zipf's law without an end, its rows counted modulo the table's height: the `alpha` above 1 of FBGEMM's benchmark.
+    """Zipf's law without an end, its rows counted modulo the table's number of rows: the `alpha` above 1 of FBGEMM's
+    benchmark.
 
     That one also draws the rows of a bag without repetition, which is left out here.
     """
@@ -68,26 +69,26 @@ class Folded:
     def __post_init__(self) -> None:
         _check_exponent("folded Zipf", self.exponent, LEAST_FOLDED)
 
-    def classes(self, rows: int) -> RowClasses:
+    def make_classes(self, rows: int) -> RowClasses:
         """Classes of a table of `rows`."""
-        return folded_classes(rows, self.exponent)
+        return make_folded_classes(rows, self.exponent)
 
 
-def _check_exponent(law: str, exponent: float, least: float) -> None:
+def _check_exponent(distribution: str, exponent: float, least: float) -> None:
     """An endless law has a sum only above 1."""
     if not (isfinite(exponent) and least <= exponent <= MAX_EXPONENT):
-        raise TraincastError(f"{law} exponent {exponent:g}; give a number from {least:g} to {MAX_EXPONENT:g}")
+        raise TraincastError(f"{distribution} exponent {exponent:g}; give a number from {least:g} to {MAX_EXPONENT:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The rows of one measured batch were wanted as often as `histogram` says."""
+    """The rows of one measured batch were accessed as often as `histogram` says."""
 
     histogram: ReuseHistogram
 
-    def classes(self, rows: int) -> RowClasses:
+    def make_classes(self, rows: int) -> RowClasses:
         """Classes of a table of `rows` that would show the histogram."""
-        return self.histogram.classes(rows)
+        return self.histogram.make_classes(rows)
 
 
 Access = Uniform | Zipf | Power | Folded | Reuse
@@ -95,13 +96,13 @@ _LAWS: dict[str, type[Zipf] | type[Power] | type[Folded]] = {"zipf": Zipf, "powe
 
 
 @lru_cache(maxsize=4096)
-def row_classes(access: Access, rows: int) -> RowClasses:
-    """Classes of a table of `rows`, made once for each distribution and height."""
-    return access.classes(rows)
+def make_row_classes(access: Access, rows: int) -> RowClasses:
+    """Classes of a table of `rows`, made once for each distribution and number of rows."""
+    return access.make_classes(rows)
 
 
 def parse_access(text: str) -> Access:
-    """`uniform`, `zipf:EXPONENT`, `power:EXPONENT`, `folded:EXPONENT`, or a histogram as `access_text` writes it."""
+    """`uniform`, `zipf:EXPONENT`, `power:EXPONENT`, `folded:EXPONENT`, or a histogram as `format_access` writes it."""
     name, _, value = text.strip().partition(":")
     try:
         if name == "uniform" and not value:
@@ -127,12 +128,12 @@ def parse_access(text: str) -> Access:
     raise TraincastError(f"access '{shown}'; give 'uniform' or 'zipf:EXPONENT', such as zipf:1.05")
 
 
-def access_text(access: Access) -> str:
+def format_access(access: Access) -> str:
     """The distribution as `parse_access` reads it; of a histogram lookups, different rows, precision, both shares."""
     if isinstance(access, Uniform):
         return "uniform"
-    for name, law in _LAWS.items():
-        if isinstance(access, law):
+    for name, distribution in _LAWS.items():
+        if isinstance(access, distribution):
             return f"{name}:{access.exponent!r}"
     assert isinstance(access, Reuse)
     shown = access.histogram

@@ -6,7 +6,7 @@ from math import gcd
 
 import numpy as np
 
-from traincast.models.embeddings.access import Access, row_classes
+from traincast.models.embeddings.access import Access, make_row_classes
 from traincast.utils.arrays import IntArray
 
 _SCATTER = 0x9E3779B1  # Knuth's multiplicative hash: neighbours in popularity are no neighbours in memory
@@ -14,7 +14,7 @@ _SCATTER = 0x9E3779B1  # Knuth's multiplicative hash: neighbours in popularity a
 
 def draw_rows(access: Access, rows: int, lookups: int, random: np.random.Generator) -> IntArray:
     """Row numbers (int64[lookups]) of a table of `rows`; popular rows are scattered over the table."""
-    classes = row_classes(access, rows)
+    classes = make_row_classes(access, rows)
     chosen = random.choice(len(classes.rows), size=lookups, p=classes.rows * classes.probability)
     first = np.concatenate([[0.0], np.cumsum(classes.rows)[:-1]])
     rank = np.floor(first[chosen] + random.random(lookups) * classes.rows[chosen]).astype(np.int64)

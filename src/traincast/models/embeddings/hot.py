@@ -1,7 +1,7 @@
-"""The hottest rows of a batch: few, each wanted so often that its count is as good as its rate.
+"""The hottest rows of a batch: few, each accessed so often that its count is as good as its rate.
 
 Shares rounded to three decimals say how many lookups a bin of hot rows gets, but not how many rows share them. That is
-a whole number, and each possible one is as likely as so many counts of the bin are to add up to those lookups.
+an integer, and each possible one is as likely as this many counts of the bin are to add up to those lookups.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class HotBin:
     most: float
     blur: float
 
-    def classes(self) -> tuple[FloatArray, FloatArray]:
+    def make_classes(self) -> tuple[FloatArray, FloatArray]:
         """Expected rows, and their counts: two classes about the mean count for every number of rows there may be."""
         if self.rows <= 0.0:
             return np.zeros(0), np.zeros(0)
         number, chance = np.array([self.rows]), np.ones(1)
         if self.blur > 0.0 and self.rows < _FEW:
-            number, chance = self._numbers()
+            number, chance = self._list_row_counts()
         mean = self.lookups / number
         room = np.minimum(mean - self.lower, self.upper - mean) / mean
         apart = SPREAD * np.sqrt(np.maximum(1.0 - 1.0 / number, 0.0))  # a lone row has all the lookups
@@ -48,8 +48,8 @@ class HotBin:
         half = 0.5 * chance * number
         return np.concatenate([half, half]), np.concatenate([mean * (1.0 - apart), mean * (1.0 + apart)])
 
-    def _numbers(self) -> tuple[FloatArray, FloatArray]:
-        """Whole numbers of rows that rounding and the edges of the bin allow, and how likely each is."""
+    def _list_row_counts(self) -> tuple[FloatArray, FloatArray]:
+        """Integers of rows that rounding and the edges of the bin allow, and how likely each is."""
         first = ceil(max((self.lookups - self.blur) / self.upper, self.fewest, 1.0) - _ROUNDING)
         last = floor(min((self.lookups + self.blur) / (self.lower + 1.0), self.most) + _ROUNDING)
         number = np.arange(first, max(first, last) + 1, dtype=np.float64)

@@ -34,7 +34,7 @@ class LevelBytes:
     update_bytes: float
 
 
-def bytes_by_level(table: Table, batch: int, levels: Sequence[MemoryLevel]) -> tuple[LevelBytes, ...]:
+def compute_bytes_by_level(table: Table, batch: int, levels: Sequence[MemoryLevel]) -> tuple[LevelBytes, ...]:
     """Bytes that each level serves, nearest level first; the last must hold the whole table.
 
     Levels are least-recently-used and each includes the one before. Rows come in whole 32-byte sectors. The update
@@ -47,12 +47,12 @@ def bytes_by_level(table: Table, batch: int, levels: Sequence[MemoryLevel]) -> t
             f"table '{table.name}': {table.memory_bytes / 1e9:.3g} GB do not fit the last memory level; "
             "end with one that holds them"
         )
-    lookups, unique = table.lookups(batch), table.unique_rows(batch)
+    lookups, unique = table.count_lookups(batch), table.count_unique_rows(batch)
     served, updated, parts = 0.0, 0.0, []
     for level in levels:
         last = level is levels[-1]
         capacity = level.capacity_bytes / row
-        share = 1.0 if last else max(served, table.hit_rate(capacity, None if level.kept else batch))
+        share = 1.0 if last else max(served, table.compute_hit_rate(capacity, None if level.kept else batch))
         here = unique if last else min(unique, max(updated, capacity))
         parts.append(LevelBytes(level.name, (share - served) * lookups * row, 2.0 * (here - updated) * (row + state)))
         served, updated = share, here

@@ -11,17 +11,17 @@ from traincast.models.embeddings.access import Reuse
 from traincast.models.embeddings.classes import NUM_BINS
 from traincast.models.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, LruCounter
 from traincast.models.embeddings.raw import Bags
-from traincast.models.embeddings.reuse import ReuseHistogram, by_bin
+from traincast.models.embeddings.reuse import ReuseHistogram, sum_by_bin
 from traincast.models.embeddings.table import MAX_POOLING, Pooling
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Measured:
+class MeasuredAccess:
     """What batches of one table showed. `lookups` and `unique_rows` are means over batches, exact counts.
 
-    `lru` has the exact hits of caches kept from batch to batch, `largest_index` the highest row number wanted.
+    `lru` has the exact hits of caches kept from batch to batch, `largest_index` the highest row number accessed.
     """
 
     batches: int
@@ -34,12 +34,14 @@ class Measured:
 
     @property
     def duplicates(self) -> float:
-        """Lookups of a batch, on average, whose row the batch had wanted before."""
+        """Lookups of a batch, on average, whose row the batch had accessed before."""
         return self.lookups - self.unique_rows
 
 
-def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: int = DEFAULT_LARGEST) -> Measured:
-    """Counts batches as they come. `rows` is the height of the table where known, `largest_cache` in rows."""
+def measure_access(
+    batches: Iterable[Bags], *, rows: int | None = None, largest_cache: int = DEFAULT_LARGEST
+) -> MeasuredAccess:
+    """Counts batches as they come. `rows` is the number of rows of the table where known, `largest_cache` in rows."""
     if rows is not None and rows < 1:
         raise TraincastError(f"rows {rows}; a table has 1 or more")
     lru, lengths = LruCounter(largest_cache), np.zeros(0, dtype=np.int64)
@@ -47,22 +49,22 @@ def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: 
     number, largest = 0, -1
     for bags in batches:
         number += 1
-        lengths = _added(lengths, bags.lengths)
+        lengths = _add_lengths(lengths, bags.lengths)
         if not len(bags.indices):
             continue
-        _check(bags.indices, rows, number)
+        _check_indices(bags.indices, rows, number)
         largest = max(largest, int(bags.indices.max()))
-        rows_of_batch, lookups_of_batch = by_bin(np.unique(bags.indices, return_counts=True)[1])
+        rows_of_batch, lookups_of_batch = sum_by_bin(np.unique(bags.indices, return_counts=True)[1])
         in_bin += rows_of_batch
         from_bin += lookups_of_batch
-        lru.feed(bags.indices)
+        lru.add_lookups(bags.indices)
     if not lru.lookups:
         raise TraincastError("no lookups in the indices; give at least one batch with some")
-    histogram = ReuseHistogram.of_bins(in_bin, from_bin, number)
+    histogram = ReuseHistogram.from_bins(in_bin, from_bin, number)
     samples = lengths.sum()
     seen = np.flatnonzero(lengths)
     pooling = Pooling(tuple(float(n) for n in seen), tuple(float(n) for n in lengths[seen] / samples))
-    return Measured(
+    return MeasuredAccess(
         batches=number,
         lookups=histogram.lookups,
         unique_rows=histogram.unique_rows,
@@ -73,7 +75,7 @@ def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: 
     )
 
 
-def _added(first: IntArray, lengths: IntArray) -> IntArray:
+def _add_lengths(first: IntArray, lengths: IntArray) -> IntArray:
     """Samples by length, with those of one more batch."""
     if len(lengths) and lengths.max() > MAX_POOLING:
         raise TraincastError(f"lengths: a sample of {lengths.max()} lookups; {MAX_POOLING} are the most")
@@ -84,12 +86,12 @@ def _added(first: IntArray, lengths: IntArray) -> IntArray:
     return total
 
 
-def _check(indices: IntArray, rows: int | None, batch: int) -> None:
+def _check_indices(indices: IntArray, rows: int | None, batch: int) -> None:
     smallest, largest = int(indices.min()), int(indices.max())
     most = MAX_INDEX if rows is None else rows - 1
     if smallest < 0 or largest > most:
         wrong = smallest if smallest < 0 else largest
         place = int(np.flatnonzero(indices == wrong)[0])
         raise TraincastError(
-            f"index {wrong} lies outside the table (batch {batch}, lookup {place}); row numbers run from 0 to {most}"
+            f"index {wrong} is outside the table (batch {batch}, lookup {place}); row numbers run from 0 to {most}"
         )

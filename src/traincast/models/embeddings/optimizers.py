@@ -1,4 +1,4 @@
-"""What each optimizer keeps beside the weights: the one table that memory, traffic and writers of steps read."""
+"""What each optimizer keeps alongside the weights: the one table that memory, traffic and writers of steps read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OptimizerState:
         """Tensors of state of one parameter or table."""
         return self.per_weight + self.per_row
 
-    def per_row_of(self, columns: int) -> int:
-        """Numbers of state that belong to a row of so many columns."""
+    def count_state_per_row(self, columns: int) -> int:
+        """Numbers of state that belong to a row of this many columns."""
         return self.per_weight * columns + self.per_row
 
 

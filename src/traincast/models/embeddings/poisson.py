@@ -13,7 +13,7 @@ _SUMMED = 64  # up to here term by term; beyond, Wilson and Hilferty's normal fo
 _erfc = np.frompyfunc(erfc, 1, 1)
 
 
-def at_most(count: int | None, mean: FloatArray) -> FloatArray:
+def compute_poisson_cdf(count: int | None, mean: FloatArray) -> FloatArray:
     """Probability of at most `count` for each mean; None stands for no bound. Below zero: impossible."""
     if count is None:
         return np.ones_like(mean)

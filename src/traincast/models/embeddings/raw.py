@@ -23,7 +23,7 @@ class Bags:
     lengths: IntArray
 
 
-def from_arrays(
+def read_bags_from_arrays(
     indices: npt.ArrayLike,
     *,
     lengths: npt.ArrayLike | None = None,
@@ -33,20 +33,24 @@ def from_arrays(
     """Batches from arrays (or tensors on the host); one batch when `batch_size` is not given."""
     if (lengths is None) == (offsets is None):
         raise TraincastError("indices need either lengths or offsets; give one of them")
-    flat = _array(indices, "indices")
-    bag_lengths = _array(lengths, "lengths") if offsets is None else lengths_of(_array(offsets, "offsets"), len(flat))
+    flat = _convert_to_array(indices, "indices")
+    bag_lengths = (
+        _convert_to_array(lengths, "lengths")
+        if offsets is None
+        else compute_lengths(_convert_to_array(offsets, "offsets"), len(flat))
+    )
     check_lengths(bag_lengths, len(flat))
-    step = samples_of(batch_size, len(bag_lengths))
+    step = choose_batch_size(batch_size, len(bag_lengths))
     start = 0
     for first in range(0, len(bag_lengths), step):
         part = bag_lengths[first : first + step].astype(np.int64)
         stop = start + int(part.sum())
-        yield Bags(whole(flat[start:stop], "indices"), part)
+        yield Bags(convert_to_int64(flat[start:stop], "indices"), part)
         start = stop
 
 
 def check_lengths(lengths: IntArray, count: int, label: str = "lengths") -> None:
-    """Refuses lengths below 0, and those that do not sum to the number of indices."""
+    """Rejects lengths below 0, and those that do not sum to the number of indices."""
     if len(lengths) and int(lengths.min()) < 0:
         raise TraincastError(f"{label}: {int(lengths.min())}; a sample makes 0 lookups or more")
     total = sum_of(lengths)
@@ -61,7 +65,7 @@ def sum_of(lengths: IntArray) -> int:
     return int(lengths.sum(dtype=np.int64))
 
 
-def lengths_of(offsets: IntArray, count: int, label: str = "offsets") -> IntArray:
+def compute_lengths(offsets: IntArray, count: int, label: str = "offsets") -> IntArray:
     """Lengths from where every sample begins; the end of the last may be there or not."""
     if not len(offsets):
         return np.zeros(0, dtype=np.int64)
@@ -73,20 +77,20 @@ def lengths_of(offsets: IntArray, count: int, label: str = "offsets") -> IntArra
         raise TraincastError(f"{label} fall from {int(offsets[place])} to {int(offsets[place + 1])}; they may not")
     if int(offsets[-1]) > count:
         raise TraincastError(f"{label} reach {int(offsets[-1])} for {count} indices; they must agree")
-    starts = whole(offsets, label)
+    starts = convert_to_int64(offsets, label)
     return np.diff(starts if starts[-1] == count else np.append(starts, count))
 
 
-def samples_of(batch_size: int | None, samples: int) -> int:
+def choose_batch_size(batch_size: int | None, samples: int) -> int:
     """Samples of one batch; all of them where no size was given."""
     if batch_size is None:
         return max(samples, 1)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise TraincastError(f"batch_size {batch_size!r}; give a whole number from 1")
+        raise TraincastError(f"batch_size {batch_size!r}; give an integer from 1")
     return int(batch_size)
 
 
-def whole(values: npt.NDArray[Any], label: str) -> IntArray:
+def convert_to_int64(values: npt.NDArray[Any], label: str) -> IntArray:
     """The numbers as int64."""
     if values.dtype.kind == "u" and len(values) and int(values.max()) > _LARGEST:
         raise TraincastError(f"{label}: {int(values.max())} is too large for a row number")
@@ -94,12 +98,12 @@ def whole(values: npt.NDArray[Any], label: str) -> IntArray:
 
 
 def check_integers(label: str, dtype: np.dtype[Any]) -> None:
-    """Refuses what is not a type of integers."""
+    """Rejects what is not a type of integers."""
     if dtype.kind not in "iu":
         raise TraincastError(f"{label}: {dtype} numbers; give integers")
 
 
-def _array(values: Any, label: str) -> npt.NDArray[Any]:
+def _convert_to_array(values: Any, label: str) -> npt.NDArray[Any]:
     if isinstance(values, np.ma.MaskedArray):
         raise TraincastError(f"{label}: a masked array; give the numbers that count")
     try:

@@ -11,9 +11,17 @@ from typing import IO
 
 import numpy as np
 
-from traincast.models.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
+from traincast.models.embeddings.raw import (
+    Bags,
+    check_integers,
+    check_lengths,
+    choose_batch_size,
+    compute_lengths,
+    convert_to_int64,
+    sum_of,
+)
 from traincast.utils.arrays import IntArray
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
 _MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
@@ -23,7 +31,7 @@ _MAX_BATCH = 1 << 24  # lookups of one batch of one table; counting them takes u
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
-def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> Iterator[Bags]:
+def read_bags_from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> Iterator[Bags]:
     """Batches of one table of a `.npz` file, read piece by piece.
 
     The file holds `indices` and `lengths`: one length per sample, or [tables, samples] with the indices of one table
@@ -38,9 +46,9 @@ def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> It
                 member = _Member(file, f"{path}: indices")
                 if len(member.shape) != 1:
                     raise TraincastError(f"{path}: indices have {len(member.shape)} dimensions; give one")
-                skipped, bag_lengths = _lengths(archive, names.pop(), path, table, member.shape[0])
+                skipped, bag_lengths = _read_lengths(archive, names.pop(), path, table, member.shape[0])
                 member.skip(skipped)
-                step = samples_of(batch_size, len(bag_lengths))
+                step = choose_batch_size(batch_size, len(bag_lengths))
                 for first in range(0, len(bag_lengths), step):
                     part = bag_lengths[first : first + step]
                     yield Bags(member.take(sum_of(part)), part)
@@ -48,7 +56,7 @@ def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> It
         raise TraincastError(f"{path}: not a readable .npz file ({error})") from error
 
 
-def _lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count: int) -> tuple[int, IntArray]:
+def _read_lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count: int) -> tuple[int, IntArray]:
     """Indices before those of the table, and the lengths of its samples. All tables together have `count`."""
     label = f"{path}: {name.removesuffix('.npy')}"
     with archive.open(name) as file:
@@ -65,13 +73,13 @@ def _lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count:
             raise TraincastError(f"{path}: no table {table}; {label.rpartition(' ')[2]} describe {tables}")
         if len(member.shape) == 1:
             values = member.take(samples)
-            bag_lengths = lengths_of(values, count, label) if name == "offsets.npy" else values
+            bag_lengths = compute_lengths(values, count, label) if name == "offsets.npy" else values
             check_lengths(bag_lengths, count, label)
             return 0, bag_lengths
-        return _lengths_of_tables(member, table, count, label)
+        return _read_lengths_of_tables(member, table, count, label)
 
 
-def _lengths_of_tables(member: _Member, table: int, count: int, label: str) -> tuple[int, IntArray]:
+def _read_lengths_of_tables(member: _Member, table: int, count: int, label: str) -> tuple[int, IntArray]:
     """Every table's lengths are read, one table at a time, since only together can they agree with the indices."""
     tables, samples = member.shape
     total, skipped, bag_lengths = 0, 0, np.zeros(0, dtype=np.int64)
@@ -112,7 +120,7 @@ class _Member:
         data = self._file.read(count * self._dtype.itemsize)
         if len(data) < count * self._dtype.itemsize:
             raise TraincastError(f"{self._label}: the file ends before its {self.shape[0]} numbers do; write it again")
-        return whole(np.frombuffer(data, dtype=self._dtype), self._label)
+        return convert_to_int64(np.frombuffer(data, dtype=self._dtype), self._label)
 
     def skip(self, count: int) -> None:
         """Passes over `count` numbers."""
@@ -120,16 +128,16 @@ class _Member:
             count -= len(self.take(min(count, _PIECE_ITEMS)))
 
 
-def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
+def read_bags_from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
     """Batches of one column of a Parquet file: one row per sample, which holds a list of row numbers or a single one.
 
-    A sample that is null makes no lookups; a null inside a list is refused.
+    A sample that is null makes no lookups; a null inside a list is rejected.
     """
     import polars as pl
 
-    step = samples_of(batch_size, 0)
+    step = choose_batch_size(batch_size, 0)
     if step > _MAX_SAMPLES:
-        raise TraincastError(f"{path}: batch_size {shown(step)}; {_MAX_SAMPLES} are the most")
+        raise TraincastError(f"{path}: batch_size {shorten_value(step)}; {_MAX_SAMPLES} are the most")
     try:
         frame = pl.scan_parquet(path)
         schema = frame.collect_schema()
@@ -138,7 +146,7 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
         kind = schema[column]
         inner = kind.inner if isinstance(kind, pl.List) else kind
         if not inner.is_integer():
-            raise TraincastError(f"{path}: column '{column}' is {kind}; give whole numbers or lists of them")
+            raise TraincastError(f"{path}: column '{column}' is {kind}; give integers or lists of them")
         start = 0
         while True:
             bags = frame.select(column).slice(start, step).collect().get_column(column)
@@ -154,7 +162,9 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
                 raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
             if len(flat) > _MAX_BATCH:
                 raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
-            yield Bags(whole(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy())
+            yield Bags(
+                convert_to_int64(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy()
+            )
             start += step
     except (OSError, pl.exceptions.PolarsError) as error:
         raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error

@@ -1,4 +1,4 @@
-"""Reuse histograms: how often the rows of one batch were wanted, in 17 power-of-two bins, and what follows.
+"""Reuse histograms: how often the rows of one batch were accessed, in 17 power-of-two bins, and what follows.
 
 A batch shows counts, not popularities: a row seen once may stand for many that were not seen. The popularities are
 found as the mixture of Poisson rates that explains both columns of the histogram and the rows that stayed unseen
@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from traincast.models.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses, bin_shares
+from traincast.models.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses, compute_bin_shares
 from traincast.models.embeddings.hot import TYPICAL, HotBin
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -22,9 +22,9 @@ _SUM_SLACK = 0.02  # of shares that should add up to 1: 17 of them rounded to th
 _MEAN_SLACK = 0.02  # what rounding may move the mean count of a bin
 _COARSEST = 0.01  # coarser shares say nothing about hot rows
 _DIRECT_FROM = 8  # bins of counts beyond 128: a count is as good as a rate
-_UNSEEN_WEIGHT = 0.02  # the histogram counts for more than the height of the table, where the two disagree
+_UNSEEN_WEIGHT = 0.02  # the histogram counts for more than the number of rows of the table, where the two disagree
 _RATES = 48  # geometric, 20 % apart
-_LOWEST_RATE = 0.02  # rows wanted once in 50 such batches stand for all rarer ones
+_LOWEST_RATE = 0.02  # rows accessed once in 50 such batches stand for all rarer ones
 _ITERATIONS = 200  # steps of Richardson and Lucy; a choice, as is the number of rates
 
 
@@ -60,12 +60,12 @@ class ReuseHistogram:
         self._check_means()
 
     @staticmethod
-    def of_counts(counts: IntArray) -> ReuseHistogram:
-        """The histogram of how often each row was wanted; zeros are ignored."""
-        return ReuseHistogram.of_bins(*by_bin(counts[counts > 0]))
+    def from_counts(counts: IntArray) -> ReuseHistogram:
+        """The histogram of how often each row was accessed; zeros are ignored."""
+        return ReuseHistogram.from_bins(*sum_by_bin(counts[counts > 0]))
 
     @staticmethod
-    def of_bins(rows: FloatArray, accesses: FloatArray, batches: int = 1) -> ReuseHistogram:
+    def from_bins(rows: FloatArray, accesses: FloatArray, batches: int = 1) -> ReuseHistogram:
         """The mean histogram of `batches` whose rows and lookups in every bin were counted together."""
         unique_rows, lookups = float(rows.sum()), float(accesses.sum())
         if not lookups:
@@ -77,7 +77,7 @@ class ReuseHistogram:
             access_shares=tuple(float(n) for n in accesses / lookups),
         )
 
-    def _means(self) -> tuple[FloatArray, FloatArray]:
+    def _compute_mean_bounds(self) -> tuple[FloatArray, FloatArray]:
         """Least and largest mean count of every bin that the shares allow, rounded as they are."""
         half, reuse = 0.5 * self.precision, self.lookups / self.unique_rows
         rows, accesses = np.array(self.row_shares), np.array(self.access_shares)
@@ -87,8 +87,8 @@ class ReuseHistogram:
         return least, most
 
     def _check_means(self) -> None:
-        """Rows of a bin were wanted as often as the bin says, or rows and lookups are not those of one batch."""
-        least, most = self._means()
+        """Rows of a bin were accessed as often as the bin says, or rows and lookups are not those of one batch."""
+        least, most = self._compute_mean_bounds()
         lower = np.array(BIN_EDGES) + 1.0
         upper = np.array([*BIN_EDGES[1:], inf])
         wrong = np.flatnonzero((least > upper * (1.0 + _MEAN_SLACK)) | (most < lower * (1.0 - _MEAN_SLACK)))
@@ -96,18 +96,18 @@ class ReuseHistogram:
             number = int(wrong[0])
             mean = least[number] if least[number] > upper[number] else most[number]
             raise TraincastError(
-                f"reuse histogram: rows of bin {number + 1} are wanted {mean:.4g} times each by its shares, but the "
+                f"reuse histogram: rows of bin {number + 1} are accessed {mean:.4g} times each by its shares, but the "
                 f"bin is {lower[number]:g} to {upper[number]:g}; correct them, or give 'precision' if they are rounded"
             )
 
-    def counts(self) -> tuple[FloatArray, FloatArray]:
+    def compute_counts(self) -> tuple[FloatArray, FloatArray]:
         """Rows and lookups of every bin, made consistent where rounding blurs them.
 
-        The mean count of a bin lies within its edges and within what the rounded shares allow. The column with the
+        The mean count of a bin is within its edges and within what the rounded shares allow. The column with the
         larger share, which rounding blurs less, is kept.
         """
         rows, accesses = np.array(self.row_shares), np.array(self.access_shares)
-        least, most = self._means()
+        least, most = self._compute_mean_bounds()
         lower = np.array(BIN_EDGES, dtype=np.float64)
         upper = np.array([*BIN_EDGES[1:], max(self.lookups, BIN_EDGES[-1] + 1.0)], dtype=np.float64)
         low = np.clip(least, lower + 1.0, upper)
@@ -116,12 +116,12 @@ class ReuseHistogram:
         in_bin = np.where(by_access, accesses * self.lookups / mean, rows * self.unique_rows)
         return in_bin, in_bin * mean
 
-    def classes(self, table_rows: float) -> RowClasses:
+    def make_classes(self, table_rows: float) -> RowClasses:
         """Popularities of a table of `table_rows` that would show this histogram."""
-        rows, accesses = self.counts()
+        rows, accesses = self.compute_counts()
         few = slice(0, _DIRECT_FROM)
         unseen = max(table_rows - float(rows.sum()), 0.0)
-        parts = [_rates_of_counts(rows[few], accesses[few], unseen)]
+        parts = [_fit_poisson_rates(rows[few], accesses[few], unseen)]
         half = 0.5 * self.precision
         for number in range(_DIRECT_FROM, NUM_BINS):
             hot = HotBin(
@@ -133,37 +133,37 @@ class ReuseHistogram:
                 most=(self.row_shares[number] + half) * self.unique_rows,
                 blur=half * self.lookups,
             )
-            parts.append(hot.classes())
+            parts.append(hot.make_classes())
         class_rows, rates = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return RowClasses.of(class_rows, rates)
+        return RowClasses.from_weights(class_rows, rates)
 
 
-def by_bin(counts: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Rows, and their lookups, in every bin; `counts` says how often each row was wanted, never zero."""
+def sum_by_bin(counts: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Rows, and their lookups, in every bin; `compute_counts` says how often each row was accessed, never zero."""
     which = np.searchsorted(BIN_EDGES[1:], counts, side="left")
     rows = np.bincount(which, minlength=NUM_BINS).astype(np.float64)
     return rows, np.bincount(which, weights=counts, minlength=NUM_BINS).astype(np.float64)
 
 
-def _rates_of_counts(rows: FloatArray, accesses: FloatArray, unseen: float) -> tuple[FloatArray, FloatArray]:
+def _fit_poisson_rates(rows: FloatArray, accesses: FloatArray, unseen: float) -> tuple[FloatArray, FloatArray]:
     """Poisson rates, and how many rows have each, behind the bins of small counts and the rows that stayed unseen."""
-    rates, by_rows, by_accesses = _basis()
+    rates, by_rows, by_accesses = _make_rate_basis()
     bins = len(rows)
     scale = float(rows.sum() / max(accesses.sum(), 1e-300))
     beyond = by_rows[bins:].sum(axis=0)
     system = np.stack([_UNSEEN_WEIGHT * np.exp(-rates), *by_rows[:bins], *(scale * by_accesses[:bins]), beyond])
     wanted = np.concatenate([[_UNSEEN_WEIGHT * unseen], rows, scale * accesses, [0.0]])
-    return _richardson_lucy(system, wanted), rates
+    return _fit_by_richardson_lucy(system, wanted), rates
 
 
 @cache
-def _basis() -> tuple[FloatArray, FloatArray, FloatArray]:
+def _make_rate_basis() -> tuple[FloatArray, FloatArray, FloatArray]:
     """The rates tried, and what a row of each adds to the bins of rows and of lookups."""
     rates = np.concatenate([[0.0], np.geomspace(_LOWEST_RATE, 1.0 * BIN_EDGES[_DIRECT_FROM], _RATES)])
-    return rates, *bin_shares(rates)
+    return rates, *compute_bin_shares(rates)
 
 
-def _richardson_lucy(system: FloatArray, wanted: FloatArray) -> FloatArray:
+def _fit_by_richardson_lucy(system: FloatArray, wanted: FloatArray) -> FloatArray:
     """Weights at or above zero for which `system @ weights` comes near `wanted`."""
     reach = system.sum(axis=0)
     weights = np.full(system.shape[1], wanted.sum() / system.sum())

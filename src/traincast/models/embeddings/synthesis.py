@@ -42,7 +42,7 @@ class Recipe:
     seed: int
 
 
-def synthesise(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
+def synthesise_tables(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
     """The tables of a recipe, the same for the same seed."""
     random = Random(recipe.seed)
     total = ReuseHistogram(
@@ -52,12 +52,12 @@ def synthesise(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> tuple[T
         access_shares=tuple(recipe.access_shares),
         precision=0.001,
     )
-    bin_rows, bin_lookups = total.counts()
-    lookups = np.exp(POOLING_SPREAD * _scores(recipe.tables, random))
+    bin_rows, bin_lookups = total.compute_counts()
+    lookups = np.exp(POOLING_SPREAD * _draw_scores(recipe.tables, random))
     lookups *= bin_lookups.sum() / lookups.sum()
-    dealt = _deal(lookups, bin_rows, bin_lookups, random)
+    dealt = _distribute_lookups(lookups, bin_rows, bin_lookups, random)
     rows = dealt * (bin_rows / np.maximum(bin_lookups, 1e-300))
-    height = HEIGHT_MEDIAN * np.exp(HEIGHT_SPREAD * _scores(recipe.tables, random))
+    height = HEIGHT_MEDIAN * np.exp(HEIGHT_SPREAD * _draw_scores(recipe.tables, random))
     dims = [DIMS[i % len(DIMS)] for i in range(recipe.tables)]
     random.shuffle(dims)
     return tuple(
@@ -65,26 +65,28 @@ def synthesise(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> tuple[T
             name=f"t{i}",
             rows=ceil(max(float(height[i]), 1.0) * float(rows[i].sum())),
             dim=dims[i],
-            pooling=Pooling.constant(float(dealt[i].sum()) / recipe.batch_size),
-            access=Reuse(_histogram(rows[i], dealt[i])),
+            pooling=Pooling.from_constant(float(dealt[i].sum()) / recipe.batch_size),
+            access=Reuse(_make_histogram(rows[i], dealt[i])),
             optimizer=optimizer,
         )
         for i in range(recipe.tables)
     )
 
 
-def _deal(lookups: FloatArray, bin_rows: FloatArray, bin_lookups: FloatArray, random: Random) -> FloatArray:
+def _distribute_lookups(
+    lookups: FloatArray, bin_rows: FloatArray, bin_lookups: FloatArray, random: Random
+) -> FloatArray:
     """Lookups by table and bin: sums over tables are `bin_lookups`, sums over bins nearly `lookups`."""
-    hotness = HOTNESS_SPREAD * _scores(len(lookups), random)
+    hotness = HOTNESS_SPREAD * _draw_scores(len(lookups), random)
     octave = np.arange(len(bin_rows)) - 0.5 * len(bin_rows)
-    dealt = lookups[:, None] * np.exp(hotness[:, None] * octave) * _owners(lookups, bin_rows, random)
+    dealt = lookups[:, None] * np.exp(hotness[:, None] * octave) * _choose_owners(lookups, bin_rows, random)
     for _ in range(_ROUNDS):
         dealt *= (lookups / dealt.sum(axis=1))[:, None]
         dealt *= bin_lookups / np.maximum(dealt.sum(axis=0), 1e-300)
     return dealt
 
 
-def _owners(lookups: FloatArray, bin_rows: FloatArray, random: Random) -> FloatArray:
+def _choose_owners(lookups: FloatArray, bin_rows: FloatArray, random: Random) -> FloatArray:
     """1 where a table may own rows of a bin: it makes enough lookups, and the bin has rows enough for its owners."""
     owners = np.zeros((len(lookups), len(bin_rows)))
     for number, rows in enumerate(bin_rows):
@@ -95,7 +97,7 @@ def _owners(lookups: FloatArray, bin_rows: FloatArray, random: Random) -> FloatA
     return owners
 
 
-def _histogram(rows: FloatArray, lookups: FloatArray) -> ReuseHistogram:
+def _make_histogram(rows: FloatArray, lookups: FloatArray) -> ReuseHistogram:
     return ReuseHistogram(
         lookups=float(lookups.sum()),
         unique_rows=float(rows.sum()),
@@ -104,7 +106,7 @@ def _histogram(rows: FloatArray, lookups: FloatArray) -> ReuseHistogram:
     )
 
 
-def _scores(count: int, random: Random) -> FloatArray:
+def _draw_scores(count: int, random: Random) -> FloatArray:
     """Evenly spaced quantiles of the standard normal distribution, shuffled."""
     scores = [NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)]
     random.shuffle(scores)

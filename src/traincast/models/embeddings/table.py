@@ -1,4 +1,4 @@
-"""Embedding tables: sizes, how many rows a sample wants, and which."""
+"""Embedding tables: sizes, how many rows per sample accesses, and which."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from traincast.models.embeddings.access import Access, Reuse, Uniform, row_classes
+from traincast.models.embeddings.access import Access, Reuse, Uniform, make_row_classes
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 OPTIMIZERS = tuple(OPTIMIZER_STATE)
@@ -35,10 +35,10 @@ class Pooling:
             if not (isfinite(length) and 0 <= length <= MAX_POOLING):
                 raise TraincastError(f"pooling {length:g}; give a number from 0 to {MAX_POOLING}")
         if any(not 0 <= share <= 1 for share in self.shares) or abs(sum(self.shares) - 1.0) > 1e-3:
-            raise TraincastError("pooling shares must lie between 0 and 1 and sum to 1")
+            raise TraincastError("pooling shares must be between 0 and 1 and sum to 1")
 
     @staticmethod
-    def constant(length: float) -> Pooling:
+    def from_constant(length: float) -> Pooling:
         """Every sample makes `length` lookups (a fraction stands for a mean)."""
         return Pooling((float(length),), (1.0,))
 
@@ -52,7 +52,7 @@ class Pooling:
 class Table:
     """One embedding table. `weighted` lookups multiply each row by a weight of their own.
 
-    `optimizer` names the update fused into the backward pass; it decides the state kept beside the weights.
+    `optimizer` names the update fused into the backward pass; it decides the state kept alongside the weights.
     """
 
     name: str
@@ -71,9 +71,13 @@ class Table:
             if not 1 <= value <= most:
                 raise TraincastError(f"table '{self.name}': {size} {value}; give a number from 1 to {most}")
         if self.dtype not in ITEM_BYTES:
-            raise unknown("dtype", self.dtype, ITEM_BYTES, f"Table '{self.name}': choose {', '.join(ITEM_BYTES)}.")
+            raise make_unknown_error(
+                "dtype", self.dtype, ITEM_BYTES, f"Table '{self.name}': choose {', '.join(ITEM_BYTES)}."
+            )
         if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS, f"Table '{self.name}': {', '.join(OPTIMIZERS)}.")
+            raise make_unknown_error(
+                "optimizer", self.optimizer, OPTIMIZERS, f"Table '{self.name}': {', '.join(OPTIMIZERS)}."
+            )
         if isinstance(self.access, Reuse) and self.access.histogram.unique_rows > self.rows:
             raise TraincastError(
                 f"table '{self.name}': its batches touch {self.access.histogram.unique_rows:g} different rows, "
@@ -88,43 +92,45 @@ class Table:
     @property
     def state_row_bytes(self) -> int:
         """Bytes of optimizer state that belong to one row."""
-        return STATE_ITEM_BYTES * OPTIMIZER_STATE[self.optimizer].per_row_of(self.dim)
+        return STATE_ITEM_BYTES * OPTIMIZER_STATE[self.optimizer].count_state_per_row(self.dim)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the weights and their optimizer state."""
         return self.rows * (self.row_bytes + self.state_row_bytes)
 
-    def lookups(self, batch: int) -> float:
+    def count_lookups(self, batch: int) -> float:
         """Expected lookups of a batch of `batch` samples."""
         if not 0 <= batch < inf:
             raise TraincastError(f"batch of {batch} samples; give 0 or more")
         return batch * self.pooling.mean
 
-    def unique_rows(self, batch: int) -> float:
-        """Expected number of different rows that a batch wants."""
-        return min(row_classes(self.access, self.rows).unique_rows(self.lookups(batch)), float(self.rows))
+    def count_unique_rows(self, batch: int) -> float:
+        """Expected number of different rows that a batch accesses."""
+        return min(
+            make_row_classes(self.access, self.rows).count_unique_rows(self.count_lookups(batch)), float(self.rows)
+        )
 
-    def duplicates(self, batch: int) -> float:
+    def count_duplicates(self, batch: int) -> float:
         """Expected lookups of a batch whose gradient joins that of an earlier one of the same row."""
-        return self.lookups(batch) - self.unique_rows(batch)
+        return self.count_lookups(batch) - self.count_unique_rows(batch)
 
-    def hit_rate(self, cache_rows: float, batch: int | None = None) -> float:
-        """Share of lookups that hit an LRU cache of so many rows.
+    def compute_hit_rate(self, cache_rows: float, batch: int | None = None) -> float:
+        """Share of lookups that hit an LRU cache of this many rows.
 
         With `batch` the cache is empty when the batch begins; without it, it has been in use for long.
         """
         if not cache_rows >= 0:
             raise TraincastError(f"a cache of {cache_rows:g} rows; give 0 or more")
-        classes = row_classes(self.access, self.rows)
+        classes = make_row_classes(self.access, self.rows)
         if batch is None:
-            return 1.0 if cache_rows >= self.rows else classes.steady_hit_rate(cache_rows)
-        lookups = self.lookups(batch)
+            return 1.0 if cache_rows >= self.rows else classes.compute_steady_hit_rate(cache_rows)
+        lookups = self.count_lookups(batch)
         if not lookups:
             return 0.0
         if cache_rows >= self.rows:
-            return self.duplicates(batch) / lookups
-        return classes.hits(cache_rows, lookups) / lookups
+            return self.count_duplicates(batch) / lookups
+        return classes.count_hits(cache_rows, lookups) / lookups
 
 
 def check_tables(tables: Sequence[Table]) -> tuple[Table, ...]:

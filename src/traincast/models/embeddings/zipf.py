@@ -11,33 +11,34 @@ _SINGLE = 256  # ranks that are a class of their own
 _RATIO = 1.02  # last rank over first of the other classes
 
 
-def zipf_classes(rows: int, exponent: float) -> RowClasses:
-    """Classes of a table whose r-th most popular row is wanted in proportion to r ** -exponent."""
-    edges = _edges(rows)
-    weight = _power_sums(edges, exponent)
+def make_zipf_classes(rows: int, exponent: float) -> RowClasses:
+    """Classes of a table whose r-th most popular row is accessed in proportion to r ** -exponent."""
+    edges = _choose_edges(rows)
+    weight = _compute_power_sums(edges, exponent)
     count = np.diff(edges)
-    return RowClasses.of(count, weight / count)
+    return RowClasses.from_weights(count, weight / count)
 
 
-def power_classes(rows: int, exponent: float) -> RowClasses:
-    """Classes of a table whose row r is wanted as often as x ** -exponent, x from 1 to `rows` + 1, rounds down to r."""
-    edges = _edges(rows)
+def make_power_classes(rows: int, exponent: float) -> RowClasses:
+    """Classes of a table whose row r is accessed as often as x ** -exponent, x from 1 to `rows` + 1, rounds down to
+    r."""
+    edges = _choose_edges(rows)
     count = np.diff(edges)
-    return RowClasses.of(count, _integral(edges[:-1], edges[1:], exponent) / count)
+    return RowClasses.from_weights(count, _integrate_power(edges[:-1], edges[1:], exponent) / count)
 
 
-def folded_classes(rows: int, exponent: float) -> RowClasses:
-    """Classes of a table whose row r is wanted as r, r + `rows`, r + 2 `rows`... of a Zipf law without an end.
+def make_folded_classes(rows: int, exponent: float) -> RowClasses:
+    """Classes of a table whose row r is accessed as r, r + `rows`, r + 2 `rows`... of a Zipf law without an end.
 
-    What lies beyond the first `rows` hardly differs between them: they share it evenly.
+    What is beyond the first `rows` hardly differs between them: they share it evenly.
     """
-    edges = _edges(rows)
-    weight, count = _power_sums(edges, exponent), np.diff(edges)
+    edges = _choose_edges(rows)
+    weight, count = _compute_power_sums(edges, exponent), np.diff(edges)
     beyond = (rows + 0.5) ** (1.0 - exponent) / (exponent - 1.0)
-    return RowClasses.of(count, weight / count + beyond / rows)
+    return RowClasses.from_weights(count, weight / count + beyond / rows)
 
 
-def _edges(rows: int) -> FloatArray:
+def _choose_edges(rows: int) -> FloatArray:
     """First ranks of the classes, and one past the last."""
     single = np.arange(1, min(rows, _SINGLE) + 1)
     if rows <= _SINGLE:
@@ -47,14 +48,14 @@ def _edges(rows: int) -> FloatArray:
     return np.concatenate([single, further])
 
 
-def _power_sums(edges: FloatArray, exponent: float) -> FloatArray:
+def _compute_power_sums(edges: FloatArray, exponent: float) -> FloatArray:
     """Sum of r ** -exponent over the ranks of each class: single ranks exactly, else by the integral."""
     single = np.diff(edges) == 1.0
-    between = _integral(edges[:-1] - 0.5, edges[1:] - 0.5, exponent)
+    between = _integrate_power(edges[:-1] - 0.5, edges[1:] - 0.5, exponent)
     return np.asarray(np.where(single, edges[:-1] ** -exponent, between))
 
 
-def _integral(first: FloatArray, last: FloatArray, exponent: float) -> FloatArray:
+def _integrate_power(first: FloatArray, last: FloatArray, exponent: float) -> FloatArray:
     """Of x ** -exponent."""
     slope = 1.0 - exponent
     growth = np.log(last / first)

@@ -29,7 +29,7 @@ class Ref:
         return self.spec.shape
 
 
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+def compute_contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides of a shape, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -50,10 +50,10 @@ class StepBuilder:
     """Writes a step op by op into `target`: makes tensors from shapes and fills in signatures.
 
     Backward scopes are on thread 1; changes of thread are tied together as autograd's are. `half` is the type that
-    autocast turns operands of matrix products into ("" without autocast). `engine_ops_apart`: what the autograd engine
+    autocast turns operands of GEMMs into ("" without autocast). `engine_ops_apart`: what the autograd engine
     runs after a node (sums of gradients) are host ops of their own, as PyTorch 1.8's profiler shows them.
     Each communicator has a stream of its own, numbered from 1 in order of first use. `labels` has an entry for every
-    scope: what it was `labelled` (None: nothing).
+    scope: what it was `label_scopes` (None: nothing).
     """
 
     half: str = ""
@@ -76,65 +76,69 @@ class StepBuilder:
         communicates on the stream that it has there, or on the next free one."""
         events = [signature.scalar("event") for signature in program.signatures]
         self._events = 1 + max((event for event in events if isinstance(event, int)), default=-1)
-        self._streams[group.number] = _stream_of(program, group.number)
+        self._streams[group.number] = _find_stream(program, group.number)
 
     def stream_of(self, group: Communicator) -> int:
         """The stream on which a communicator runs its collectives: its own, or the next one."""
         return self._streams.setdefault(group.number, 1 + max(self._streams.values(), default=0))
 
     @contextmanager
-    def labelled(self, label: object) -> Iterator[None]:
+    def label_scopes(self, label: object) -> Iterator[None]:
         """Gives a label to the scopes that are opened inside."""
         before, self._label = self._label, label
         yield
         self._label = before
 
-    def _tensor(self, storage: int, shape: Sequence[int], stride: Sequence[int], dtype: str, device: str) -> Ref:
+    def _add_tensor(self, storage: int, shape: Sequence[int], stride: Sequence[int], dtype: str, device: str) -> Ref:
         spec = TensorSpec(tuple(shape), tuple(stride), dtype, device)
-        return Ref(self.target.tensor(storage), storage, spec)
+        return Ref(self.target.add_tensor(storage), storage, spec)
 
-    def _storage(self, shape: Sequence[int], dtype: str, device: str, kind: StorageKind, *, before: bool) -> int:
+    def _add_storage(self, shape: Sequence[int], dtype: str, device: str, kind: StorageKind, *, before: bool) -> int:
         elements = 1
         for size in shape:
             elements *= size
         # host memory takes no device bytes
         nbytes = elements * DTYPE_BYTES[dtype] if device == "cuda" else 0
-        return self.target.storage(nbytes, kind, before_step=before)
+        return self.target.add_storage(nbytes, kind, before_step=before)
 
-    def resident(self, shape: Sequence[int], kind: StorageKind, dtype: str = "float32", device: str = "cuda") -> Ref:
+    def add_resident_tensor(
+        self, shape: Sequence[int], kind: StorageKind, dtype: str = "float32", device: str = "cuda"
+    ) -> Ref:
         """A tensor that is there before the step."""
-        storage = self._storage(shape, dtype, device, kind, before=True)
-        return self._tensor(storage, shape, contiguous(shape), dtype, device)
+        storage = self._add_storage(shape, dtype, device, kind, before=True)
+        return self._add_tensor(storage, shape, compute_contiguous_strides(shape), dtype, device)
 
-    def new(
+    def add_tensor(
         self, shape: Sequence[int], dtype: str = "float32", device: str = "cuda", stride: Sequence[int] | None = None
     ) -> Ref:
         """A tensor that the next op allocates."""
-        storage = self._storage(shape, dtype, device, StorageKind.ACTIVATION, before=False)
-        return self._tensor(storage, shape, contiguous(shape) if stride is None else stride, dtype, device)
+        storage = self._add_storage(shape, dtype, device, StorageKind.ACTIVATION, before=False)
+        return self._add_tensor(
+            storage, shape, compute_contiguous_strides(shape) if stride is None else stride, dtype, device
+        )
 
-    def view(self, of: Ref, shape: Sequence[int], stride: Sequence[int] | None = None) -> Ref:
+    def add_view(self, of: Ref, shape: Sequence[int], stride: Sequence[int] | None = None) -> Ref:
         """Another tensor on the same storage."""
-        strides = contiguous(shape) if stride is None else stride
-        return self._tensor(of.storage, shape, strides, of.spec.dtype, of.spec.device)
+        strides = compute_contiguous_strides(shape) if stride is None else stride
+        return self._add_tensor(of.storage, shape, strides, of.spec.dtype, of.spec.device)
 
-    def seen_as(self, of: Ref, shape: Sequence[int], stride: Sequence[int], dtype: str) -> Ref:
-        """The same storage seen as another type: a stand-in for a copy that is not counted as memory."""
-        return self._tensor(of.storage, shape, stride, dtype, of.spec.device)
+    def add_reinterpreted_view(self, of: Ref, shape: Sequence[int], stride: Sequence[int], dtype: str) -> Ref:
+        """The same storage seen as another type: a stub for a copy that is not counted as memory."""
+        return self._add_tensor(of.storage, shape, stride, dtype, of.spec.device)
 
-    def scope(self, name: str, phase: Phase | None = None) -> None:
+    def open_scope(self, name: str, phase: Phase | None = None) -> None:
         """Opens a top-level host op; without a phase it stays in the one before. Backward runs on its own thread."""
         phase = self._phase if phase is None else phase
         thread = int(phase == Phase.BACKWARD and not name.startswith("aten::ones_like"))
-        self.scope_on(thread, name, phase, after=self.target.last_scope if thread != self._thread else -1)
+        self.open_scope_on(thread, name, phase, after=self.target.last_scope if thread != self._thread else -1)
 
-    def scope_on(self, thread: int, name: str, phase: Phase, *, after: int = -1) -> None:
+    def open_scope_on(self, thread: int, name: str, phase: Phase, *, after: int = -1) -> None:
         """Opens a top-level host op on a thread, which waits for the scope `after` (-1: for none)."""
         self._phase, self._thread = phase, thread
-        self.target.scope(name, phase, thread=thread, after=after)
+        self.target.open_scope(name, phase, thread=thread, after=after)
         self.labels.append(self._label)
 
-    def op(
+    def add_op(
         self,
         name: str,
         arguments: Arguments,
@@ -164,7 +168,7 @@ class StepBuilder:
             groups=tuple(groups),
             overload=overload,
         )
-        return self.target.op(
+        return self.target.add_op(
             signature,
             [ref.tensor for ref in inputs],
             [ref.tensor for ref in outputs],
@@ -173,93 +177,97 @@ class StepBuilder:
             stream=stream or self.stream,
         )
 
-    def engine_scope(self, name: str, phase: Phase) -> None:
+    def open_engine_scope(self, name: str, phase: Phase) -> None:
         """Opens a top-level op on autograd's thread, which is in it already, whatever its phase."""
-        self.target.scope(name, phase, thread=self.engine_thread)
+        self.target.open_scope(name, phase, thread=self.engine_thread)
         self.labels.append(self._label)
 
-    def engine_op_scope(self, name: str) -> None:
+    def open_engine_op_scope(self, name: str) -> None:
         """Opens a top-level op for what the engine runs after a node, where that is one of its own."""
         if self.engine_ops_apart:
-            self.scope(name)
+            self.open_scope(name)
 
-    def reshaped(self, source: Ref, result: Ref, *, module: str, forward: int) -> None:
+    def add_reshape(self, source: Ref, result: Ref, *, module: str, forward: int) -> None:
         """The op by which autograd undoes a view: a view again, without a copy."""
         scalars: Scalars = [("size", result.shape), ("stride", result.spec.stride)]
-        self.op("aten::_reshape_alias", [("self", source)], [result], scalars, module=module, forward=forward)
+        self.add_op("aten::_reshape_alias", [("self", source)], [result], scalars, module=module, forward=forward)
 
-    def slice(
+    def add_slice(
         self, source: Ref, dim: int, start: int, end: int, *, module: str, forward: int = -1
     ) -> tuple[Ref, int]:  # fmt: skip
         """A view of `start` to `end` along one dimension, and its op."""
-        part = self.view(source, [end - start if i == dim else n for i, n in enumerate(source.shape)],
+        part = self.add_view(source, [end - start if i == dim else n for i, n in enumerate(source.shape)],
                          source.spec.stride)  # fmt: skip
         scalars: Scalars = [("dim", dim), ("start", start), ("end", end), ("step", 1)]
-        op = self.op(
+        op = self.add_op(
             "aten::slice", [("self", source)], [part], scalars, overload="Tensor", module=module, forward=forward
         )
         return part, op
 
-    def slices(self, source: Ref, widths: Sequence[int], *, module: str, forward: int = -1) -> list[Ref]:
-        """Views of so many columns each, side by side along dimension 1: the way back of a concatenation."""
+    def add_column_slices(self, source: Ref, widths: Sequence[int], *, module: str, forward: int = -1) -> list[Ref]:
+        """Views of this many columns each, side by side along dimension 1: the way back of a concatenation."""
         parts, start = [], 0
         for width in widths:
-            parts.append(self.slice(source, 1, start, start + width, module=module, forward=forward)[0])
+            parts.append(self.add_slice(source, 1, start, start + width, module=module, forward=forward)[0])
             start += width
         return parts
 
-    def moved(self, source: Ref, device: str = "cuda", *, non_blocking: bool = False, module: str = "") -> Ref:
+    def add_device_copy(
+        self, source: Ref, device: str = "cuda", *, non_blocking: bool = False, module: str = ""
+    ) -> Ref:
         """A copy on another device, made in the open scope."""
-        copied = self.new(source.shape, source.spec.dtype, device)
+        copied = self.add_tensor(source.shape, source.spec.dtype, device)
         scalars: Scalars = [("dtype", None), ("non_blocking", non_blocking), ("memory_format", None)]
-        self.op("aten::_to_copy", [("self", source)], [copied], scalars, module=module)
+        self.add_op("aten::_to_copy", [("self", source)], [copied], scalars, module=module)
         return copied
 
-    def copied_in(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = False) -> Ref:
+    def add_input_copy(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = False) -> Ref:
         """An input copied from pinned host memory, in a scope of its own."""
-        host = self.resident(shape, StorageKind.INPUT, dtype, "cpu:pinned")
-        self.scope("aten::to", Phase.INPUT)
-        return self.moved(host, non_blocking=non_blocking)
+        host = self.add_resident_tensor(shape, StorageKind.INPUT, dtype, "cpu:pinned")
+        self.open_scope("aten::to", Phase.INPUT)
+        return self.add_device_copy(host, non_blocking=non_blocking)
 
-    def cast(self, source: Ref, dtype: str, *, module: str = "", forward: int = -1) -> tuple[Ref, int]:
+    def add_cast(self, source: Ref, dtype: str, *, module: str = "", forward: int = -1) -> tuple[Ref, int]:
         """The tensor in another type, and the op that makes it in the open scope."""
         spec = source.spec
         dense = spec.numel == 1 + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
-        result = self.new(source.shape, dtype, stride=spec.stride if dense else None)
+        result = self.add_tensor(source.shape, dtype, stride=spec.stride if dense else None)
         scalars: Scalars = [("dtype", dtype), ("non_blocking", False), ("memory_format", None)]
-        return result, self.op("aten::_to_copy", [("self", source)], [result], scalars, module=module, forward=forward)
+        return result, self.add_op(
+            "aten::_to_copy", [("self", source)], [result], scalars, module=module, forward=forward
+        )
 
-    def autocast(self, operand: Ref, module: str) -> tuple[Ref, int]:
-        """An operand of a matrix product, and the op that cast it (-1: none)."""
+    def add_autocast(self, operand: Ref, module: str) -> tuple[Ref, int]:
+        """An operand of a GEMM, and the op that cast it (-1: none)."""
         if not self.half or operand.spec.dtype != "float32":
             return operand, -1
-        return self.cast(operand, self.half, module=module)
+        return self.add_cast(operand, self.half, module=module)
 
-    def cast_backward(self, grad: Ref, forward: int, *, dtype: str = "float32", module: str = "") -> Ref:
+    def add_cast_backward(self, grad: Ref, forward: int, *, dtype: str = "float32", module: str = "") -> Ref:
         """The gradient of what the op `forward` cast, from that of its result; the same when it is -1."""
         if forward < 0:
             return grad
-        self.scope("ToCopyBackward0", Phase.BACKWARD)
-        result, _ = self.cast(grad, dtype, module=module, forward=forward)
-        self.free(grad)
+        self.open_scope("ToCopyBackward0", Phase.BACKWARD)
+        result, _ = self.add_cast(grad, dtype, module=module, forward=forward)
+        self.free_tensors(grad)
         return result
 
-    def record(self, stream: int, *, module: str = "") -> int:
+    def record_event(self, stream: int, *, module: str = "") -> int:
         """Records an event on a stream and gives its number."""
         stream = stream or self.stream
         event = self._events
         self._events += 1
         scalars = [("event", event), ("stream", stream)]
-        self.op("cuda::event_record", [], [], scalars, module=module, stream=stream)
+        self.add_op("cuda::event_record", [], [], scalars, module=module, stream=stream)
         return event
 
-    def wait(self, event: int, stream: int = 0, *, module: str = "") -> None:
+    def wait_for_event(self, event: int, stream: int = 0, *, module: str = "") -> None:
         """Lets a stream wait for an event."""
         stream = stream or self.stream
         scalars = [("event", event), ("stream", stream)]
-        self.op("cuda::stream_wait_event", [], [], scalars, module=module, stream=stream)
+        self.add_op("cuda::stream_wait_event", [], [], scalars, module=module, stream=stream)
 
-    def collective(
+    def add_collective(
         self,
         name: str,
         kind: str,
@@ -278,37 +286,37 @@ class StepBuilder:
         of its own; `details` are its further scalars."""
         runs_on = self.stream_of(group)
         around = "" if forward >= 0 else module
-        self.wait(self.record(stream, module=around), runs_on, module=around)
+        self.wait_for_event(self.record_event(stream, module=around), runs_on, module=around)
         scalars: Scalars = [
             ("collective", kind), ("group", group.ranks), ("communicator", group.number), ("bytes", nbytes),
             *details, ("async_op", True),
         ]  # fmt: skip
         full = name if "::" in name else f"c10d::{name}"
-        self.op(full, arguments, [output], scalars, module=module, forward=forward, stream=runs_on)
-        return self.record(runs_on, module=around)
+        self.add_op(full, arguments, [output], scalars, module=module, forward=forward, stream=runs_on)
+        return self.record_event(runs_on, module=around)
 
-    def all_reduce(self, group: Communicator, flat: Ref, *, stream: int = 0) -> int:
+    def add_all_reduce(self, group: Communicator, flat: Ref, *, stream: int = 0) -> int:
         """An all-reduce in place; gives the event of its end."""
         arguments = [("tensors", flat)]
-        return self.collective(
+        return self.add_collective(
             "allreduce_", "all_reduce", group, arguments, flat, nbytes=flat.spec.nbytes, stream=stream
         )
 
     @contextmanager
-    def on_stream(self, stream: int) -> Iterator[None]:
+    def use_stream(self, stream: int) -> Iterator[None]:
         """What names no other stream runs on this one."""
         before, self.stream = self.stream, stream
         yield
         self.stream = before
 
-    def free(self, *refs: Ref) -> None:
+    def free_tensors(self, *refs: Ref) -> None:
         """Releases storages after the last op so far."""
         for ref in refs:
-            self.target.free(ref.storage)
+            self.target.free_storage(ref.storage)
 
-    def build(self) -> Program:
+    def build_program(self) -> Program:
         """The program written so far."""
-        return self.target.build()
+        return self.target.build_program()
 
 
 class RankBuilder(StepBuilder):
@@ -331,7 +339,7 @@ class RankBuilder(StepBuilder):
         self.across = Communicator(1 + nodes + local, tuple(peers))
         self._held: set[int] = set()
 
-    def all_to_all(
+    def add_all_to_all(
         self, group: Communicator, source: Ref, output: Ref, send: Sequence[int], receive: Sequence[int],
         *, module: str = "", forward: int = -1, stream: int = 0,
     ) -> int:  # fmt: skip
@@ -340,23 +348,23 @@ class RankBuilder(StepBuilder):
         sent, received = tuple(item * n for n in send), tuple(item * n for n in receive)
         even = len({*sent, *received}) == 1
         splits: Scalars = () if even else (("send_splits", sent), ("recv_splits", received))
-        return self.collective(
+        return self.add_collective(
             "alltoall_base_", "all_to_all" if even else "all_to_all_v", group, [("output", output), ("input", source)],
             output, nbytes=sum(sent), details=splits, module=module, forward=forward, stream=stream,
         )  # fmt: skip
 
-    def copied_in(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = True) -> Ref:
+    def add_input_copy(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = True) -> Ref:
         """An input copied from pinned host memory, without waiting for it. The training loop holds it to the end."""
-        copied = super().copied_in(shape, dtype, non_blocking=non_blocking)
+        copied = super().add_input_copy(shape, dtype, non_blocking=non_blocking)
         self._held.add(copied.storage)
         return copied
 
-    def free(self, *refs: Ref) -> None:
+    def free_tensors(self, *refs: Ref) -> None:
         """Releases storages after the last op so far, but not what the training loop holds."""
-        super().free(*(ref for ref in refs if ref.storage not in self._held))
+        super().free_tensors(*(ref for ref in refs if ref.storage not in self._held))
 
 
-def _stream_of(program: Program, communicator: int) -> int:
+def _find_stream(program: Program, communicator: int) -> int:
     """The stream that the program runs this communicator on, or the next free one."""
     c = program.columns
     for index, signature in enumerate(program.signatures):

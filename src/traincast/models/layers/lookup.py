@@ -14,7 +14,7 @@ MODULE = "Dlrm.tables"
 
 @dataclass(slots=True, eq=False)
 class TableBatchedLookup:
-    """One kernel for `tables` tables: their weights and, after `forward`, what its backward needs.
+    """One kernel for `tables` tables: their weights and, after `write_forward`, what its backward needs.
 
     `forms` are the scalars of both kernels. `optimizer` is the one fused into the backward kernel; "dense" tables are
     not updated by it: it gives their gradient. `states` are the fused optimizer's.
@@ -35,7 +35,7 @@ class TableBatchedLookup:
     _checked: tuple[Ref, Ref] = field(init=False)
 
     def __post_init__(self) -> None:
-        resident, buffer = self.builder.resident, StorageKind.BUFFER
+        resident, buffer = self.builder.add_resident_tensor, StorageKind.BUFFER
         self._constants = (
             ("weights_offsets", resident((self.tables,), buffer, "int64")),
             ("D_offsets", resident((self.tables + 1,), buffer, "int32")),
@@ -46,50 +46,54 @@ class TableBatchedLookup:
     def _weighted(self) -> str:
         return "weighted" if self.weighted else "unweighted"
 
-    def check(self, indices: Ref, offsets: Ref, per_sample: Ref | None = None) -> tuple[Ref, Ref]:
+    def write_bounds_check(self, indices: Ref, offsets: Ref, per_sample: Ref | None = None) -> tuple[Ref, Ref]:
         """Takes the lookups of a batch and checks their bounds; gives them as they are used, in int64. `per_sample`
         are their weights."""
         builder = self.builder
-        self.indices, self.offsets, self.per_sample = self._widened(indices), self._widened(offsets), per_sample
+        self.indices, self.offsets, self.per_sample = (
+            self._cast_to_int64(indices),
+            self._cast_to_int64(offsets),
+            per_sample,
+        )
         rows, warning = self._checked
-        builder.scope("fbgemm::bounds_check_indices", Phase.FORWARD)
+        builder.open_scope("fbgemm::bounds_check_indices", Phase.FORWARD)
         checked = [("rows_per_table", rows), ("indices", self.indices), ("offsets", self.offsets), ("warning", warning)]
-        builder.op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
+        builder.add_op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
         return self.indices, self.offsets
 
-    def forward(self, samples: int, columns: int) -> Ref:
+    def write_forward(self, samples: int, columns: int) -> Ref:
         """Pooled embeddings [samples, columns]."""
         builder, family = self.builder, "dense" if self.optimizer == "dense" else "split"
-        builder.scope("SplitLookupFunction")
-        pooled = builder.new((samples, columns))
+        builder.open_scope("SplitLookupFunction")
+        pooled = builder.add_tensor((samples, columns))
         name = f"fbgemm::{family}_embedding_codegen_forward_{self._weighted}_cuda"
-        self.op = builder.op(name, self._arguments(), [pooled], self.forms, module=MODULE)
+        self.op = builder.add_op(name, self._list_arguments(), [pooled], self.forms, module=MODULE)
         return pooled
 
-    def backward(self, grad: Ref) -> Ref | None:
+    def write_backward(self, grad: Ref) -> Ref | None:
         """Updates the tables in place; of dense ones gives the gradient."""
         builder = self.builder
         assert self.indices is not None and self.offsets is not None
-        builder.scope("SplitLookupFunctionBackward", Phase.BACKWARD)
+        builder.open_scope("SplitLookupFunctionBackward", Phase.BACKWARD)
         name = f"fbgemm::split_embedding_backward_codegen_{self.optimizer}_{self._weighted}_exact_cuda"
         moments = [(f"momentum{i + 1}_dev", state) for i, state in enumerate(self.states)]
-        arguments = [("grad_output", grad), *self._arguments(), *moments]
-        result = builder.new(self.weights.shape, self.weights.spec.dtype) if self.optimizer == "dense" else None
+        arguments = [("grad_output", grad), *self._list_arguments(), *moments]
+        result = builder.add_tensor(self.weights.shape, self.weights.spec.dtype) if self.optimizer == "dense" else None
         scalars = [*self.forms, ("learning_rate", LEARNING_RATE)]
-        builder.op(name, arguments, [] if result is None else [result], scalars, module=MODULE, forward=self.op)
-        builder.free(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
+        builder.add_op(name, arguments, [] if result is None else [result], scalars, module=MODULE, forward=self.op)
+        builder.free_tensors(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
         return result
 
-    def _arguments(self) -> list[tuple[str, Ref]]:
+    def _list_arguments(self) -> list[tuple[str, Ref]]:
         assert self.indices is not None and self.offsets is not None
         arguments = [("dev_weights", self.weights), *self._constants]
         arguments += [("indices", self.indices), ("offsets", self.offsets)]
         return arguments if self.per_sample is None else [*arguments, ("indice_weights", self.per_sample)]
 
-    def _widened(self, indices: Ref) -> Ref:
-        self.builder.scope("aten::to", Phase.FORWARD)
+    def _cast_to_int64(self, indices: Ref) -> Ref:
+        self.builder.open_scope("aten::to", Phase.FORWARD)
         if indices.spec.dtype == "int64":
             return indices
-        wide, _ = self.builder.cast(indices, "int64", module=MODULE)
-        self.builder.free(indices)  # unless the training loop holds it
+        wide, _ = self.builder.add_cast(indices, "int64", module=MODULE)
+        self.builder.free_tensors(indices)  # unless the training loop holds it
         return wide

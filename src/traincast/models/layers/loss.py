@@ -28,31 +28,33 @@ LOSSES = {
 }  # fmt: skip
 
 
-def loss_forward(builder: StepBuilder, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
+def write_loss_forward(builder: StepBuilder, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
     """The mean loss, and its op."""
     loss = LOSSES[kind]
     if kind == "mse":
-        builder.scope("aten::broadcast_tensors")
-    builder.scope(loss.forward, Phase.LOSS)
-    mean = builder.new(())
+        builder.open_scope("aten::broadcast_tensors")
+    builder.open_scope(loss.forward, Phase.LOSS)
+    mean = builder.add_tensor(())
     arguments = [("self", probabilities), ("target", target)]
-    return mean, builder.op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
+    return mean, builder.add_op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
 
 
 def begin_backward(builder: StepBuilder, mean: Ref) -> Ref:
     """The gradient that a backward pass begins with: one."""
-    builder.scope("aten::ones_like", Phase.BACKWARD)
-    one = builder.new(())
+    builder.open_scope("aten::ones_like", Phase.BACKWARD)
+    one = builder.add_tensor(())
     scalars: Scalars = [("dtype", None), ("memory_format", "preserve_format")]
-    builder.op("aten::ones_like", [("self", mean)], [one], scalars)
+    builder.add_op("aten::ones_like", [("self", mean)], [one], scalars)
     return one
 
 
-def loss_backward(builder: StepBuilder, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int) -> Ref:
+def write_loss_backward(
+    builder: StepBuilder, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int
+) -> Ref:
     """The gradient of the probabilities; `forward` is the loss's op."""
     loss = LOSSES[kind]
-    builder.scope(loss.node)
-    grad = builder.new(probabilities.shape)
+    builder.open_scope(loss.node)
+    grad = builder.add_tensor(probabilities.shape)
     arguments = [("grad_output", one), ("self", probabilities), ("target", target)]
-    builder.op(loss.backward, arguments, [grad], loss.scalars, module=loss.module, forward=forward)
+    builder.add_op(loss.backward, arguments, [grad], loss.scalars, module=loss.module, forward=forward)
     return grad

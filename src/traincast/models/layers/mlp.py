@@ -19,7 +19,7 @@ _ACTIVATION_BACKWARD: dict[str, tuple[str, str, str, Scalars]] = {
 @dataclass(slots=True)
 class Layer:
     """A linear layer and its activation (`relu`, `sigmoid`, "" for none). Ops are indices of the program, set by
-    `forward`."""
+    `write_forward`."""
 
     weight: Ref
     bias: Ref
@@ -36,47 +36,47 @@ class Layer:
     cast_bias: Ref | None = None
 
 
-def forward(builder: StepBuilder, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
+def write_forward(builder: StepBuilder, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
     """Runs layers; with `keep` (training) every activation's result is kept for the backward pass."""
     for number, layer in enumerate(layers):
         fan_out, fan_in = layer.weight.shape
-        builder.scope("aten::linear", Phase.FORWARD)
-        operands = [builder.autocast(ref, layer.module) for ref in (layer.bias, layer.weight, x)]
+        builder.open_scope("aten::linear", Phase.FORWARD)
+        operands = [builder.add_autocast(ref, layer.module) for ref in (layer.bias, layer.weight, x)]
         (bias, bias_cast), (weight, weight_cast), (operand, operand_cast) = operands
         layer.casts, layer.cast_bias = (bias_cast, weight_cast, operand_cast), bias if bias_cast >= 0 else None
-        transposed = builder.view(weight, (fan_in, fan_out), (1, fan_in))
-        t = builder.op("aten::t", [("self", weight)], [transposed], module=layer.module)
-        linear = builder.new((x.shape[0], fan_out), weight.spec.dtype)
-        addmm = builder.op(
+        transposed = builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
+        t = builder.add_op("aten::t", [("self", weight)], [transposed], module=layer.module)
+        linear = builder.add_tensor((x.shape[0], fan_out), weight.spec.dtype)
+        addmm = builder.add_op(
             "aten::addmm", [("self", bias), ("mat1", operand), ("mat2", transposed)], [linear],
             [("beta", 1), ("alpha", 1)], module=layer.module,
         )  # fmt: skip
         if not keep and number:
-            builder.free(x)
+            builder.free_tensors(x)
         layer.transposed, layer.operand = transposed, operand
-        activation, x = _activation(builder, layer, linear) if layer.activation else (-1, linear)
+        activation, x = _write_activation(builder, layer, linear) if layer.activation else (-1, linear)
         layer.result, layer.ops = x, (t, addmm, activation)
     return x
 
 
-def _activation(builder: StepBuilder, layer: Layer, linear: Ref) -> tuple[int, Ref]:
+def _write_activation(builder: StepBuilder, layer: Layer, linear: Ref) -> tuple[int, Ref]:
     name = f"aten::{layer.activation}"
-    builder.scope(name)
-    result = builder.new(linear.shape, linear.spec.dtype)
-    op = builder.op(name, [("self", linear)], [result], module=layer.activation_module)
-    builder.free(linear)
+    builder.open_scope(name)
+    result = builder.add_tensor(linear.shape, linear.spec.dtype)
+    op = builder.add_op(name, [("self", linear)], [result], module=layer.activation_module)
+    builder.free_tensors(linear)
     return op, result
 
 
-def bias_backward(builder: StepBuilder, grad: Ref, *, module: str, forward: int) -> Ref:
+def write_bias_backward(builder: StepBuilder, grad: Ref, *, module: str, forward: int) -> Ref:
     """The gradient of a bias from that of what it was added to: summed over samples by the engine itself."""
-    width, op = grad.shape[1], partial(builder.op, module=module, forward=forward)
-    builder.engine_op_scope("aten::sum")
-    summed = builder.new((1, width), grad.spec.dtype)
+    width, op = grad.shape[1], partial(builder.add_op, module=module, forward=forward)
+    builder.open_engine_op_scope("aten::sum")
+    summed = builder.add_tensor((1, width), grad.spec.dtype)
     scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]
     op("aten::sum", [("self", grad)], [summed], scalars, overload="dim_IntList")
-    builder.engine_op_scope("aten::view")
-    bias_grad = builder.view(summed, (width,))
+    builder.open_engine_op_scope("aten::view")
+    bias_grad = builder.add_view(summed, (width,))
     op("aten::view", [("self", summed)], [bias_grad], [("size", (width,))])
     return bias_grad
 
@@ -104,10 +104,10 @@ class Mlp:
         pairs = list(zip(widths, widths[1:], strict=False))
         self.layers = [
             Layer(
-                weight=builder.resident((fan_out, fan_in), StorageKind.PARAMETER),
-                bias=builder.resident((fan_out,), StorageKind.PARAMETER),
-                weight_grad=builder.resident((fan_out, fan_in), StorageKind.GRADIENT) if gradients else None,
-                bias_grad=builder.resident((fan_out,), StorageKind.GRADIENT) if gradients else None,
+                weight=builder.add_resident_tensor((fan_out, fan_in), StorageKind.PARAMETER),
+                bias=builder.add_resident_tensor((fan_out,), StorageKind.PARAMETER),
+                weight_grad=builder.add_resident_tensor((fan_out, fan_in), StorageKind.GRADIENT) if gradients else None,
+                bias_grad=builder.add_resident_tensor((fan_out,), StorageKind.GRADIENT) if gradients else None,
                 module=f"{name}.{2 * i}",
                 activation_module=f"{name}.{2 * i + 1}",
                 activation=last if i == len(pairs) - 1 else "relu",
@@ -115,16 +115,16 @@ class Mlp:
             for i, (fan_in, fan_out) in enumerate(pairs)
         ]
 
-    def parameters(self) -> list[Ref]:
+    def list_parameters(self) -> list[Ref]:
         """Weights and biases in order."""
         return [ref for layer in self.layers for ref in (layer.weight, layer.bias)]
 
-    def grads(self) -> list[Ref]:
+    def list_gradients(self) -> list[Ref]:
         """Their gradients: those of the step before, or once backward has run."""
         return [ref for layer in self.layers for ref in (layer.weight_grad, layer.bias_grad) if ref is not None]
 
-    def arriving(self) -> list[TensorSpec]:
-        """Forms of the gradients in the order in which they come; those that are cast, last cast first."""
+    def list_gradient_specs(self) -> list[TensorSpec]:
+        """Shapes of the gradients in the order in which they come; those that are cast, last cast first."""
         pairs = [(layer.bias, layer.weight) for layer in reversed(self.layers)]
         return [ref.spec for pair in pairs for ref in (reversed(pair) if self.builder.half else pair)]
 
@@ -134,81 +134,81 @@ class Mlp:
         first = self.layers[0]
         if not self.input_grad and first.casts[1] >= 0:
             held.append(first.transposed)
-        self.builder.free(*(ref for ref in held if ref is not None))
+        self.builder.free_tensors(*(ref for ref in held if ref is not None))
 
-    def forward(self, x: Ref, *, keep: bool = True) -> Ref:
+    def write_forward(self, x: Ref, *, keep: bool = True) -> Ref:
         """Runs the layers; with `keep` (training) results are kept for the backward pass."""
-        return forward(self.builder, self.layers, x, keep=keep)
+        return write_forward(self.builder, self.layers, x, keep=keep)
 
-    def backward(self, grad: Ref) -> Ref:
+    def write_backward(self, grad: Ref) -> Ref:
         """From the gradient of the result to that of the input (if wanted), accumulating gradients as they come."""
         first = self.layers[0]
         for layer in reversed(self.layers):
-            inner = self._activation_backward(layer, grad) if layer.activation else grad
-            grad = self._linear_backward(layer, inner, input_grad=self.input_grad or layer is not first)
+            inner = self._write_activation_backward(layer, grad) if layer.activation else grad
+            grad = self._write_linear_backward(layer, inner, input_grad=self.input_grad or layer is not first)
         return grad
 
-    def _activation_backward(self, layer: Layer, grad: Ref) -> Ref:
+    def _write_activation_backward(self, layer: Layer, grad: Ref) -> Ref:
         """The gradient of what the activation was given."""
         assert layer.result is not None
         builder, (node, name, saved, scalars) = self.builder, _ACTIVATION_BACKWARD[layer.activation]
-        builder.scope(node, Phase.BACKWARD)
-        inner = builder.new(grad.shape, grad.spec.dtype)
-        arguments = [("grad_output", grad), (saved, builder.view(layer.result, layer.result.shape))]
-        builder.op(name, arguments, [inner], scalars, module=layer.activation_module, forward=layer.ops[2])
-        builder.free(grad, layer.result)
+        builder.open_scope(node, Phase.BACKWARD)
+        inner = builder.add_tensor(grad.shape, grad.spec.dtype)
+        arguments = [("grad_output", grad), (saved, builder.add_view(layer.result, layer.result.shape))]
+        builder.add_op(name, arguments, [inner], scalars, module=layer.activation_module, forward=layer.ops[2])
+        builder.free_tensors(grad, layer.result)
         return inner
 
-    def _linear_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> Ref:
+    def _write_linear_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> Ref:
         assert layer.transposed is not None and layer.operand is not None
         builder, t, addmm = self.builder, layer.ops[0], layer.ops[1]
         bias_cast, weight_cast, operand_cast = layer.casts
-        builder.scope("AddmmBackward0", Phase.BACKWARD)
-        below, turned = self._products_backward(layer, grad, input_grad=input_grad)
-        bias_grad = bias_backward(builder, grad, module=layer.module, forward=addmm)
-        builder.free(grad, layer.operand)
+        builder.open_scope("AddmmBackward0", Phase.BACKWARD)
+        below, turned = self._write_gemm_backward(layer, grad, input_grad=input_grad)
+        bias_grad = write_bias_backward(builder, grad, module=layer.module, forward=addmm)
+        builder.free_tensors(grad, layer.operand)
         if weight_cast < 0:
-            layer.bias_grad = self._accumulated(layer.bias_grad, bias_grad)
+            layer.bias_grad = self._accumulate_gradient(layer.bias_grad, bias_grad)
         elif input_grad:
-            builder.free(layer.transposed)
-        builder.scope("TBackward0")
-        weight_grad = builder.view(turned, layer.weight.shape)
-        builder.op("aten::t", [("self", turned)], [weight_grad], module=layer.module, forward=t)
+            builder.free_tensors(layer.transposed)
+        builder.open_scope("TBackward0")
+        weight_grad = builder.add_view(turned, layer.weight.shape)
+        builder.add_op("aten::t", [("self", turned)], [weight_grad], module=layer.module, forward=t)
         if input_grad:
-            below = builder.cast_backward(below, operand_cast, module=layer.module)
-        weight_grad = builder.cast_backward(weight_grad, weight_cast, module=layer.module)
-        layer.weight_grad = self._accumulated(layer.weight_grad, weight_grad)
+            below = builder.add_cast_backward(below, operand_cast, module=layer.module)
+        weight_grad = builder.add_cast_backward(weight_grad, weight_cast, module=layer.module)
+        layer.weight_grad = self._accumulate_gradient(layer.weight_grad, weight_grad)
         if weight_cast >= 0:
-            bias_grad = builder.cast_backward(bias_grad, bias_cast, module=layer.module)
-            layer.bias_grad = self._accumulated(layer.bias_grad, bias_grad)
+            bias_grad = builder.add_cast_backward(bias_grad, bias_cast, module=layer.module)
+            layer.bias_grad = self._accumulate_gradient(layer.bias_grad, bias_grad)
         return below
 
-    def _products_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> tuple[Ref, Ref]:
+    def _write_gemm_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> tuple[Ref, Ref]:
         """Gradients of the layer's input (`grad` itself when not wanted), and of its weight, transposed."""
         assert layer.transposed is not None and layer.operand is not None
-        builder, op = self.builder, partial(self.builder.op, module=layer.module, forward=layer.ops[1])
+        builder, op = self.builder, partial(self.builder.add_op, module=layer.module, forward=layer.ops[1])
         (batch, fan_out), fan_in, dtype = grad.shape, layer.transposed.shape[0], grad.spec.dtype
         below = grad
         if input_grad:
-            straight = builder.view(layer.transposed, (fan_out, fan_in))
+            straight = builder.add_view(layer.transposed, (fan_out, fan_in))
             op("aten::t", [("self", layer.transposed)], [straight])
-            below = builder.new((batch, fan_in), dtype)
+            below = builder.add_tensor((batch, fan_in), dtype)
             op("aten::mm", [("self", grad), ("mat2", straight)], [below])
-        flipped = builder.view(grad, (fan_out, batch), (1, fan_out))
+        flipped = builder.add_view(grad, (fan_out, batch), (1, fan_out))
         op("aten::t", [("self", grad)], [flipped])
-        weight_grad = builder.new((fan_out, fan_in), dtype)
+        weight_grad = builder.add_tensor((fan_out, fan_in), dtype)
         op("aten::mm", [("self", flipped), ("mat2", layer.operand)], [weight_grad])
-        turned = builder.view(weight_grad, (fan_in, fan_out), (1, fan_in))
+        turned = builder.add_view(weight_grad, (fan_in, fan_out), (1, fan_in))
         op("aten::t", [("self", weight_grad)], [turned])
         return below, turned
 
-    def _accumulated(self, before: Ref | None, grad: Ref) -> Ref:
+    def _accumulate_gradient(self, before: Ref | None, grad: Ref) -> Ref:
         """The gradient that the optimizer will read, once `grad` has come; `before` is that of the step before."""
         if self.reducer is not None:
-            return self.reducer.accumulate(grad)
+            return self.reducer.accumulate_gradient(grad)
         assert before is not None
         builder = self.builder
-        builder.scope(ACCUMULATE_GRAD)
-        builder.op("aten::add_", [("self", before), ("other", grad)], [before], [("alpha", 1)], overload="Tensor")
-        builder.free(grad)
+        builder.open_scope(ACCUMULATE_GRAD)
+        builder.add_op("aten::add_", [("self", before), ("other", grad)], [before], [("alpha", 1)], overload="Tensor")
+        builder.free_tensors(grad)
         return before

@@ -21,7 +21,7 @@ _ADAM_STEP = -LEARNING_RATE / (1 - _BETAS[0] ** _COUNT)
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class OptimizedParameter:
     """A parameter with its optimizer state: a step count on the host, and moments."""
 
     parameter: Ref
@@ -29,14 +29,14 @@ class Stepped:
     moments: tuple[Ref, ...]
 
 
-def with_state(builder: StepBuilder, optimizer: str, parameters: Sequence[Ref]) -> list[Stepped]:
+def make_optimizer_state(builder: StepBuilder, optimizer: str, parameters: Sequence[Ref]) -> list[OptimizedParameter]:
     """Optimizer state of parameters, there before the step."""
     kind, moments = StorageKind.OPTIMIZER_STATE, OPTIMIZER_STATE[optimizer].per_weight
     return [
-        Stepped(
+        OptimizedParameter(
             parameter,
-            builder.resident((), kind, device="cpu") if moments else None,
-            tuple(builder.resident(parameter.shape, kind, parameter.spec.dtype) for _ in range(moments)),
+            builder.add_resident_tensor((), kind, device="cpu") if moments else None,
+            tuple(builder.add_resident_tensor(parameter.shape, kind, parameter.spec.dtype) for _ in range(moments)),
         )
         for parameter in parameters
     ]
@@ -44,148 +44,154 @@ def with_state(builder: StepBuilder, optimizer: str, parameters: Sequence[Ref]) 
 
 def zero_grad(builder: StepBuilder, optimizer: str, grads: Sequence[Ref] = ()) -> None:
     """Writes zeros into gradients; those that are dropped instead cost host time only."""
-    builder.scope(f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad", Phase.OTHER)
+    builder.open_scope(f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad", Phase.OTHER)
     for grad in grads:
-        builder.op("aten::zero_", [("self", grad)], [grad])
+        builder.add_op("aten::zero_", [("self", grad)], [grad])
 
 
-def step_one_by_one(builder: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_one_by_one(
+    builder: StepBuilder, optimizer: str, stepped: Sequence[OptimizedParameter], grads: Sequence[Ref]
+) -> None:
     """One update of every parameter by ops of its own."""
-    builder.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
-    update = {"sgd": _sgd, "adagrad": _adagrad, "adam": _adam}[optimizer]
+    builder.open_scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
+    update = {"sgd": _write_sgd, "adagrad": _write_adagrad, "adam": _write_adam}[optimizer]
     last: Ref | None = None
     for parameter, grad in zip(stepped, grads, strict=True):
         last = update(builder, parameter, grad, last)
-    _release(builder, last)
+    _release_denominator(builder, last)
 
 
-def step_together(builder: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_together(
+    builder: StepBuilder, optimizer: str, stepped: Sequence[OptimizedParameter], grads: Sequence[Ref]
+) -> None:
     """One update of all parameters by ops over lists (`_foreach_*`)."""
-    builder.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
+    builder.open_scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
     parameters = [state.parameter for state in stepped]
     if optimizer == "sgd":
         lists = [("self", parameters), ("other", grads)]
-        builder.op("aten::_foreach_add_", lists, [], [("alpha", -LEARNING_RATE)], overload="List")
+        builder.add_op("aten::_foreach_add_", lists, [], [("alpha", -LEARNING_RATE)], overload="List")
         return
     counts = [state.count for state in stepped if state.count is not None]
     moments = [[state.moments[i] for state in stepped] for i in range(len(stepped[0].moments))]
-    one = builder.resident((), StorageKind.ACTIVATION, device="cpu")
-    builder.op("aten::lift_fresh", [("self", one)], [one])
-    builder.op("aten::_foreach_add_", [("self", counts), ("other", one)], [], [("alpha", 1.0)], overload="Tensor")
-    update = _foreach_adagrad if optimizer == "adagrad" else _foreach_adam
+    one = builder.add_resident_tensor((), StorageKind.ACTIVATION, device="cpu")
+    builder.add_op("aten::lift_fresh", [("self", one)], [one])
+    builder.add_op("aten::_foreach_add_", [("self", counts), ("other", one)], [], [("alpha", 1.0)], overload="Tensor")
+    update = _write_foreach_adagrad if optimizer == "adagrad" else _write_foreach_adam
     update(builder, parameters, grads, counts, moments)
 
 
-def _release(builder: StepBuilder, previous: Ref | None) -> None:
+def _release_denominator(builder: StepBuilder, previous: Ref | None) -> None:
     """The denominator of the parameter before lives until the name it is bound to is bound anew."""
     if previous is not None:
-        builder.free(previous)
+        builder.free_tensors(previous)
 
 
-def _in_place(
+def _write_in_place(
     builder: StepBuilder, name: str, arguments: Sequence[tuple[str, Ref]], scalars: Scalars, overload: str
 ) -> None:
-    builder.op(name, arguments, [arguments[0][1]], scalars, overload=overload)
+    builder.add_op(name, arguments, [arguments[0][1]], scalars, overload=overload)
 
 
-def _add(builder: StepBuilder, to: Ref, value: float) -> None:
-    _in_place(builder, "aten::add_", [("self", to)], [("other", value), ("alpha", 1)], "Tensor")
+def _write_add(builder: StepBuilder, to: Ref, value: float) -> None:
+    _write_in_place(builder, "aten::add_", [("self", to)], [("other", value), ("alpha", 1)], "Tensor")
 
 
-def _sgd(builder: StepBuilder, stepped: Stepped, grad: Ref, _: Ref | None) -> None:
+def _write_sgd(builder: StepBuilder, stepped: OptimizedParameter, grad: Ref, _: Ref | None) -> None:
     arguments = [("self", stepped.parameter), ("other", grad)]
-    _in_place(builder, "aten::add_", arguments, [("alpha", -LEARNING_RATE)], "Tensor")
+    _write_in_place(builder, "aten::add_", arguments, [("alpha", -LEARNING_RATE)], "Tensor")
 
 
-def _adagrad(builder: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _write_adagrad(builder: StepBuilder, stepped: OptimizedParameter, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     (moment,) = stepped.moments
-    _add(builder, stepped.count, 1)
-    builder.op("aten::_local_scalar_dense", [("self", stepped.count)])
+    _write_add(builder, stepped.count, 1)
+    builder.add_op("aten::_local_scalar_dense", [("self", stepped.count)])
     squares = [("self", moment), ("tensor1", grad), ("tensor2", grad)]
-    _in_place(builder, "aten::addcmul_", squares, [("value", 1)], "")
-    root = builder.new(moment.shape)
-    builder.op("aten::sqrt", [("self", moment)], [root])
-    _add(builder, root, _ADAGRAD_EPSILON)
-    _release(builder, previous)
+    _write_in_place(builder, "aten::addcmul_", squares, [("value", 1)], "")
+    root = builder.add_tensor(moment.shape)
+    builder.add_op("aten::sqrt", [("self", moment)], [root])
+    _write_add(builder, root, _ADAGRAD_EPSILON)
+    _release_denominator(builder, previous)
     quotient = [("self", stepped.parameter), ("tensor1", grad), ("tensor2", root)]
-    _in_place(builder, "aten::addcdiv_", quotient, [("value", -LEARNING_RATE)], "")
+    _write_in_place(builder, "aten::addcdiv_", quotient, [("value", -LEARNING_RATE)], "")
     return root
 
 
-def _adam(builder: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _write_adam(builder: StepBuilder, stepped: OptimizedParameter, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     first, second = stepped.moments
-    _add(builder, stepped.count, 1)
-    _in_place(builder, "aten::mul_", [("self", stepped.parameter)], [("other", 1 - LEARNING_RATE * _DECAY)], "Tensor")
-    _in_place(builder, "aten::lerp_", [("self", first), ("end", grad)], [("weight", 1 - _BETAS[0])], "Scalar")
-    _in_place(builder, "aten::mul_", [("self", second)], [("other", _BETAS[1])], "Tensor")
+    _write_add(builder, stepped.count, 1)
+    _write_in_place(
+        builder, "aten::mul_", [("self", stepped.parameter)], [("other", 1 - LEARNING_RATE * _DECAY)], "Tensor"
+    )
+    _write_in_place(builder, "aten::lerp_", [("self", first), ("end", grad)], [("weight", 1 - _BETAS[0])], "Scalar")
+    _write_in_place(builder, "aten::mul_", [("self", second)], [("other", _BETAS[1])], "Tensor")
     squares = [("self", second), ("tensor1", grad), ("tensor2", grad)]
-    _in_place(builder, "aten::addcmul_", squares, [("value", 1 - _BETAS[1])], "")
-    builder.op("aten::_local_scalar_dense", [("self", stepped.count)])
-    root = builder.new(second.shape)
-    builder.op("aten::sqrt", [("self", second)], [root])
-    scaled = builder.new(second.shape)
-    builder.op("aten::div", [("self", root)], [scaled], [("other", _ADAM_ROOT)], overload="Tensor")
-    builder.free(root)
-    _add(builder, scaled, _ADAM_EPSILON)
-    _release(builder, previous)
+    _write_in_place(builder, "aten::addcmul_", squares, [("value", 1 - _BETAS[1])], "")
+    builder.add_op("aten::_local_scalar_dense", [("self", stepped.count)])
+    root = builder.add_tensor(second.shape)
+    builder.add_op("aten::sqrt", [("self", second)], [root])
+    scaled = builder.add_tensor(second.shape)
+    builder.add_op("aten::div", [("self", root)], [scaled], [("other", _ADAM_ROOT)], overload="Tensor")
+    builder.free_tensors(root)
+    _write_add(builder, scaled, _ADAM_EPSILON)
+    _release_denominator(builder, previous)
     quotient = [("self", stepped.parameter), ("tensor1", first), ("tensor2", scaled)]
-    _in_place(builder, "aten::addcdiv_", quotient, [("value", _ADAM_STEP)], "")
+    _write_in_place(builder, "aten::addcdiv_", quotient, [("value", _ADAM_STEP)], "")
     return scaled
 
 
-def _read(builder: StepBuilder, counts: Sequence[Ref]) -> None:
+def _read_step_counts(builder: StepBuilder, counts: Sequence[Ref]) -> None:
     for count in counts:
-        builder.op("aten::_local_scalar_dense", [("self", count)])
+        builder.add_op("aten::_local_scalar_dense", [("self", count)])
 
 
-def _scalar(builder: StepBuilder, name: str, on: Sequence[Ref], value: float) -> None:
-    builder.op(f"aten::_foreach_{name}", [("self", on)], [], [("scalar", value)], overload="Scalar")
+def _write_foreach_scalar(builder: StepBuilder, name: str, on: Sequence[Ref], value: float) -> None:
+    builder.add_op(f"aten::_foreach_{name}", [("self", on)], [], [("scalar", value)], overload="Scalar")
 
 
-def _squares(builder: StepBuilder, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
+def _write_foreach_squares(builder: StepBuilder, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
     lists = [("self", moments), ("tensor1", grads), ("tensor2", grads)]
-    builder.op("aten::_foreach_addcmul_", lists, [], [("value", value)], overload="Scalar")
+    builder.add_op("aten::_foreach_addcmul_", lists, [], [("value", value)], overload="Scalar")
 
 
-def _roots(builder: StepBuilder, moments: Sequence[Ref]) -> list[Ref]:
-    roots = [builder.new(moment.shape, moment.spec.dtype) for moment in moments]
-    builder.op("aten::_foreach_sqrt", [("self", moments)], roots)
+def _write_foreach_roots(builder: StepBuilder, moments: Sequence[Ref]) -> list[Ref]:
+    roots = [builder.add_tensor(moment.shape, moment.spec.dtype) for moment in moments]
+    builder.add_op("aten::_foreach_sqrt", [("self", moments)], roots)
     return roots
 
 
-def _foreach_adagrad(
+def _write_foreach_adagrad(
     builder: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
-    _read(builder, counts)
-    _squares(builder, moments[0], grads, 1)
-    roots = _roots(builder, moments[0])
-    _scalar(builder, "add_", roots, _ADAGRAD_EPSILON)
-    scaled = [builder.new(grad.shape, grad.spec.dtype) for grad in grads]
+    _read_step_counts(builder, counts)
+    _write_foreach_squares(builder, moments[0], grads, 1)
+    roots = _write_foreach_roots(builder, moments[0])
+    _write_foreach_scalar(builder, "add_", roots, _ADAGRAD_EPSILON)
+    scaled = [builder.add_tensor(grad.shape, grad.spec.dtype) for grad in grads]
     factors: Scalars = [("scalars", (-LEARNING_RATE,) * len(grads))]
-    builder.op("aten::_foreach_mul", [("self", grads)], scaled, factors, overload="ScalarList")
+    builder.add_op("aten::_foreach_mul", [("self", grads)], scaled, factors, overload="ScalarList")
     quotient = [("self", parameters), ("tensor1", scaled), ("tensor2", roots)]
-    builder.op("aten::_foreach_addcdiv_", quotient, [], [("value", 1)], overload="Scalar")
-    builder.free(*roots, *scaled)
+    builder.add_op("aten::_foreach_addcdiv_", quotient, [], [("value", 1)], overload="Scalar")
+    builder.free_tensors(*roots, *scaled)
 
 
-def _foreach_adam(
+def _write_foreach_adam(
     builder: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
     first, second = moments
-    _scalar(builder, "mul_", parameters, 1 - LEARNING_RATE * _DECAY)
+    _write_foreach_scalar(builder, "mul_", parameters, 1 - LEARNING_RATE * _DECAY)
     ends = [("self", first), ("tensors1", grads)]
-    builder.op("aten::_foreach_lerp_", ends, [], [("weight", 1 - _BETAS[0])], overload="Scalar")
-    _scalar(builder, "mul_", second, _BETAS[1])
-    _squares(builder, second, grads, 1 - _BETAS[1])
-    _read(builder, counts)
-    _read(builder, counts)
-    roots = _roots(builder, second)
+    builder.add_op("aten::_foreach_lerp_", ends, [], [("weight", 1 - _BETAS[0])], overload="Scalar")
+    _write_foreach_scalar(builder, "mul_", second, _BETAS[1])
+    _write_foreach_squares(builder, second, grads, 1 - _BETAS[1])
+    _read_step_counts(builder, counts)
+    _read_step_counts(builder, counts)
+    roots = _write_foreach_roots(builder, second)
     corrected: Scalars = [("scalars", (_ADAM_ROOT,) * len(roots))]
-    builder.op("aten::_foreach_div_", [("self", roots)], [], corrected, overload="ScalarList")
-    _scalar(builder, "add_", roots, _ADAM_EPSILON)
+    builder.add_op("aten::_foreach_div_", [("self", roots)], [], corrected, overload="ScalarList")
+    _write_foreach_scalar(builder, "add_", roots, _ADAM_EPSILON)
     quotient = [("self", parameters), ("tensor1", first), ("tensor2", roots)]
     steps: Scalars = [("scalars", (_ADAM_STEP,) * len(roots))]
-    builder.op("aten::_foreach_addcdiv_", quotient, [], steps, overload="ScalarList")
-    builder.free(*roots)
+    builder.add_op("aten::_foreach_addcdiv_", quotient, [], steps, overload="ScalarList")
+    builder.free_tensors(*roots)

@@ -8,7 +8,7 @@ import numpy as np
 
 from traincast.models.embeddings.table import Table
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.memory import MemoryLimits, common_bytes, shard_bytes
+from traincast.models.placement.memory import MemoryLimits, compute_common_bytes, shard_bytes
 from traincast.models.placement.plan import Placement, Plan, Shard
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
@@ -19,23 +19,23 @@ WEIGHTS: dict[str, Callable[[Table], float]] = {
 """What each baseline balances between ranks."""
 
 
-def greedy_plan(
+def make_greedy_plan(
     tables: Sequence[Table], weight: Callable[[Table], float], limits: MemoryLimits, world_size: int, *, batch_size: int
 ) -> Plan:
     """Tables whole on one rank, the heaviest first, each on the rank with the least weight that has room for it.
 
     A table for which no rank has room is split by rows over all of them.
     """
-    common = float(common_bytes(tables, batch_size=batch_size).sum())
+    common = float(compute_common_bytes(tables, batch_size=batch_size).sum())
     load, room = np.zeros(world_size), np.full(world_size, limits.for_tables - common)
     placements: dict[str, Placement] = {}
-    by_rows = Placement.row_wise(world_size)
+    by_rows = Placement.make_row_wise(world_size)
 
     def device_bytes(table: Table, placement: Placement, rows: int) -> float:
         shard = Shard(0, 0, (0, rows), (0, table.dim))
         return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
 
-    for table in sorted(tables, key=lambda one: (-weight(one), *_likeness(one), one.name)):
+    for table in sorted(tables, key=lambda one: (-weight(one), *_make_sort_key(one), one.name)):
         need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)
         able = np.flatnonzero(room >= need)
         if len(able) or world_size == 1:
@@ -51,13 +51,16 @@ def greedy_plan(
     return Plan(names, tuple(placements[name] for name in names), world_size)
 
 
-def _likeness(table: Table) -> tuple[float, float, float, str]:
+def _make_sort_key(table: Table) -> tuple[float, float, float, str]:
     """What tables of one weight are ordered by, the largest first: not by the order in which they were given."""
     return -table.memory_bytes, -table.rows, -table.pooling.mean, repr((table.access, table.dtype, table.weighted))
 
 
-def greedy_plans(tables: Sequence[Table], limits: MemoryLimits, world_size: int, *, batch_size: int) -> dict[str, Plan]:
+def make_greedy_plans(
+    tables: Sequence[Table], limits: MemoryLimits, world_size: int, *, batch_size: int
+) -> dict[str, Plan]:
     """All baselines by name."""
     return {
-        name: greedy_plan(tables, weight, limits, world_size, batch_size=batch_size) for name, weight in WEIGHTS.items()
+        name: make_greedy_plan(tables, weight, limits, world_size, batch_size=batch_size)
+        for name, weight in WEIGHTS.items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from traincast.utils.errors import unknown
+from traincast.utils.errors import make_unknown_error
 
 
 class ShardingKind(StrEnum):
@@ -23,7 +23,7 @@ class ShardingKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ShardingKind:
-        raise unknown("kind of sharding", str(value), list(cls), f"Choose {', '.join(cls)}.")
+        raise make_unknown_error("kind of sharding", str(value), list(cls), f"Choose {', '.join(cls)}.")
 
     @property
     def position(self) -> int:
@@ -45,19 +45,19 @@ class ShardingKind(StrEnum):
         """Whether every rank has a part of every such table."""
         return self in (ShardingKind.ROW_WISE, ShardingKind.DATA_PARALLEL)
 
-    def samples(self, batch_size: int, world_size: int) -> int:
+    def count_samples(self, batch_size: int, world_size: int) -> int:
         """The samples that a rank looks up, at `batch_size` samples per rank."""
         return batch_size if self.copied else batch_size * world_size
 
-    def sharers(self, world_size: int, gpus_per_node: int) -> int:
+    def count_sharers(self, world_size: int, gpus_per_node: int) -> int:
         """How many ranks have equal parts of one table between them, or of a slice of its columns."""
         if self is ShardingKind.TABLE_ROW_WISE:
             return min(gpus_per_node, world_size)
         return world_size if self.everywhere else 1
 
-    def blocks(self, world_size: int, gpus_per_node: int) -> int:
-        """Into how many blocks of rows a table is cut."""
-        return self.sharers(world_size, gpus_per_node) if self.by_rows else 1
+    def count_row_blocks(self, world_size: int, gpus_per_node: int) -> int:
+        """Into how many blocks of rows per table is cut."""
+        return self.count_sharers(world_size, gpus_per_node) if self.by_rows else 1
 
 
 _POSITIONS = {kind: position for position, kind in enumerate(ShardingKind)}
@@ -77,7 +77,7 @@ class ComputeKernel(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ComputeKernel:
-        raise unknown("kernel", str(value), list(cls), f"Choose {', '.join(cls)}.")
+        raise make_unknown_error("kernel", str(value), list(cls), f"Choose {', '.join(cls)}.")
 
     @property
     def in_host_memory(self) -> bool:

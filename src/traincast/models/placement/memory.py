@@ -97,7 +97,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     item, width, height = ITEM_BYTES[table.dtype], shard.width, shard.height
     share = height / table.rows
     weights = float(height * width * item)
-    samples = placement.kind.samples(batch_size, world_size)
+    samples = placement.kind.count_samples(batch_size, world_size)
     keys = samples * (table.pooling.mean * share * (INDEX_BYTES + 4 * table.weighted) + INDEX_BYTES)
     pooled = 2.0 * samples * width * POOLED_BYTES  # with its gradient
     terms = dict.fromkeys(TERMS, 0.0)
@@ -112,7 +112,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     # what other ranks sent: keys unpacked into table order; pooled rows received, and gradients sent back
     terms["communication"] = keys
     row_wise = table.optimizer == "rowwise_adagrad"
-    state = float(height * STATE_ITEM_BYTES * OPTIMIZER_STATE[table.optimizer].per_row_of(width))
+    state = float(height * STATE_ITEM_BYTES * OPTIMIZER_STATE[table.optimizer].count_state_per_row(width))
     if placement.kernel.in_host_memory:  # FBGEMM keeps one number per row on the device all the same
         terms |= {"weights": placement.cache_fraction * weights, "optimizer": state if row_wise else 0.0}
         terms["host"] = weights + (0.0 if row_wise else state)
@@ -121,7 +121,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     return np.array([terms[name] for name in TERMS])
 
 
-def common_bytes(tables: Sequence[Table], *, batch_size: int) -> FloatArray:
+def compute_common_bytes(tables: Sequence[Table], *, batch_size: int) -> FloatArray:
     """Bytes that every rank needs whatever the plan, by term: indices and pooled rows of its own samples."""
     keys = sum(table.pooling.mean * (INDEX_BYTES + 4 * table.weighted) + INDEX_BYTES for table in tables)
     pooled = 2.0 * sum(table.dim for table in tables) * POOLED_BYTES
@@ -129,17 +129,17 @@ def common_bytes(tables: Sequence[Table], *, batch_size: int) -> FloatArray:
     return np.array([terms.get(name, 0.0) for name in TERMS])
 
 
-def memory_need(plan: Plan, tables: Sequence[Table], limits: MemoryLimits, *, batch_size: int) -> MemoryNeed:
+def compute_memory_need(plan: Plan, tables: Sequence[Table], limits: MemoryLimits, *, batch_size: int) -> MemoryNeed:
     """What every rank needs under a plan."""
-    need = np.tile(common_bytes(tables, batch_size=batch_size), (plan.world_size, 1))
-    for shard in plan.shards(tables):
+    need = np.tile(compute_common_bytes(tables, batch_size=batch_size), (plan.world_size, 1))
+    for shard in plan.make_shards(tables):
         table, placement = tables[shard.table], plan.placements[shard.table]
         need[shard.rank] += shard_bytes(table, placement, shard, batch_size=batch_size, world_size=plan.world_size)
     return MemoryNeed(need, limits)
 
 
 def check_sizes(tables: Sequence[Table], limits: MemoryLimits, world_size: int) -> None:
-    """Refuses a table that is larger than the memory of all ranks together, host memory included."""
+    """Rejects a table that is larger than the memory of all ranks together, host memory included."""
     room = world_size * (limits.for_tables + limits.host)
     for table in tables:
         if table.memory_bytes > room:

@@ -29,16 +29,16 @@ class Option:
     kernel: ComputeKernel = ComputeKernel.FUSED
     cache_fraction: float = 0.0
 
-    def targets(self, world_size: int, gpus_per_node: int) -> int:
+    def count_targets(self, world_size: int, gpus_per_node: int) -> int:
         """How many ranks a shard can choose from; for `table_row_wise`: nodes."""
         return -(-world_size // gpus_per_node) if self.kind is ShardingKind.TABLE_ROW_WISE else world_size
 
     def shard_shape(self, table: Table, world_size: int, gpus_per_node: int) -> tuple[int, int]:
         """Rows and columns of the first shard; the last block of rows may be lower."""
-        rows = -(-table.rows // self.kind.blocks(world_size, gpus_per_node))
+        rows = -(-table.rows // self.kind.count_row_blocks(world_size, gpus_per_node))
         return rows, table.dim // self.slices if self.kind is ShardingKind.COLUMN_WISE else table.dim
 
-    def placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
+    def make_placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
         """The placement on these ranks (for `table_row_wise`: this node)."""
         if self.kind is ShardingKind.TABLE_ROW_WISE:
             first = places[0] * gpus_per_node
@@ -48,7 +48,7 @@ class Option:
         return Placement(self.kind, tuple(ranks), self.kernel, self.cache_fraction)
 
 
-def option_of(placement: Placement) -> Option:
+def find_option(placement: Placement) -> Option:
     """The option that a placement is one case of."""
     slices = 0 if placement.kind.everywhere else 1
     if placement.kind is ShardingKind.COLUMN_WISE:
@@ -56,20 +56,20 @@ def option_of(placement: Placement) -> Option:
     return Option(placement.kind, slices, placement.kernel, placement.cache_fraction)
 
 
-def table_options(
+def list_table_options(
     tables: Sequence[Table], limits: MemoryLimits, world_size: int, gpus_per_node: int
 ) -> list[tuple[Option, ...]]:
     """For every table the options worth trying, whole on one rank first. Host memory is for when devices are full."""
     tight = sum(table.memory_bytes for table in tables) > _TIGHT * world_size * limits.for_tables
-    return [_options(table, limits, world_size, gpus_per_node, tight) for table in tables]
+    return [_list_options(table, limits, world_size, gpus_per_node, tight) for table in tables]
 
 
-def _options(
+def _list_options(
     table: Table, limits: MemoryLimits, world_size: int, gpus_per_node: int, tight: bool
 ) -> tuple[Option, ...]:
     options = [Option(ShardingKind.TABLE_WISE, 1)]
     if world_size > 1:
-        options += [Option(ShardingKind.COLUMN_WISE, count) for count in _slices(table.dim, world_size)]
+        options += [Option(ShardingKind.COLUMN_WISE, count) for count in _list_slice_counts(table.dim, world_size)]
         options.append(Option(ShardingKind.ROW_WISE, 0))
         if 1 < gpus_per_node < world_size:
             options.append(Option(ShardingKind.TABLE_ROW_WISE, 1))
@@ -83,7 +83,7 @@ def _options(
     return tuple(options)
 
 
-def _slices(dim: int, world_size: int) -> list[int]:
+def _list_slice_counts(dim: int, world_size: int) -> list[int]:
     """Numbers of equal slices: powers of two up to one per rank. One slice is a whole table that travels with the
     slices of others."""
     counts = [2**power for power in range(1, 17) if 2**power <= world_size]

@@ -18,9 +18,9 @@ COLUMN_STEP = 4
 class Placement:
     """Where one table lives.
 
-    `ranks` depends on `kind`: `table_wise` one rank; `row_wise` all ranks in order, a block of rows each; `column_wise`
-    a rank for each equal slice of columns (one rank may hold several); `table_row_wise` the ranks of one node in order,
-    a block of rows each; `data_parallel` all ranks in order, a copy each.
+    `ranks` depends on `kind`: `table_wise` one rank; `make_row_wise` all ranks in order, a block of rows each;
+    `column_wise` a rank for each equal slice of columns (one rank may hold several); `table_row_wise` the ranks of one
+    node in order, a block of rows each; `make_data_parallel` all ranks in order, a copy each.
     `kernel` says where the weights are; `cache_fraction` is the share of the rows that a cache on the device holds.
     Kind and kernel may be given by name.
     """
@@ -35,12 +35,12 @@ class Placement:
         object.__setattr__(self, "kernel", ComputeKernel(self.kernel))
 
     @staticmethod
-    def data_parallel(world_size: int) -> Placement:
+    def make_data_parallel(world_size: int) -> Placement:
         """A copy on every rank."""
         return Placement(ShardingKind.DATA_PARALLEL, tuple(range(world_size)), ComputeKernel.DENSE)
 
     @staticmethod
-    def row_wise(world_size: int) -> Placement:
+    def make_row_wise(world_size: int) -> Placement:
         """A block of rows on every rank."""
         return Placement(ShardingKind.ROW_WISE, tuple(range(world_size)))
 
@@ -73,11 +73,11 @@ class Plan:
     placements: tuple[Placement, ...]
     world_size: int
 
-    def placement(self, table: str) -> Placement:
+    def get_placement(self, table: str) -> Placement:
         """The placement of the table of this name."""
         return self.placements[self.tables.index(table)]
 
-    def shards(self, tables: Sequence[Table]) -> tuple[Shard, ...]:
+    def make_shards(self, tables: Sequence[Table]) -> tuple[Shard, ...]:
         """All shards, table by table, as TorchRec cuts them: blocks of `ceil(rows / ranks)` rows, equal columns.
 
         A data-parallel table has one whole shard per rank; a block of rows past the end of the table is empty.
@@ -85,13 +85,13 @@ class Plan:
         return tuple(
             shard
             for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True))
-            for shard in _cut(number, table, placement)
+            for shard in _cut_table(number, table, placement)
         )
 
 
-def plain(plan: Plan) -> Plan:
+def simplify_plan(plan: Plan) -> Plan:
     """The plan with tables whole that are cut by columns into one slice, where no table is cut into more: that is the
-    same step. Beside tables in several slices they stay, since one group of lookups serves both."""
+    same step. Alongside tables in several slices they stay, since one group of lookups serves both."""
     if any(placement.kind is ShardingKind.COLUMN_WISE and len(placement.ranks) > 1 for placement in plan.placements):
         return plan
     whole = [
@@ -101,7 +101,7 @@ def plain(plan: Plan) -> Plan:
     return replace(plan, placements=tuple(whole))
 
 
-def _cut(number: int, table: Table, placement: Placement) -> Iterable[Shard]:
+def _cut_table(number: int, table: Table, placement: Placement) -> Iterable[Shard]:
     ranks, columns = placement.ranks, (0, table.dim)
     if placement.kind.by_rows:
         block = -(-table.rows // len(ranks))
@@ -118,7 +118,7 @@ def _cut(number: int, table: Table, placement: Placement) -> Iterable[Shard]:
 
 
 def check_plan(plan: Plan, tables: Sequence[Table], world_size: int, gpus_per_node: int) -> Plan:
-    """The plan with its placements in the order of `tables`; one that is not for them is refused by name."""
+    """The plan with its placements in the order of `tables`; one that is not for them is rejected by name."""
     if plan.world_size != world_size:
         raise TraincastError(f"the plan is for {plan.world_size} ranks, not {world_size}; give one for {world_size}")
     if len(plan.tables) != len(plan.placements):
@@ -145,7 +145,7 @@ def _check_names(planned: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def check_placement(table: Table, placement: Placement, world_size: int, gpus_per_node: int) -> None:
-    """Refuses a placement that cannot be, naming the table."""
+    """Rejects a placement that cannot be, naming the table."""
     what = f"table '{table.name}': {placement.kind}"
     if (placement.kernel is ComputeKernel.DENSE) != placement.kind.copied:
         raise TraincastError(f"{what} with kernel '{placement.kernel}'; 'dense' is for data_parallel, and only that")

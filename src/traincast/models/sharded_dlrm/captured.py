@@ -41,24 +41,24 @@ class EmbeddingModule:
         """Columns of a bag of all tables."""
         return sum(table.dim for table in self.tables)
 
-    def lookups_per_sample(self, table: Table, batch_size: int) -> float:
+    def count_lookups_per_sample(self, table: Table, batch_size: int) -> float:
         """Lookups that a sample makes in one of the tables."""
         return table.pooling.mean * self.bags / batch_size
 
 
-def embedding_modules(program: Program) -> tuple[EmbeddingModule, ...]:
+def find_embedding_modules(program: Program) -> tuple[EmbeddingModule, ...]:
     """The embedding modules of a training step, in the order of their lookups."""
-    lookups = {_weights(program, op): op for op in _ops(program, _LOOKUP)}
-    updates = {_weights(program, op): op for op in _ops(program, _UPDATE)}
+    lookups = {_find_weights(program, op): op for op in _find_ops(program, _LOOKUP)}
+    updates = {_find_weights(program, op): op for op in _find_ops(program, _UPDATE)}
     modules = []
     for weights, lookup in lookups.items():
         if weights not in updates:
             raise TraincastError("some embedding tables of the step are not updated by it; capture a whole step")
-        modules.append(_module(program, lookup, updates[weights]))
+        modules.append(_make_module(program, lookup, updates[weights]))
     return tuple(modules)
 
 
-def operand(program: Program, op: int, name: str) -> int:
+def find_operand(program: Program, op: int, name: str) -> int:
     """The tensor that an op is given under a name."""
     c = program.columns
     signature = program.signatures[c.op_signature[op]]
@@ -68,19 +68,19 @@ def operand(program: Program, op: int, name: str) -> int:
     raise TraincastError(f"{signature.name} has no '{name}'; capture the step again")
 
 
-def resident_bytes(program: Program, module: EmbeddingModule) -> int:
+def compute_resident_bytes(program: Program, module: EmbeddingModule) -> int:
     """Bytes that the tables of a module and the state of their optimizer take in the step of one GPU."""
     c = program.columns
     groups = program.signatures[c.op_signature[module.update]].groups
     names = [name for name, _ in groups if name == "dev_weights" or name.startswith("momentum")]
-    storages = {int(c.tensor_storage[operand(program, module.update, name)]) for name in names}
+    storages = {int(c.tensor_storage[find_operand(program, module.update, name)]) for name in names}
     return sum(int(program.storage_nbytes[storage]) for storage in storages)
 
 
-def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
+def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     c = program.columns
     signature = program.signatures[c.op_signature[lookup]]
-    rows, dims = _numbers(signature, "rows"), _numbers(signature, "dims")
+    rows, dims = _read_integers(signature, "rows"), _read_integers(signature, "dims")
     _check_own(signature, rows, dims)
     (indices,) = signature.tensors("indices")
     bags = signature.outputs[0].shape[0]
@@ -92,7 +92,7 @@ def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
             name=f"{name}.{number}",
             rows=height,
             dim=dim,
-            pooling=Pooling.constant(indices.numel / max(1, bags * len(rows))),
+            pooling=Pooling.from_constant(indices.numel / max(1, bags * len(rows))),
             optimizer=fused[1],
         )
         for number, (height, dim) in enumerate(zip(rows, dims, strict=True))
@@ -109,7 +109,7 @@ def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
 
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
-    """Refuses lookups of FBGEMM's own module (which says how it pools) that do not belong to a table each."""
+    """Rejects lookups of FBGEMM's own module (which says how it pools) that do not belong to a table each."""
     pooling = signature.scalar("pooling_mode")
     if pooling is None:
         return
@@ -121,16 +121,16 @@ def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...
         )
 
 
-def _ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
+def _find_ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
     known = [index for index, signature in enumerate(program.symbolic) if name.fullmatch(signature.name)]
     yield from np.flatnonzero(np.isin(program.columns.op_signature, known)).tolist()
 
 
-def _weights(program: Program, op: int) -> int:
-    return int(program.columns.tensor_storage[operand(program, op, "dev_weights")])
+def _find_weights(program: Program, op: int) -> int:
+    return int(program.columns.tensor_storage[find_operand(program, op, "dev_weights")])
 
 
-def _numbers(signature: Signature, name: str) -> tuple[int, ...]:
+def _read_integers(signature: Signature, name: str) -> tuple[int, ...]:
     value = signature.scalar(name)
     if not isinstance(value, tuple):
         raise TraincastError(f"{signature.name} does not say the {name} of its tables; they cannot be sharded")

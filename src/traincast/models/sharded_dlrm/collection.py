@@ -7,13 +7,19 @@ from dataclasses import replace
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
-from traincast.models.layers.optimizers import Stepped, step_together, with_state
+from traincast.models.layers.optimizers import OptimizedParameter, make_optimizer_state, step_together
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.sharded_dlrm.inputs import Features, offsets_of, ordered, redistribute, split
+from traincast.models.sharded_dlrm.inputs import (
+    Features,
+    order_by_section,
+    redistribute_lookups,
+    split_by_kernel,
+    write_offsets,
+)
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Mark, Role
-from traincast.models.sharded_dlrm.outputs import Exchange, Names, Outputs
-from traincast.models.sharded_dlrm.tables import Lookup
+from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
+from traincast.models.sharded_dlrm.outputs import HostOpNames, OutputCommunication, PooledOutputs
+from traincast.models.sharded_dlrm.tables import KernelLookup
 
 MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
@@ -22,21 +28,25 @@ one is a parameter like any other, and a row-wise one becomes that of the dense 
 
 
 class ShardedTables:
-    """Under a layout, in the order of its sections: `redistributed`, `look_up`, `finish`, and the way back."""
+    """Under a layout, in the order of its sections: `redistribute_all`, `look_up`, `finish_communication`, and the way
+    back."""
 
-    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: Names) -> None:
+    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames) -> None:
         self.builder, self.layout, self.index_dtype = builder, layout, index_dtype
         self.sections = layout.sections
         self.lookups = [
-            [Lookup.of(builder, batch, self._rows(section)) for batch in section.ranks[builder.rank]]
+            [
+                KernelLookup.from_batch(builder, batch, self._count_rows(section))
+                for batch in section.ranks[builder.rank]
+            ]
             for section in self.sections
         ]
         self.names = names
-        self.outputs = [self._output(section) for section in self.sections]
+        self.outputs = [self._make_output(section) for section in self.sections]
         self.reshapes: dict[str, int] = {}  # by kind of sharding
-        self.copies = self._copies()
+        self.copies = self._list_data_parallel_lookups()
         self.reducer: Reducer | None = None
-        self.stepped: list[Stepped] = []
+        self.stepped: list[OptimizedParameter] = []
         self._parts: list[int] = []
         self._grads: list[list[Ref]] = []
         self._reduced: list[Ref] = []
@@ -51,62 +61,66 @@ class ShardedTables:
         """Samples of one rank."""
         return self.layout.batch_size
 
-    def samples(self, section: Section) -> int:
+    def count_samples(self, section: Section) -> int:
         """The samples that a rank looks up in the tables of a section."""
-        return section.kind.samples(self.own_samples, self.layout.world_size)
+        return section.kind.count_samples(self.own_samples, self.layout.world_size)
 
-    def _rows(self, section: Section) -> int:
+    def _count_rows(self, section: Section) -> int:
         """Rows that a kernel gives of each of its tables."""
-        return self.samples(section)
+        return self.count_samples(section)
 
-    def _output(self, section: Section) -> Exchange:
-        """The exchange of what the kernels of a section give."""
-        return Outputs(self.builder, self.layout, section, self.names)
+    def _make_output(self, section: Section) -> OutputCommunication:
+        """The collective of what the kernels of a section give."""
+        return PooledOutputs(self.builder, self.layout, section, self.names)
 
-    def _redistribute(self, section: Section, features: Features) -> Features | None:
+    def _redistribute_lookups(self, section: Section, features: Features) -> Features | None:
         """Lookups to the ranks that hold the tables of a section."""
-        return redistribute(self.builder, section, features, self.own_samples)
+        return redistribute_lookups(self.builder, section, features, self.own_samples)
 
-    def under_ddp(self) -> None:
+    def attach_ddp(self) -> None:
         """Copied tables get their buckets and the state of their optimizers."""
         builder, forms = self.builder, [lookup.weights.spec for lookup in self.copies]
         self.reducer = Reducer(builder, builder.world, forms, as_views=True) if forms else None
         self.stepped = [
             state
             for lookup in self.copies
-            for state in with_state(builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
+            for state in make_optimizer_state(builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
         ]
 
-    def drop(self) -> None:
+    def drop_gradients(self) -> None:
         """The gradients of the step before go."""
         if self.reducer is not None:
-            self.reducer.drop()
+            self.reducer.drop_gradients()
 
-    def there_already(self) -> list[list[Features]]:
+    def make_resident_lookups(self) -> list[list[Features]]:
         """The lookups of each kernel as if they had been distributed before."""
         builder, kind = self.builder, StorageKind.INPUT
         return [
             [
                 Features(
-                    builder.resident((kernel.tables * self.samples(section) + 1,), kind, self.index_dtype),
-                    builder.resident((kernel.lookups,), kind, self.index_dtype),
-                    builder.resident((kernel.lookups,), kind) if kernel.weighted else None,
+                    builder.add_resident_tensor(
+                        (kernel.tables * self.count_samples(section) + 1,), kind, self.index_dtype
+                    ),
+                    builder.add_resident_tensor((kernel.lookups,), kind, self.index_dtype),
+                    builder.add_resident_tensor((kernel.lookups,), kind) if kernel.weighted else None,
                 )
                 for kernel in section.ranks[builder.rank]
             ]
             for section in self.sections
         ]
 
-    def redistributed(self, local: Features) -> list[list[Features]]:
+    def redistribute_all(self, local: Features) -> list[list[Features]]:
         """The lookups of each kernel, for the samples of all ranks."""
         builder = self.builder
         result = []
-        dealt = ordered(builder, self.sections, local, self.own_samples)
+        dealt = order_by_section(builder, self.sections, local, self.own_samples)
         for section, features in zip(self.sections, dealt, strict=True):
             batches = section.ranks[builder.rank]
-            arrived = features if section.kind.copied else self._redistribute(section, features)
-            parts = split(builder, arrived, batches, self.samples(section)) if arrived is not None else []
-            result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
+            arrived = features if section.kind.copied else self._redistribute_lookups(section, features)
+            parts = (
+                split_by_kernel(builder, arrived, batches, self.count_samples(section)) if arrived is not None else []
+            )
+            result.append([self._make_offsets(part, section, number) for number, part in enumerate(parts)])
         return result
 
     def look_up(self, features: list[list[Features]]) -> None:
@@ -114,16 +128,16 @@ class ShardedTables:
         for section, lookups, output, taken in zip(self.sections, self.lookups, self.outputs, features, strict=True):
             self._look_up(section, lookups, output, taken)
 
-    def finish(self) -> list[Ref]:
+    def finish_communication(self) -> list[Ref]:
         """Waits; gives the pooled embeddings of this rank's samples, in the order of sections and senders."""
         parts = []
         for section, output in zip(self.sections, self.outputs, strict=True):
-            parts.append([self.local] if section.kind.copied else output.finish())
+            parts.append([self.local] if section.kind.copied else output.finish_forward())
         self._parts = [len(several) for several in parts]
         return [part for several in parts for part in several]
 
     def start_backward(self, grads: list[Ref]) -> None:
-        """Sends the gradients of what `finish` gave on their way back."""
+        """Sends the gradients of what `finish_communication` gave on their way back."""
         flat = iter(grads)
         self._grads = [[next(flat) for _ in range(count)] for count in self._parts]
         for section, output, gradients in reversed(list(zip(self.sections, self.outputs, self._grads, strict=True))):
@@ -138,97 +152,99 @@ class ShardedTables:
             list(zip(self.sections, self.lookups, self.outputs, self._grads, strict=True))
         ):
             if section.kind.copied:
-                self._reduced = self._update(section, lookups, gradients[0])
-                builder.free(gradients[0])
+                self._reduced = self._update_tables(section, lookups, gradients[0])
+                builder.free_tensors(gradients[0])
             else:
                 flat = output.finish_backward()
                 if lookups:
-                    self._update(section, lookups, self._shaped(flat, section, lookups))
-                builder.free(flat)
+                    self._update_tables(section, lookups, self._shape_gradients(flat, section, lookups))
+                builder.free_tensors(flat)
                 came += [flat] if self.names.keeps else []
         return came
 
     def reduce_copies(self) -> None:
         """Reduced gradients of copied tables come back."""
         if self.reducer is not None:
-            self.reducer.finish()
+            self.reducer.finish_reduction()
 
     def step_copies(self) -> None:
         """The optimizers of copied tables."""
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, self._reduced, strict=True)):
-            with self.builder.labelled(Mark(Role.STEP, ShardingKind.DATA_PARALLEL, number)):
+            with self.builder.label_scopes(Mark(ScopeRole.STEP, ShardingKind.DATA_PARALLEL, number)):
                 step_together(self.builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
-    def _copies(self) -> list[Lookup]:
+    def _list_data_parallel_lookups(self) -> list[KernelLookup]:
         pairs = zip(self.sections, self.lookups, strict=True)
         return [lookup for section, lookups in pairs if section.kind.copied for lookup in lookups]
 
-    def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
+    def _make_offsets(self, lookups: Features, section: Section, batch: int) -> Features:
         """The lookups of one kernel, by where each bag starts."""
-        with self.builder.labelled(Mark(Role.LOOKUP, section.kind, batch)):
-            return replace(lookups, bags=offsets_of(self.builder, lookups.bags, self.index_dtype))
+        with self.builder.label_scopes(Mark(ScopeRole.LOOKUP, section.kind, batch)):
+            return replace(lookups, bags=write_offsets(self.builder, lookups.bags, self.index_dtype))
 
-    def _look_up(self, section: Section, lookups: list[Lookup], output: Exchange, inputs: list[Features]) -> None:
+    def _look_up(
+        self, section: Section, lookups: list[KernelLookup], output: OutputCommunication, inputs: list[Features]
+    ) -> None:
         """Runs the kernels of a section and sends what they pooled on its way."""
         builder = self.builder
         pooled = []
         for number, (lookup, features) in enumerate(zip(lookups, inputs, strict=True)):
             weights = features.weights if lookup.batch.weighted else None
-            with builder.labelled(Mark(Role.LOOKUP, section.kind, number)):
-                pooled.append(lookup.forward(features.values, features.bags, weights))
+            with builder.label_scopes(Mark(ScopeRole.LOOKUP, section.kind, number)):
+                pooled.append(lookup.write_forward(features.values, features.bags, weights))
         if section.kind.copied:
-            self.local = self._joined(pooled, section)
+            self.local = self._join_pooled(pooled, section)
             return
         if not pooled:
-            builder.scope("aten::new_empty", Phase.FORWARD)
-            flat = builder.new((0,))
-            builder.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
+            builder.open_scope("aten::new_empty", Phase.FORWARD)
+            flat = builder.add_tensor((0,))
+            builder.add_op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
         else:
-            whole = self._joined(pooled, section)
-            with builder.labelled(Mark(Role.FLATTEN, section.kind)):
-                builder.scope("aten::reshape")
-            flat = builder.view(whole, (whole.shape[0] * whole.shape[1],))
-            self.reshapes[section.kind] = builder.op(
+            whole = self._join_pooled(pooled, section)
+            with builder.label_scopes(Mark(ScopeRole.FLATTEN, section.kind)):
+                builder.open_scope("aten::reshape")
+            flat = builder.add_view(whole, (whole.shape[0] * whole.shape[1],))
+            self.reshapes[section.kind] = builder.add_op(
                 "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=MODULE
             )
-        output.start(flat)
+        output.start_forward(flat)
 
-    def _joined(self, pooled: list[Ref], section: Section) -> Ref:
+    def _join_pooled(self, pooled: list[Ref], section: Section) -> Ref:
         """What several kernels pooled, side by side."""
         if len(pooled) == 1:
             return pooled[0]
         builder = self.builder
-        with builder.labelled(Mark(Role.BESIDE, section.kind)):
-            builder.scope("aten::cat", Phase.FORWARD)
-        joined = builder.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
-        builder.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
-        builder.free(*pooled)
+        with builder.label_scopes(Mark(ScopeRole.BESIDE, section.kind)):
+            builder.open_scope("aten::cat", Phase.FORWARD)
+        joined = builder.add_tensor((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
+        builder.add_op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
+        builder.free_tensors(*pooled)
         return joined
 
-    def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
+    def _shape_gradients(self, flat: Ref, section: Section, lookups: list[KernelLookup]) -> Ref:
         """Gradients as [samples, columns] again."""
         builder, forward = self.builder, self.reshapes[section.kind]
-        with builder.labelled(Mark(Role.SHAPE, section.kind)):
-            builder.scope("ViewBackward0", Phase.BACKWARD)
+        with builder.label_scopes(Mark(ScopeRole.SHAPE, section.kind)):
+            builder.open_scope("ViewBackward0", Phase.BACKWARD)
         shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
-        whole = builder.view(flat, shape)
-        builder.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
+        whole = builder.add_view(flat, shape)
+        builder.add_op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
         return whole
 
-    def _update(self, section: Section, lookups: list[Lookup], grad: Ref) -> list[Ref]:
+    def _update_tables(self, section: Section, lookups: list[KernelLookup], grad: Ref) -> list[Ref]:
         """The backward of each kernel; gives the reduced gradients of data-parallel tables."""
         builder = self.builder
-        pieces = [grad]
+        blocks = [grad]
         if len(lookups) > 1:
-            with builder.labelled(Mark(Role.PART, section.kind)):
-                builder.scope("CatBackward0", Phase.BACKWARD)
-            pieces = builder.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
+            with builder.label_scopes(Mark(ScopeRole.PART, section.kind)):
+                builder.open_scope("CatBackward0", Phase.BACKWARD)
+            blocks = builder.add_column_slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
         kept = []
-        for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
-            with builder.labelled(Mark(Role.UPDATE, section.kind, number)):
-                dense = lookup.kernel.backward(piece)
+        for number, (lookup, block) in enumerate(zip(lookups, blocks, strict=True)):
+            with builder.label_scopes(Mark(ScopeRole.UPDATE, section.kind, number)):
+                dense = lookup.kernel.write_backward(block)
                 if dense is not None and self.reducer is not None:
-                    kept.append(self.reducer.accumulate(dense))
+                    kept.append(self.reducer.accumulate_gradient(dense))
                 else:  # the tables' own gradient is none, but the engine visits them all the same
-                    builder.scope(ACCUMULATE_GRAD)
+                    builder.open_scope(ACCUMULATE_GRAD)
         return kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from traincast.models.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, DlrmConfig
 from traincast.models.dlrm.cross_config import DcnConfig
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 HALVES = ("", "bfloat16", "float16")
 _STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers per parameter that a step makes and drops
@@ -39,10 +39,10 @@ class Dense:
             ("half", self.half, HALVES),
         ):
             if value not in known:
-                raise unknown(what, value, known, f"Choose {', '.join(known)}.")
+                raise make_unknown_error(what, value, known, f"Choose {', '.join(known)}.")
 
     @staticmethod
-    def of(config: DlrmConfig) -> Dense:
+    def from_dlrm(config: DlrmConfig) -> Dense:
         """The dense part of a DLRM."""
         common = {field.name: getattr(config, field.name) for field in fields(Dense) if field.name != "half"}
         if isinstance(config, DcnConfig):
@@ -54,8 +54,8 @@ class Dense:
         """Whether all embeddings must be as wide as the bottom MLP's output."""
         return self.interaction == "dot"
 
-    def top_input(self, columns: int) -> int:
-        """Width of the interaction's output when the embeddings have so many columns together."""
+    def compute_top_width(self, columns: int) -> int:
+        """Width of the interaction's output when the embeddings have this many columns together."""
         width = self.bottom_mlp[-1]
         if self.interaction == "cat":
             return width + columns
@@ -67,16 +67,16 @@ class Dense:
         features = columns // width + 1
         return features * (features - 1) // 2 + width
 
-    def memory_bytes(self, columns: int, batch_size: int) -> float:
+    def compute_memory_bytes(self, columns: int, batch_size: int) -> float:
         """Bytes on every rank: weights, gradients, their buckets, optimizer state; activations and their gradients."""
-        top = (self.top_input(columns), *self.top_mlp)
+        top = (self.compute_top_width(columns), *self.top_mlp)
         layers = [*zip(self.bottom_mlp, self.bottom_mlp[1:], strict=False), *zip(top, top[1:], strict=False)]
         kept, widest = sum(self.bottom_mlp) + sum(top), max(*self.bottom_mlp, *top)
         # gradients of a layer's output are there before and after its activation function
         activations = batch_size * (kept + max(kept, 2 * widest))
-        return self._held_bytes(sum(n * m + m for n, m in layers), activations)
+        return self._compute_held_bytes(sum(n * m + m for n, m in layers), activations)
 
-    def _held_bytes(self, parameters: int, activations: int) -> float:
+    def _compute_held_bytes(self, parameters: int, activations: int) -> float:
         """Bytes of parameters and activations, which are gone when the optimizer makes what it needs in its step."""
         lasting = parameters * (3 + OPTIMIZER_STATE[self.optimizer].per_weight)
         return STATE_ITEM_BYTES * float(lasting + max(activations, _STEP_COPIES.get(self.optimizer, 0) * parameters))
@@ -105,10 +105,10 @@ class DcnDense(Dense):
         """Whether all embeddings must be as wide as the bottom MLP's output."""
         return True
 
-    def memory_bytes(self, columns: int, batch_size: int) -> float:
+    def compute_memory_bytes(self, columns: int, batch_size: int) -> float:
         """Bytes on every rank, those of the cross network included."""
-        width = self.top_input(columns)
+        width = self.compute_top_width(columns)
         parameters = self.cross_layers * (2 * width * self.cross_rank + width)
         # kept of a layer: the narrow product, what multiplies, the result; at a time in backward: three gradients
         activations = batch_size * (self.cross_layers * (self.cross_rank + 2 * width) + 3 * width)
-        return Dense.memory_bytes(self, columns, batch_size) + self._held_bytes(parameters, activations)
+        return Dense.compute_memory_bytes(self, columns, batch_size) + self._compute_held_bytes(parameters, activations)

@@ -14,8 +14,8 @@ from traincast.models.layers.builder import RankBuilder, Ref
 class StepCopier:
     """Copies the scopes of `source` but those in `dropped` into `builder`, with the storages that other ops use.
 
-    What takes the place of dropped scopes is written between `copy`s. A storage lives as long as it did; `replace`
-    puts another tensor in the place of one whose op was dropped.
+    What takes the place of dropped scopes is written between `copy_scopes`s. A storage lives as long as it did;
+    `replace_tensor` puts another tensor in the place of one whose op was dropped.
     """
 
     def __init__(self, source: Program, dropped: Sequence[int], builder: RankBuilder) -> None:
@@ -26,19 +26,21 @@ class StepCopier:
         self._ops: dict[int, int] = {}
         self._scopes: list[int] = []
         self._lasting: set[int] = set()
-        self._born = _by_op(c.storage_alloc, source.num_ops)
-        self._gone = _by_op(c.storage_free, source.num_ops)
+        self._born = _group_storages_by_op(c.storage_alloc, source.num_ops)
+        self._gone = _group_storages_by_op(c.storage_free, source.num_ops)
         self._storages = {
-            storage: builder.target.storage(int(source.storage_nbytes[storage]), self._kind(storage), before_step=True)
-            for storage in _there_before(source, dropped)
+            storage: builder.target.add_storage(
+                int(source.storage_nbytes[storage]), self._get_storage_kind(storage), before_step=True
+            )
+            for storage in _find_resident_storages(source, dropped)
         }
 
-    def copy(self, scopes: range) -> None:
+    def copy_scopes(self, scopes: range) -> None:
         """Copies scopes as they are."""
         c, names = self.source.columns, self.source.names
         for scope in scopes:
             after = int(c.scope_after[scope])
-            self.builder.scope_on(
+            self.builder.open_scope_on(
                 int(c.scope_thread[scope]), names[c.scope_name[scope]], Phase(int(c.scope_phase[scope])),
                 after=-1 if after < 0 else self._scopes[after],
             )  # fmt: skip
@@ -46,23 +48,23 @@ class StepCopier:
             for op in range(int(c.scope_ptr[scope]), int(c.scope_ptr[scope + 1])):
                 self._copy_op(op)
 
-    def join(self) -> None:
+    def join_last_written(self) -> None:
         """What waits for the scope copied last waits for what was written since."""
         self._scopes[-1] = self.builder.target.last_scope
 
-    def drop(self, scopes: range) -> None:
+    def drop_scopes(self, scopes: range) -> None:
         """Leaves scopes out: what waits for them waits for what was written last, what they let go is gone."""
         c = self.source.columns
         self._scopes += [self.builder.target.last_scope] * len(scopes)
         for op in range(int(c.scope_ptr[scopes.start]), int(c.scope_ptr[scopes.stop])):
             self._free_after(op)
 
-    def ref(self, tensor: int, spec: TensorSpec) -> Ref:
+    def get_ref(self, tensor: int, spec: TensorSpec) -> Ref:
         """A tensor of the source, as it is here."""
         storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
-        return Ref(self._tensor_of(tensor), storage, spec)
+        return Ref(self._copy_tensor(tensor), storage, spec)
 
-    def replace(self, tensor: int, by: Ref) -> None:
+    def replace_tensor(self, tensor: int, by: Ref) -> None:
         """From here on another tensor stands in the place of one of the source, for all that is on its storage."""
         c = self.source.columns
         storage = int(c.tensor_storage[tensor])
@@ -70,21 +72,21 @@ class StepCopier:
             del self._tensors[known]
         self._tensors[tensor], self._storages[storage] = by.tensor, by.storage
 
-    def keep(self, ref: Ref) -> None:
+    def keep_storage(self, ref: Ref) -> None:
         """A storage outlives the step, whatever the source says."""
         self._lasting.add(ref.storage)
 
     def _copy_op(self, op: int) -> None:
         c = self.source.columns
         for storage in self._born[op]:
-            self._storages[storage] = self.builder.target.storage(
-                int(self.source.storage_nbytes[storage]), self._kind(storage)
+            self._storages[storage] = self.builder.target.add_storage(
+                int(self.source.storage_nbytes[storage]), self._get_storage_kind(storage)
             )
         signature = self.source.signatures[c.op_signature[op]]
-        self._ops[op] = self.builder.target.op(
+        self._ops[op] = self.builder.target.add_op(
             signature,
-            [self._tensor_of(int(tensor)) for tensor in c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]],
-            [self._tensor_of(int(tensor)) for tensor in c.output_tensor[c.output_ptr[op] : c.output_ptr[op + 1]]],
+            [self._copy_tensor(int(tensor)) for tensor in c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]],
+            [self._copy_tensor(int(tensor)) for tensor in c.output_tensor[c.output_ptr[op] : c.output_ptr[op + 1]]],
             module=self.source.names[c.op_module[op]],
             forward=self._ops.get(int(c.op_forward[op]), -1),
             stream=int(c.op_stream[op]),
@@ -95,19 +97,19 @@ class StepCopier:
         for storage in self._gone[op]:
             here = self._storages.get(storage)
             if here is not None and here not in self._lasting:
-                self.builder.target.free(here)
+                self.builder.target.free_storage(here)
 
-    def _tensor_of(self, tensor: int) -> int:
+    def _copy_tensor(self, tensor: int) -> int:
         if tensor not in self._tensors:
             storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
-            self._tensors[tensor] = self.builder.target.tensor(storage)
+            self._tensors[tensor] = self.builder.target.add_tensor(storage)
         return self._tensors[tensor]
 
-    def _kind(self, storage: int) -> StorageKind:
+    def _get_storage_kind(self, storage: int) -> StorageKind:
         return StorageKind(int(self.source.columns.storage_kind[storage]))
 
 
-def _by_op(column: np.ndarray[tuple[int], np.dtype[np.int32]], ops: int) -> list[list[int]]:
+def _group_storages_by_op(column: np.ndarray[tuple[int], np.dtype[np.int32]], ops: int) -> list[list[int]]:
     """Storages by the op that a column names."""
     result: list[list[int]] = [[] for _ in range(ops)]
     for storage, op in enumerate(column.tolist()):
@@ -116,7 +118,7 @@ def _by_op(column: np.ndarray[tuple[int], np.dtype[np.int32]], ops: int) -> list
     return result
 
 
-def _there_before(program: Program, dropped: Sequence[int]) -> list[int]:
+def _find_resident_storages(program: Program, dropped: Sequence[int]) -> list[int]:
     """Storages that are there before the step and are not those of dropped ops alone. Gradients of the step before are
     left out: they are parts of DDP's buckets."""
     c = program.columns

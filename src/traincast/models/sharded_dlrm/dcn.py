@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from traincast.ir.ops import Phase
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import Ref, Scalars
-from traincast.models.layers.mlp import Mlp, forward
+from traincast.models.layers.mlp import Mlp, write_forward
 from traincast.models.sharded_dlrm.config import DcnDense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
 from traincast.models.sharded_dlrm.dense import MODULE, EagerDense
@@ -20,113 +20,117 @@ class EagerDcn(EagerDense):
 
     dense: DcnDense
 
-    def _above(self, width: int) -> list[Mlp | CrossNetwork]:
+    def _make_top_modules(self, width: int) -> list[Mlp | CrossNetwork]:
         """The cross network, and the top MLP that ends in a logit."""
         layers, rank = self.dense.cross_layers, self.dense.cross_rank
         self.cross = CrossNetwork(self.builder, f"{MODULE}.cross", width, layers, rank)
         self.top = Mlp(self.builder, f"{MODULE}.top", (width, *self.dense.top_mlp), last="", input_grad=True)
         return [self.cross, self.top]
 
-    def _under_ddp(self) -> list[Reducer]:
+    def _make_reducers(self) -> list[Reducer]:
         """Gradients of all modules in the order in which they come."""
-        forms = [form for module in reversed(self.modules) for form in module.arriving()]
+        forms = [form for module in reversed(self.modules) for form in module.list_gradient_specs()]
         reducer = Reducer(self.builder, self.builder.world, forms)
         for module in self.modules:
             module.reducer = reducer
         return [reducer]
 
-    def top_forward(self, embedded: Sequence[Ref]) -> None:
+    def write_top_forward(self, embedded: Sequence[Ref]) -> None:
         """Cross network, top MLP and loss from pooled embeddings [batch, columns]."""
         builder, dim = self.builder, self.dense.bottom_mlp[-1]
-        pooled = self._pooled(embedded)
+        pooled = self._join_pooled(embedded)
         count = pooled.shape[1] // dim
-        builder.scope("aten::view", Phase.FORWARD)
-        tables = builder.view(pooled, (self.batch, count, dim))
-        self.split_op = builder.op(
+        builder.open_scope("aten::view", Phase.FORWARD)
+        tables = builder.add_view(pooled, (self.batch, count, dim))
+        self.split_op = builder.add_op(
             "aten::view", [("self", pooled)], [tables], [("size", (-1, count, dim))], module=TABLES
         )
-        builder.scope("aten::unsqueeze")
-        x = builder.view(self.x, (self.batch, 1, dim))
-        self.unsqueeze_op = builder.op("aten::unsqueeze", [("self", self.x)], [x], [("dim", 1)], module=MODULE)
-        builder.scope("aten::cat")
-        joined = builder.new((self.batch, 1 + count, dim))
-        self.cat_op = builder.op("aten::cat", [("tensors", (x, tables))], [joined], [("dim", 1)], module=MODULE)
-        builder.scope("aten::view")
-        flat = builder.view(joined, (self.batch, (1 + count) * dim))
-        self.view_op = builder.op("aten::view", [("self", joined)], [flat], [("size", (self.batch, -1))], module=MODULE)
-        crossed = self.cross.forward(flat)
+        builder.open_scope("aten::unsqueeze")
+        x = builder.add_view(self.x, (self.batch, 1, dim))
+        self.unsqueeze_op = builder.add_op("aten::unsqueeze", [("self", self.x)], [x], [("dim", 1)], module=MODULE)
+        builder.open_scope("aten::cat")
+        joined = builder.add_tensor((self.batch, 1 + count, dim))
+        self.cat_op = builder.add_op("aten::cat", [("tensors", (x, tables))], [joined], [("dim", 1)], module=MODULE)
+        builder.open_scope("aten::view")
+        flat = builder.add_view(joined, (self.batch, (1 + count) * dim))
+        self.view_op = builder.add_op(
+            "aten::view", [("self", joined)], [flat], [("size", (self.batch, -1))], module=MODULE
+        )
+        crossed = self.cross.write_forward(flat)
         # the last layer is a module of its own: the one before lets go of what it was given
-        hidden = forward(builder, self.top.layers[:-1], crossed, keep=True)
+        hidden = write_forward(builder, self.top.layers[:-1], crossed, keep=True)
         if builder.half and hidden is not crossed:
-            builder.free(crossed)
-        self.probabilities = forward(builder, self.top.layers[-1:], hidden, keep=True)
-        builder.free(pooled)
-        self._loss()
+            builder.free_tensors(crossed)
+        self.probabilities = write_forward(builder, self.top.layers[-1:], hidden, keep=True)
+        builder.free_tensors(pooled)
+        self._write_loss()
 
-    def _pooled(self, embedded: Sequence[Ref]) -> Ref:
+    def _join_pooled(self, embedded: Sequence[Ref]) -> Ref:
         """What came from each sender, side by side."""
         builder = self.builder
         self.parts = [part.shape[1] for part in embedded]
         if len(embedded) == 1:
             return embedded[0]
-        builder.scope("aten::cat", Phase.FORWARD)
-        pooled = builder.new((self.batch, sum(self.parts)))
-        self.pooled_op = builder.op("aten::cat", [("tensors", embedded)], [pooled], [("dim", 1)], module=TABLES)
-        builder.free(*embedded)
+        builder.open_scope("aten::cat", Phase.FORWARD)
+        pooled = builder.add_tensor((self.batch, sum(self.parts)))
+        self.pooled_op = builder.add_op("aten::cat", [("tensors", embedded)], [pooled], [("dim", 1)], module=TABLES)
+        builder.free_tensors(*embedded)
         return pooled
 
-    def _loss(self) -> None:
+    def _write_loss(self) -> None:
         builder, name = self.builder, "aten::binary_cross_entropy_with_logits"
-        builder.scope(name, Phase.LOSS)
+        builder.open_scope(name, Phase.LOSS)
         if builder.half:
-            self.probabilities, self.float_op = builder.cast(self.probabilities, "float32")
-        self.loss = builder.new(())
+            self.probabilities, self.float_op = builder.add_cast(self.probabilities, "float32")
+        self.loss = builder.add_tensor(())
         scalars: Scalars = [("weight", None), ("pos_weight", None), ("reduction", 1)]
-        self.loss_op = builder.op(name, [("self", self.probabilities), ("target", self.target)], [self.loss], scalars)
+        self.loss_op = builder.add_op(
+            name, [("self", self.probabilities), ("target", self.target)], [self.loss], scalars
+        )
         self.leave_autocast()
 
-    def _loss_backward(self, one: Ref) -> Ref:
+    def _write_loss_backward(self, one: Ref) -> Ref:
         """The gradient of the logits."""
         builder = self.builder
-        builder.scope("BinaryCrossEntropyWithLogitsBackward0")
+        builder.open_scope("BinaryCrossEntropyWithLogitsBackward0")
         shape = self.probabilities.shape
-        likely = builder.new(shape)
-        builder.op("aten::sigmoid", [("self", self.probabilities)], [likely], forward=self.loss_op)
+        likely = builder.add_tensor(shape)
+        builder.add_op("aten::sigmoid", [("self", self.probabilities)], [likely], forward=self.loss_op)
         arguments = [("self", likely), ("other", self.target)]
-        missed = builder.new(shape)
-        builder.op("aten::sub", arguments, [missed], [("alpha", 1)], overload="Tensor", forward=self.loss_op)
-        builder.free(likely)
-        grad = builder.new(shape)
-        builder.op("aten::mul", [("self", missed), ("other", one)], [grad], overload="Tensor", forward=self.loss_op)
-        builder.free(missed)
+        missed = builder.add_tensor(shape)
+        builder.add_op("aten::sub", arguments, [missed], [("alpha", 1)], overload="Tensor", forward=self.loss_op)
+        builder.free_tensors(likely)
+        grad = builder.add_tensor(shape)
+        builder.add_op("aten::mul", [("self", missed), ("other", one)], [grad], overload="Tensor", forward=self.loss_op)
+        builder.free_tensors(missed)
         mean: Scalars = [("other", self.batch)]
-        builder.op("aten::div_", [("self", grad)], [grad], mean, overload="Scalar", forward=self.loss_op)
+        builder.add_op("aten::div_", [("self", grad)], [grad], mean, overload="Scalar", forward=self.loss_op)
         return grad
 
-    def _interaction_backward(self, grad: Ref) -> list[Ref]:
+    def _write_interaction_backward(self, grad: Ref) -> list[Ref]:
         builder, dim, columns = self.builder, self.dense.bottom_mlp[-1], sum(self.parts)
-        grad = self.cross.backward(grad)
+        grad = self.cross.write_backward(grad)
         count = columns // dim
-        builder.scope("ViewBackward0")
-        joined = builder.view(grad, (self.batch, 1 + count, dim))
-        builder.op(
+        builder.open_scope("ViewBackward0")
+        joined = builder.add_view(grad, (self.batch, 1 + count, dim))
+        builder.add_op(
             "aten::view", [("self", grad)], [joined], [("size", joined.shape)], module=MODULE, forward=self.view_op
         )
-        builder.scope("CatBackward0")
-        x, tables = builder.slices(joined, (1, count), module=MODULE, forward=self.cat_op)
-        x, cast = builder.autocast(x, MODULE)
-        builder.scope("UnsqueezeBackward0")
-        self.x_grad = builder.view(x, (self.batch, dim), (dim if cast >= 0 else columns + dim, 1))
-        builder.op("aten::squeeze", [("self", x)], [self.x_grad], [("dim", 1)], overload="dim", module=MODULE,
+        builder.open_scope("CatBackward0")
+        x, tables = builder.add_column_slices(joined, (1, count), module=MODULE, forward=self.cat_op)
+        x, cast = builder.add_autocast(x, MODULE)
+        builder.open_scope("UnsqueezeBackward0")
+        self.x_grad = builder.add_view(x, (self.batch, dim), (dim if cast >= 0 else columns + dim, 1))
+        builder.add_op("aten::squeeze", [("self", x)], [self.x_grad], [("dim", 1)], overload="dim", module=MODULE,
                 forward=self.unsqueeze_op)  # fmt: skip
-        builder.scope("ViewBackward0")
-        pooled = builder.view(grad, (self.batch, columns), (columns + dim, 1))
-        builder.reshaped(tables, pooled, module=TABLES, forward=self.split_op)
-        return self._parted(pooled)
+        builder.open_scope("ViewBackward0")
+        pooled = builder.add_view(grad, (self.batch, columns), (columns + dim, 1))
+        builder.add_reshape(tables, pooled, module=TABLES, forward=self.split_op)
+        return self._split_gradients(pooled)
 
-    def _parted(self, pooled: Ref) -> list[Ref]:
+    def _split_gradients(self, pooled: Ref) -> list[Ref]:
         """The gradients of what came from each sender."""
         if len(self.parts) == 1:
             return [pooled]
-        self.builder.scope("CatBackward0")
-        return self.builder.slices(pooled, self.parts, module=TABLES, forward=self.pooled_op)
+        self.builder.open_scope("CatBackward0")
+        return self.builder.add_column_slices(pooled, self.parts, module=TABLES, forward=self.pooled_op)

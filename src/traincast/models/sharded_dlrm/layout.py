@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from traincast.models.embeddings.load import Part, fetched_rows, longest_bag, total_load
+from traincast.models.embeddings.load import Part, count_fetched_rows, find_longest_bag, total_load
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.models.embeddings.table import ITEM_BYTES, Table
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
@@ -20,7 +20,7 @@ class Batch:
     """Parts of tables that one kernel looks up on one rank, for the samples it sees (all ranks' unless data-parallel).
 
     `kernel` and `optimizer` are as in plans and tables; `load` is in the order of `embeddings.load.FIELDS`;
-    `fetched_rows` and `fetched_bytes` are what a batch brings into the device's cache of tables in host memory.
+    `count_fetched_rows` and `fetched_bytes` are what a batch brings into the device's cache of tables in host memory.
     """
 
     kernel: ComputeKernel
@@ -68,7 +68,7 @@ class Section:
             return self.tables[0]
         return sum(self.tables[:: self.gpus_per_node] if self.kind is ShardingKind.TABLE_ROW_WISE else self.tables)
 
-    def local_lookups(self, rank: int) -> int:
+    def count_local_lookups(self, rank: int) -> int:
         """Lookups that the samples of one rank make in the parts of `rank`; a copied table is every rank's own."""
         return self.lookups[rank] if self.kind.copied else round(self.lookups[rank] / len(self.ranks))
 
@@ -76,7 +76,7 @@ class Section:
     def own_lookups(self) -> int:
         """Lookups that the samples of one rank make in all these tables."""
         holders = 1 if self.kind.copied else len(self.ranks)
-        return sum(self.local_lookups(rank) for rank in range(holders))
+        return sum(self.count_local_lookups(rank) for rank in range(holders))
 
     @cached_property
     def lookups(self) -> tuple[int, ...]:
@@ -103,33 +103,33 @@ class Layout:
         """Nodes that the ranks fill."""
         return -(-self.world_size // self.gpus_per_node)
 
-    def key(self, rank: int) -> tuple[object, ...]:
+    def make_program_key(self, rank: int) -> tuple[object, ...]:
         """Equal for ranks whose programs are equal."""
-        node = rank // self.gpus_per_node if self.has(ShardingKind.TABLE_ROW_WISE) else 0
-        local = rank % self.gpus_per_node if self.has(ShardingKind.TABLE_ROW_WISE) else 0
+        node = rank // self.gpus_per_node if self.has_kind(ShardingKind.TABLE_ROW_WISE) else 0
+        local = rank % self.gpus_per_node if self.has_kind(ShardingKind.TABLE_ROW_WISE) else 0
         return (node, local, *(section.ranks[rank] for section in self.sections))
 
-    def form(self, rank: int) -> tuple[object, ...]:
+    def make_structure_key(self, rank: int) -> tuple[object, ...]:
         """Equal for ranks that run the same ops, whatever their sizes."""
         return tuple(
             tuple((b.kernel, b.dtype, b.weighted, b.optimizer) for b in section.ranks[rank])
             for section in self.sections
         )
 
-    def has(self, kind: ShardingKind) -> bool:
+    def has_kind(self, kind: ShardingKind) -> bool:
         """Whether some table is sharded this way."""
         return any(section.kind is kind for section in self.sections)
 
 
 def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_node: int) -> Layout:
-    """What each rank of the plan has, for a batch of `batch_size` samples per rank. A bad plan is refused by name."""
+    """What each rank of the plan has, for a batch of `batch_size` samples per rank. A bad plan is rejected by name."""
     plan = check_plan(plan, tables, plan.world_size, gpus_per_node)
     if plan.world_size > gpus_per_node and plan.world_size % gpus_per_node:
         raise TraincastError(
             f"{plan.world_size} ranks do not fill nodes of {gpus_per_node} GPUs; give a multiple of {gpus_per_node}"
         )
     parts: dict[ShardingKind, dict[int, dict[tuple[ComputeKernel, str, bool, str], list[tuple[Part, int, float]]]]] = {}
-    for shard in plan.shards(tables):
+    for shard in plan.make_shards(tables):
         table, placement = tables[shard.table], plan.placements[shard.table]
         part = Part(table, shard.width, shard.height / table.rows)
         form = (placement.kernel, table.dtype, table.weighted, table.optimizer)
@@ -137,21 +137,21 @@ def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_no
         kinds.setdefault(shard.rank, {}).setdefault(form, []).append((part, shard.height, placement.cache_fraction))
     sections = []
     for kind in (kind for kind in ShardingKind if kind in parts):
-        samples = kind.samples(batch_size, plan.world_size)
+        samples = kind.count_samples(batch_size, plan.world_size)
         ranks = []
         for rank in range(plan.world_size):
             held = parts[kind].get(rank, {})
-            ranks.append(tuple(_batch(*form, held[form], samples) for form in sorted(held)))
+            ranks.append(tuple(_make_batch(*form, held[form], samples) for form in sorted(held)))
         sections.append(Section(kind, tuple(ranks), gpus_per_node))
     return Layout(tuple(sections), plan.world_size, gpus_per_node, batch_size)
 
 
-def _batch(
+def _make_batch(
     kernel: ComputeKernel, dtype: str, weighted: bool, optimizer: str, held: list[tuple[Part, int, float]], samples: int
 ) -> Batch:
     parts = [part for part, _, _ in held]
     load = total_load(parts, samples)
-    fetched = [fetched_rows(part, samples, fraction) if kernel.cached else 0.0 for part, _, fraction in held]
+    fetched = [count_fetched_rows(part, samples, fraction) if kernel.cached else 0.0 for part, _, fraction in held]
     elements = sum(height * part.columns for part, height, _ in held)
     rows, state = sum(height for _, height, _ in held), OPTIMIZER_STATE[optimizer]
     return Batch(
@@ -166,9 +166,9 @@ def _batch(
         elements=elements,
         state_elements=state.per_weight * elements + state.per_row * rows,
         cached_elements=sum(ceil(fraction * height) * part.columns for part, height, fraction in held),
-        lookups=round(sum(part.share * part.table.lookups(samples) for part in parts)),
+        lookups=round(sum(part.share * part.table.count_lookups(samples) for part in parts)),
         load=tuple(int(value) for value in load.round()),
-        longest_bag=ceil(longest_bag(parts)),
+        longest_bag=ceil(find_longest_bag(parts)),
         fetched_rows=round(sum(fetched)),
         fetched_bytes=round(
             sum(n * p.columns * ITEM_BYTES[p.table.dtype] for n, p in zip(fetched, parts, strict=True))

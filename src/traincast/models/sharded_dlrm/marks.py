@@ -1,4 +1,4 @@
-"""What the scopes of a sharded step are there for: a column that the writer keeps beside the program."""
+"""What the scopes of a sharded step are there for: a column that the writer keeps alongside the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traincast.models.layers.builder import StepBuilder
 from traincast.models.placement.kinds import ShardingKind
 
 
-class Role(StrEnum):
+class ScopeRole(StrEnum):
     """What part of the step a scope belongs to."""
 
     ORDER = "order"
@@ -18,11 +18,11 @@ class Role(StrEnum):
     BUCKET = "bucket"
     """Row numbers sorted by the rank that holds their block of rows."""
     SIZES = "sizes"
-    """The exchange of how much will be sent."""
+    """The collective of how much will be sent."""
     LENGTHS = "lengths"
-    """The exchange of the lengths of bags."""
+    """The collective of the lengths of bags."""
     VALUES = "values"
-    """The exchange of row numbers (number 0) and of weights (1)."""
+    """The collective of row numbers (number 0) and of weights (1)."""
     ARRIVE = "arrive"
     """What has arrived, ordered by table."""
     LOOKUP = "lookup"
@@ -32,7 +32,7 @@ class Role(StrEnum):
     FLATTEN = "flatten"
     """Pooled rows as one line, to be sent."""
     OUT = "out"
-    """Pooled rows on their way to the ranks of their samples; the first of two exchanges for `table_row_wise`."""
+    """Pooled rows on their way to the ranks of their samples; the first of two collectives for `table_row_wise`."""
     OUT_ACROSS = "out_across"
     """The second one, between nodes."""
     VIEW = "view"
@@ -40,7 +40,7 @@ class Role(StrEnum):
     JOIN = "join"
     """Gradients by where they go."""
     BACK = "back"
-    """Gradients on their way back; the first of two exchanges for `table_row_wise`."""
+    """Gradients on their way back; the first of two collectives for `table_row_wise`."""
     BACK_WITHIN = "back_within"
     """The second one, within a node."""
     SHAPE = "shape"
@@ -48,11 +48,11 @@ class Role(StrEnum):
     PART = "part"
     """Gradients of several kernels, apart."""
     UPDATE = "update"
-    """One kernel's backward, with the exchange of its gradient where tables are copies."""
+    """One kernel's backward, with the collective of its gradient where tables are copies."""
     STEP = "step"
     """The optimizer of one kernel's copied tables."""
     DENSE = "dense"
-    """The backward pass of the dense part, with the exchanges of its gradients."""
+    """The backward pass of the dense part, with the collectives of its gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Mark:
     """A role in the step of the tables of one `kind` of sharding: of one `batch` of theirs on this rank (-1: of all),
     and which of several alike (`number`). `kind` is None for what is no single kind's."""
 
-    role: Role
+    role: ScopeRole
     kind: ShardingKind | None = None
     batch: int = -1
     number: int = 0
@@ -74,8 +74,8 @@ class MarkedProgram:
     marks: tuple[Mark | None, ...]
 
     @staticmethod
-    def of(builder: StepBuilder) -> MarkedProgram:
+    def from_builder(builder: StepBuilder) -> MarkedProgram:
         """What was written, with the marks that its scopes were labelled with."""
         return MarkedProgram(
-            builder.build(), tuple([label if isinstance(label, Mark) else None for label in builder.labels])
+            builder.build_program(), tuple([label if isinstance(label, Mark) else None for label in builder.labels])
         )

@@ -9,14 +9,14 @@ from traincast.ir.ops import Phase
 from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Mark, Role
+from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
 
 MODULE = "Dlrm"
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Host ops of an exchange: sending, waiting, and both of the gradients' way back.
+class HostOpNames:
+    """Host ops of a collective: sending, waiting, and both of the gradients' way back.
 
     `keeps`: what came is kept until gradients come, and those until backward ends.
     """
@@ -28,42 +28,44 @@ class Names:
     keeps: bool
 
 
-TORCHREC = Names(
+TORCHREC = HostOpNames(
     "All2All_Pooled_Req", "All2All_Pooled_Wait", "All2All_Pooled_WaitBackward", "All2All_Pooled_ReqBackward",
     keeps=False,
 )  # fmt: skip
-REFERENCE = Names("ExchangeRequest", "ExchangeWait", "ExchangeWaitBackward", "ExchangeRequestBackward", keeps=True)
+REFERENCE = HostOpNames(
+    "ExchangeRequest", "ExchangeWait", "ExchangeWaitBackward", "ExchangeRequestBackward", keeps=True
+)
 
 
-class Exchange(Protocol):
+class OutputCommunication(Protocol):
     """What the kernels of a section gave, on its way to the ranks of its samples, and its gradients back."""
 
     @property
     def columns(self) -> int:
-        """Columns after the exchange."""
+        """Columns after the collective."""
 
-    def start(self, pooled: Ref, /) -> None:
+    def start_forward(self, pooled: Ref, /) -> None:
         """Sends what was looked up (flat) on its way."""
 
-    def finish(self) -> list[Ref]:
+    def finish_forward(self) -> list[Ref]:
         """Waits; gives what came."""
 
     def start_backward(self, grads: list[Ref], /) -> None:
-        """Sends the gradients of what `finish` gave on their way back."""
+        """Sends the gradients of what `finish_forward` gave on their way back."""
 
     def finish_backward(self) -> Ref:
         """Waits; gives the gradients of what was looked up (flat)."""
 
 
 @dataclass(slots=True, eq=False)
-class Outputs:
-    """The exchange of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
+class PooledOutputs:
+    """The collective of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
     after; `parts` are the columns that come from each sender."""
 
     builder: RankBuilder
     layout: Layout
     section: Section
-    names: Names
+    names: HostOpNames
     parts: list[int] = field(init=False)
     _event: int = -1
     _sent: Ref | None = None
@@ -81,69 +83,75 @@ class Outputs:
 
     @property
     def columns(self) -> int:
-        """Columns of every sample after the exchange."""
+        """Columns of every sample after the collective."""
         return sum(self.parts)
 
-    def start(self, pooled: Ref) -> None:
+    def start_forward(self, pooled: Ref) -> None:
         """Sends the pooled embeddings of all samples (flat) on their way."""
         builder, kind = self.builder, self.section.kind
-        with builder.labelled(Mark(Role.OUT, kind)):
+        with builder.label_scopes(Mark(ScopeRole.OUT, kind)):
             if not kind.by_rows:
                 self._start_all_to_all(builder.world, pooled)
                 return
             group = builder.world if kind is ShardingKind.ROW_WISE else builder.within
             self._event, self._received = self._reduce_scatter(group, pooled)
         if kind is ShardingKind.TABLE_ROW_WISE:
-            builder.scope("ReduceScatterBase_Wait")
-            self._wait(self._event, module=MODULE)
-            with builder.labelled(Mark(Role.OUT_ACROSS, kind)):
+            builder.open_scope("ReduceScatterBase_Wait")
+            self._write_wait(self._event, module=MODULE)
+            with builder.label_scopes(Mark(ScopeRole.OUT_ACROSS, kind)):
                 self._start_all_to_all(builder.across, self._received)
 
-    def finish(self) -> list[Ref]:
+    def finish_forward(self) -> list[Ref]:
         """Waits; gives [own samples, columns] from each sender that sent any."""
         builder, batch = self.builder, self.layout.batch_size
         assert self._received is not None
         reduced = self.section.kind is ShardingKind.ROW_WISE
-        builder.scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
-        self._wait(self._event, module=MODULE)
-        flat = builder.view(self._received, self._received.shape)
+        builder.open_scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
+        self._write_wait(self._event, module=MODULE)
+        flat = builder.add_view(self._received, self._received.shape)
         scalars: Scalars = [("size", flat.shape)]
-        self._ops["wait"] = builder.op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
+        self._ops["wait"] = builder.add_op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
         sizes = [batch * columns for columns in self.parts]
-        pieces = [flat]
+        blocks = [flat]
         if not reduced:
-            builder.scope("aten::split_with_sizes")
-            pieces = [builder.view(flat, (size,)) for size in sizes]
+            builder.open_scope("aten::split_with_sizes")
+            blocks = [builder.add_view(flat, (size,)) for size in sizes]
             scalars = [("split_sizes", tuple(sizes)), ("dim", 0)]
-            self._ops["split"] = builder.op("aten::split_with_sizes", [("self", flat)], pieces, scalars, module=MODULE)
+            self._ops["split"] = builder.add_op(
+                "aten::split_with_sizes", [("self", flat)], blocks, scalars, module=MODULE
+            )
         results = []
-        for piece, columns in zip(pieces, self.parts, strict=True):
+        for block, columns in zip(blocks, self.parts, strict=True):
             if not columns:
                 continue
-            with builder.labelled(Mark(Role.VIEW, self.section.kind)):
-                builder.scope("aten::view")
-            results.append(builder.view(piece, (batch, columns)))
+            with builder.label_scopes(Mark(ScopeRole.VIEW, self.section.kind)):
+                builder.open_scope("aten::view")
+            results.append(builder.add_view(block, (batch, columns)))
             scalars = [("size", (batch, -1))]
-            self._part_ops.append(builder.op("aten::view", [("self", piece)], [results[-1]], scalars, module=MODULE))
+            self._part_ops.append(
+                builder.add_op("aten::view", [("self", block)], [results[-1]], scalars, module=MODULE)
+            )
         return results
 
     def start_backward(self, grads: list[Ref]) -> None:
-        """Sends the gradients of what `finish` gave on their way back."""
+        """Sends the gradients of what `finish_forward` gave on their way back."""
         builder, kind = self.builder, self.section.kind
-        with builder.labelled(Mark(Role.JOIN, kind)):
-            flat = self._joined(grads)
+        with builder.label_scopes(Mark(ScopeRole.JOIN, kind)):
+            flat = self._join_gradients(grads)
         if self.names.keeps and self._received is not None:
-            builder.free(self._received)
-        with builder.labelled(Mark(Role.BACK, kind)):
-            builder.scope("ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back)
+            builder.free_tensors(self._received)
+        with builder.label_scopes(Mark(ScopeRole.BACK, kind)):
+            builder.open_scope(
+                "ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back
+            )
         if kind is ShardingKind.ROW_WISE:
-            self._event, self._received = self._all_gather(builder.world, flat)
+            self._event, self._received = self._write_all_gather(builder.world, flat)
             return
         group = builder.across if kind is ShardingKind.TABLE_ROW_WISE else builder.world
         send = [self.layout.batch_size * columns for columns in self.parts]
-        receive = [self.layout.batch_size * self._own_columns()] * len(group.ranks)
-        self._received = self._empty_like(flat, sum(receive), self._ops["wait"])
-        self._event = builder.all_to_all(
+        receive = [self.layout.batch_size * self._count_own_columns()] * len(group.ranks)
+        self._received = self._write_empty(flat, sum(receive), self._ops["wait"])
+        self._event = builder.add_all_to_all(
             group, flat, self._received, send, receive, module=MODULE, forward=self._ops["wait"]
         )
         self._sent = flat
@@ -152,89 +160,89 @@ class Outputs:
         """Waits; gives the gradients of this rank's pooled embeddings (flat)."""
         builder = self.builder
         assert self._received is not None
-        builder.scope(self.names.wait_back, Phase.BACKWARD)
-        self._wait(self._event)
+        builder.open_scope(self.names.wait_back, Phase.BACKWARD)
+        self._write_wait(self._event)
         if self.section.kind is ShardingKind.TABLE_ROW_WISE:
-            with builder.labelled(Mark(Role.BACK_WITHIN, self.section.kind)):
-                builder.scope("ReduceScatterBase_ReqBackward")
-            event, gathered = self._all_gather(builder.within, self._received)
-            self._wait(event)
+            with builder.label_scopes(Mark(ScopeRole.BACK_WITHIN, self.section.kind)):
+                builder.open_scope("ReduceScatterBase_ReqBackward")
+            event, gathered = self._write_all_gather(builder.within, self._received)
+            self._write_wait(event)
             return gathered
         return self._received
 
-    def _wait(self, event: int, *, module: str = "") -> None:
-        """Waits for an exchange; NCCL holds what it sends until then."""
-        self.builder.wait(event, module=module)
+    def _write_wait(self, event: int, *, module: str = "") -> None:
+        """Waits for a collective; NCCL holds what it sends until then."""
+        self.builder.wait_for_event(event, module=module)
         if self._sent is not None:
-            self.builder.free(self._sent)
+            self.builder.free_tensors(self._sent)
 
-    def _own_columns(self) -> int:
+    def _count_own_columns(self) -> int:
         return self.section.columns[self.builder.rank]
 
-    def _empty_like(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.builder.new((elements,), like.spec.dtype)
+    def _write_empty(self, like: Ref, elements: int, forward: int = -1) -> Ref:
+        result = self.builder.add_tensor((elements,), like.spec.dtype)
         scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.builder.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
+        self.builder.add_op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
         return result
 
     def _start_all_to_all(self, group: Communicator, pooled: Ref) -> None:
         builder, batch = self.builder, self.layout.batch_size
-        send = [batch * self._own_columns()] * len(group.ranks)
+        send = [batch * self._count_own_columns()] * len(group.ranks)
         receive = [batch * columns for columns in self.parts]
-        builder.scope(self.names.send, Phase.FORWARD)
-        self._received = self._empty_like(pooled, sum(receive))
-        self._event = builder.all_to_all(group, pooled, self._received, send, receive, module=MODULE)
+        builder.open_scope(self.names.send, Phase.FORWARD)
+        self._received = self._write_empty(pooled, sum(receive))
+        self._event = builder.add_all_to_all(group, pooled, self._received, send, receive, module=MODULE)
         self._sent = pooled
 
     def _reduce_scatter(self, group: Communicator, pooled: Ref) -> tuple[int, Ref]:
         builder = self.builder
-        builder.scope("ReduceScatterBase_Req", Phase.FORWARD)
-        part = self._empty_like(pooled, pooled.shape[0] // len(group.ranks))
+        builder.open_scope("ReduceScatterBase_Req", Phase.FORWARD)
+        part = self._write_empty(pooled, pooled.shape[0] // len(group.ranks))
         arguments = [("output_tensor", part), ("input_tensor", pooled)]
-        event = builder.collective(
+        event = builder.add_collective(
             "_reduce_scatter_base_", "reduce_scatter", group, arguments, part, nbytes=pooled.spec.nbytes, module=MODULE
         )
         self._sent = pooled
         return event, part
 
-    def _all_gather(self, group: Communicator, part: Ref) -> tuple[int, Ref]:
+    def _write_all_gather(self, group: Communicator, part: Ref) -> tuple[int, Ref]:
         builder = self.builder
-        whole = self._empty_like(part, part.shape[0] * len(group.ranks))
+        whole = self._write_empty(part, part.shape[0] * len(group.ranks))
         arguments = [("output_tensor", whole), ("input_tensor", part)]
-        event = builder.collective(
+        event = builder.add_collective(
             "_allgather_base_", "all_gather", group, arguments, whole, nbytes=whole.spec.nbytes, module=MODULE
         )
         self._sent = part
         return event, whole
 
-    def _joined(self, grads: list[Ref]) -> Ref:
-        """Gradients by sender, one after the other: a copy each out of the rows they lie in, and one together."""
+    def _join_gradients(self, grads: list[Ref]) -> Ref:
+        """Gradients by sender, one after the other: a copy each out of the rows they are in, and one together."""
         builder, batch = self.builder, self.layout.batch_size
         copies = []
         for grad, op in zip(reversed(grads), reversed(self._part_ops), strict=True):
-            builder.scope("ViewBackward0", Phase.BACKWARD)
-            whole = builder.new(grad.shape)
+            builder.open_scope("ViewBackward0", Phase.BACKWARD)
+            whole = builder.add_tensor(grad.shape)
             scalars: Scalars = [("memory_format", "contiguous_format")]
-            builder.op("aten::clone", [("self", grad)], [whole], scalars, module=MODULE, forward=op)
-            line = builder.view(whole, (grad.shape[0] * grad.shape[1],))
-            builder.op(
+            builder.add_op("aten::clone", [("self", grad)], [whole], scalars, module=MODULE, forward=op)
+            line = builder.add_view(whole, (grad.shape[0] * grad.shape[1],))
+            builder.add_op(
                 "aten::_unsafe_view", [("self", whole)], [line], [("size", line.shape)], module=MODULE, forward=op
             )
-            builder.free(grad)
+            builder.free_tensors(grad)
             copies.append(line)
         copies.reverse()
         if self.section.kind is ShardingKind.ROW_WISE:
             return copies[0]
-        builder.scope("SplitWithSizesBackward0", Phase.BACKWARD)
+        builder.open_scope("SplitWithSizesBackward0", Phase.BACKWARD)
         split, lines, have = self._ops["split"], [], iter(copies)
         for columns in self.parts:
             if columns:
                 lines.append(next(have))
             else:
-                lines.append(builder.new((0,)))
+                lines.append(builder.add_tensor((0,)))
                 zeros: Scalars = [("size", (0,)), ("dtype", "float32")]
-                builder.op("aten::zeros", [], [lines[-1]], zeros, module=MODULE, forward=split)
-        joined = builder.new((batch * self.columns,))
-        builder.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)], module=MODULE, forward=split)
-        builder.free(*lines)
+                builder.add_op("aten::zeros", [], [lines[-1]], zeros, module=MODULE, forward=split)
+        joined = builder.add_tensor((batch * self.columns,))
+        builder.add_op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)], module=MODULE, forward=split)
+        builder.free_tensors(*lines)
         return joined

@@ -11,13 +11,13 @@ from traincast.ir.program import Program, peak_memory
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES, Pooling, Table
-from traincast.models.placement.greedy import greedy_plan
+from traincast.models.placement.greedy import make_greedy_plan
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits
 from traincast.models.placement.plan import Placement, Plan
-from traincast.models.sharded_dlrm.captured import EmbeddingModule, embedding_modules, resident_bytes
+from traincast.models.sharded_dlrm.captured import EmbeddingModule, compute_resident_bytes, find_embedding_modules
 from traincast.models.sharded_dlrm.layout import Layout, lay_out
-from traincast.models.sharded_dlrm.replayed import replayed_rank
+from traincast.models.sharded_dlrm.replayed import build_rank_program
 from traincast.models.sharded_dlrm.step import RIGID, check_ranks
 from traincast.utils.errors import TraincastError
 
@@ -26,10 +26,12 @@ _EXCHANGED = 4  # rows of a rank's own lookups and rows it serves, both with the
 
 def is_shardable(workload: Workload) -> bool:
     """Whether a step trains FBGEMM tables on one GPU."""
-    return workload.mode == "training" and len(workload.ranks) == 1 and bool(embedding_modules(workload.programs[0]))
+    return (
+        workload.mode == "training" and len(workload.ranks) == 1 and bool(find_embedding_modules(workload.programs[0]))
+    )
 
 
-def sharded_recommender(
+def build_sharded_recommender(
     workload: Workload, gpus: int, *, memory_bytes: float, gpus_per_node: int, pipelined: bool = False
 ) -> tuple[Workload, str]:
     """A training step of one GPU on `gpus` GPUs of `memory_bytes` each, and what was assumed. The batch size stays that
@@ -37,61 +39,66 @@ def sharded_recommender(
 
     Tables go whole to one GPU each, the busiest first; where rows are not pooled, a table with more than a GPU's part
     of all lookups is split by rows over all GPUs, and so is a table that fits nowhere. All rows count as equally
-    likely. The rest is under DDP. `pipelined` distributes the next batch beside this step (`TrainPipelineSparseDist`).
+    likely. The rest is under DDP. `pipelined` distributes the next batch alongside this step
+    (`TrainPipelineSparseDist`).
     """
     check_ranks(gpus)
     program = workload.programs[0]
-    modules = embedding_modules(program)
+    modules = find_embedding_modules(program)
     if not modules:
         raise TraincastError(f"workload '{workload.name}' has no fused embedding tables to shard; leave out `program`")
-    plan = _plan(program, modules, gpus, memory_bytes)
-    sharded = Sharded.of(program, modules, plan, gpus_per_node)
+    plan = _make_plan(program, modules, gpus, memory_bytes)
+    sharded = ShardedModules.from_plan(program, modules, plan, gpus_per_node)
     first: dict[tuple[object, ...], int] = {}
-    ranks = tuple(first.setdefault(sharded.key(rank), len(first)) for rank in range(gpus))
+    ranks = tuple(first.setdefault(sharded.make_program_key(rank), len(first)) for rank in range(gpus))
     written: list[Program] = []
     templates: dict[tuple[object, ...], Program] = {}
     for number in range(len(first)):
         rank = ranks.index(number)
-        form = sharded.form(rank)
+        form = sharded.make_structure_key(rank)
         layouts = sharded.layouts
-        one = replayed_rank(
+        one = build_rank_program(
             program, modules, layouts, rank, gpus_per_node, pipelined=pipelined, like=templates.get(form)
         )
         templates.setdefault(form, one)
         written.append(one)
     programs = tuple(replace(one, rigid=RIGID, seq_len=program.seq_len) for one in share_templates(written))
-    return replace(workload, programs=programs, ranks=ranks), _said(workload.name, plan, modules)
+    return replace(workload, programs=programs, ranks=ranks), _describe_assumptions(workload.name, plan, modules)
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
+class ShardedModules:
     """What every rank has of every embedding module."""
 
     layouts: tuple[Layout, ...]
 
     @staticmethod
-    def of(program: Program, modules: Sequence[EmbeddingModule], plan: Plan, gpus_per_node: int) -> Sharded:
+    def from_plan(
+        program: Program, modules: Sequence[EmbeddingModule], plan: Plan, gpus_per_node: int
+    ) -> ShardedModules:
         """Each module's part of a plan, for the bags that one rank looks up."""
         layouts = []
         for module in modules:
             names = tuple(table.name for table in module.tables)
-            part = Plan(names, tuple(plan.placement(name) for name in names), plan.world_size)
+            part = Plan(names, tuple(plan.get_placement(name) for name in names), plan.world_size)
             layouts.append(lay_out(module.tables, part, batch_size=module.bags, gpus_per_node=gpus_per_node))
-        return Sharded(tuple(layouts))
+        return ShardedModules(tuple(layouts))
 
-    def key(self, rank: int) -> tuple[object, ...]:
+    def make_program_key(self, rank: int) -> tuple[object, ...]:
         """Equal for ranks whose programs are equal."""
-        return tuple(layout.key(rank) for layout in self.layouts)
+        return tuple(layout.make_program_key(rank) for layout in self.layouts)
 
-    def form(self, rank: int) -> tuple[object, ...]:
+    def make_structure_key(self, rank: int) -> tuple[object, ...]:
         """Equal for ranks that run the same ops, whatever their sizes."""
-        return tuple(layout.form(rank) for layout in self.layouts)
+        return tuple(layout.make_structure_key(rank) for layout in self.layouts)
 
 
-def _plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, memory_bytes: float) -> Plan:
+def _make_plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, memory_bytes: float) -> Plan:
     batch = program.batch_size
     weights = {
-        table.name: module.lookups_per_sample(table, batch) * table.dim for module in modules for table in module.tables
+        table.name: module.count_lookups_per_sample(table, batch) * table.dim
+        for module in modules
+        for table in module.tables
     }
     share = sum(weights.values()) / gpus
     split = [
@@ -101,38 +108,40 @@ def _plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, memor
         if gpus > 1 and not module.pooled and weights[table.name] > share
     ]
     whole = [
-        replace(table, pooling=Pooling.constant(module.lookups_per_sample(table, batch)))
+        replace(table, pooling=Pooling.from_constant(module.count_lookups_per_sample(table, batch)))
         for module in modules
         for table in module.tables
         if table not in split
     ]
     rows = sum(module.bags * module.columns for module in modules if not module.pooled)
     held = (
-        _dense_bytes(program, modules)
-        + sum(_table_bytes(table) for table in split) / gpus
+        _compute_dense_bytes(program, modules)
+        + sum(_compute_table_bytes(table) for table in split) / gpus
         + rows * POOLED_BYTES * _EXCHANGED
     )
     limits = MemoryLimits(device=memory_bytes, dense=held)
-    placed = greedy_plan(whole, lambda table: weights[table.name], limits, gpus, batch_size=batch) if whole else None
-    placements = {table.name: Placement.row_wise(gpus) for table in split}
-    placements |= {table.name: placed.placement(table.name) for table in whole if placed is not None}
+    placed = (
+        make_greedy_plan(whole, lambda table: weights[table.name], limits, gpus, batch_size=batch) if whole else None
+    )
+    placements = {table.name: Placement.make_row_wise(gpus) for table in split}
+    placements |= {table.name: placed.get_placement(table.name) for table in whole if placed is not None}
     names = tuple(table.name for module in modules for table in module.tables)
     return Plan(names, tuple(placements[name] for name in names), gpus)
 
 
-def _dense_bytes(program: Program, modules: Sequence[EmbeddingModule]) -> float:
-    """Bytes of a step beside its tables and their state."""
-    tables = sum(resident_bytes(program, module) for module in modules)
+def _compute_dense_bytes(program: Program, modules: Sequence[EmbeddingModule]) -> float:
+    """Bytes of a step alongside its tables and their state."""
+    tables = sum(compute_resident_bytes(program, module) for module in modules)
     return max(0.0, float(peak_memory(program).peak_bytes - tables))
 
 
-def _table_bytes(table: Table) -> float:
+def _compute_table_bytes(table: Table) -> float:
     """Bytes of a table with its optimizer's state."""
-    state = OPTIMIZER_STATE[table.optimizer].per_row_of(table.dim) * STATE_ITEM_BYTES
+    state = OPTIMIZER_STATE[table.optimizer].count_state_per_row(table.dim) * STATE_ITEM_BYTES
     return float(table.rows * (table.dim * ITEM_BYTES[table.dtype] + state))
 
 
-def _said(name: str, plan: Plan, modules: Sequence[EmbeddingModule]) -> str:
+def _describe_assumptions(name: str, plan: Plan, modules: Sequence[EmbeddingModule]) -> str:
     split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
     rows = f", {split} of {len(plan.tables)} split by rows" if split else ""
     lookups = {table.pooling.mean for module in modules for table in module.tables}

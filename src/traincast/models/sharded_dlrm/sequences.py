@@ -9,10 +9,10 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.collection import ShardedTables
-from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute
+from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute_lookups
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Mark, Role
-from traincast.models.sharded_dlrm.outputs import Names
+from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
+from traincast.models.sharded_dlrm.outputs import HostOpNames
 from traincast.utils.errors import TraincastError
 
 MODULE = "EmbeddingCollection"
@@ -20,7 +20,7 @@ KINDS = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE)
 """How tables of unpooled rows can be sharded here."""
 
 
-def rows_to_each(layout: Layout, section: Section) -> int:
+def count_rows_to_each_rank(layout: Layout, section: Section) -> int:
     """Rows of one table that a rank which has it, or a block of it, gives to each rank."""
     by_rows = section.kind is ShardingKind.ROW_WISE
     return -(-layout.batch_size // layout.world_size) if by_rows else layout.batch_size
@@ -28,9 +28,9 @@ def rows_to_each(layout: Layout, section: Section) -> int:
 
 @dataclass(slots=True, eq=False)
 class SequenceOutputs:
-    """The exchange of one section on one rank: every lookup of `layout.batch_size` per table is a row that goes to the
-    rank that asked. `samples` is how many samples of a rank these lookups come from; `unbucketize` says where each row
-    belongs that a rank of blocks of rows sends."""
+    """The collective of one section on one rank: every lookup of `layout.batch_size` per table is a row that goes to
+    the rank that asked. `count_samples` is how many samples of a rank these lookups come from; `unbucketize` says where
+    each row belongs that a rank of blocks of rows sends."""
 
     builder: RankBuilder
     layout: Layout
@@ -52,55 +52,55 @@ class SequenceOutputs:
         """Columns of the rows of all tables side by side."""
         return self.section.features * self.dim
 
-    def start(self, rows: Ref) -> None:
+    def start_forward(self, rows: Ref) -> None:
         """Sends the rows of all lookups (flat) on their way: in the order of samples' ranks first."""
         builder, kind = self.builder, self.section.kind
-        with builder.labelled(Mark(Role.OUT, kind)):
-            builder.scope("All2All_Seq_Req", Phase.FORWARD)
-            sent = self._by_rank(rows)
-            elements = self._elements()
-            self._received = self._empty_like(sent, sum(elements))
+        with builder.label_scopes(Mark(ScopeRole.OUT, kind)):
+            builder.open_scope("All2All_Seq_Req", Phase.FORWARD)
+            sent = self._permute_by_rank(rows)
+            elements = self._count_received_elements()
+            self._received = self._write_empty(sent, sum(elements))
             own = [elements[builder.rank]] * builder.world_size
-            self._event = builder.all_to_all(builder.world, sent, self._received, own, elements, module=MODULE)
+            self._event = builder.add_all_to_all(builder.world, sent, self._received, own, elements, module=MODULE)
         self._sent = sent
 
-    def finish(self) -> list[Ref]:
+    def finish_forward(self) -> list[Ref]:
         """Waits; gives [own lookups, dim] of each table."""
         builder, dim = self.builder, self.dim
         assert self._received is not None
-        builder.scope("All2All_Seq_Req_Wait", Phase.FORWARD)
-        self._wait()
+        builder.open_scope("All2All_Seq_Req_Wait", Phase.FORWARD)
+        self._write_wait()
         rows = self._received.shape[0] // dim
-        whole = builder.view(self._received, (rows, dim))
+        whole = builder.add_view(self._received, (rows, dim))
         size: Scalars = [("size", (-1, dim))]
-        self._ops["wait"] = builder.op("aten::view", [("self", self._received)], [whole], size, module=MODULE)
+        self._ops["wait"] = builder.add_op("aten::view", [("self", self._received)], [whole], size, module=MODULE)
         if self.section.kind is ShardingKind.ROW_WISE:
-            whole = self._in_order(whole)
+            whole = self._restore_order(whole)
         count = self.layout.batch_size
-        builder.scope("aten::split_with_sizes")
-        parts = [builder.view(whole, (count, dim)) for _ in range(self.section.features)]
+        builder.open_scope("aten::split_with_sizes")
+        parts = [builder.add_view(whole, (count, dim)) for _ in range(self.section.features)]
         sizes: Scalars = [("split_sizes", (count,) * self.section.features), ("dim", 0)]
-        self._ops["split"] = builder.op("aten::split_with_sizes", [("self", whole)], parts, sizes, module=MODULE)
+        self._ops["split"] = builder.add_op("aten::split_with_sizes", [("self", whole)], parts, sizes, module=MODULE)
         return parts
 
     def start_backward(self, grads: list[Ref]) -> None:
-        """Sends the gradients of what `finish` gave on their way back."""
+        """Sends the gradients of what `finish_communication` gave on their way back."""
         builder, kind, dim = self.builder, self.section.kind, self.dim
-        with builder.labelled(Mark(Role.JOIN, kind)):
-            builder.scope("SplitWithSizesBackward0", Phase.BACKWARD)
-            joined = builder.new((self.layout.batch_size * len(grads), dim))
-            builder.op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
+        with builder.label_scopes(Mark(ScopeRole.JOIN, kind)):
+            builder.open_scope("SplitWithSizesBackward0", Phase.BACKWARD)
+            joined = builder.add_tensor((self.layout.batch_size * len(grads), dim))
+            builder.add_op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
                     forward=self._ops["split"])  # fmt: skip
-            builder.free(*grads)
+            builder.free_tensors(*grads)
             if kind is ShardingKind.ROW_WISE:
-                joined = self._out_of_order(joined)
-        with builder.labelled(Mark(Role.BACK, kind)):
-            builder.scope("All2All_Seq_Req_WaitBackward", Phase.BACKWARD)
-            elements = self._elements()
+                joined = self._sort_by_block(joined)
+        with builder.label_scopes(Mark(ScopeRole.BACK, kind)):
+            builder.open_scope("All2All_Seq_Req_WaitBackward", Phase.BACKWARD)
+            elements = self._count_received_elements()
             own = [elements[builder.rank]] * builder.world_size
-            flat = builder.view(joined, (joined.shape[0] * dim,))
-            self._received = self._empty_like(flat, sum(own), self._ops["wait"])
-            self._event = builder.all_to_all(
+            flat = builder.add_view(joined, (joined.shape[0] * dim,))
+            self._received = self._write_empty(flat, sum(own), self._ops["wait"])
+            self._event = builder.add_all_to_all(
                 builder.world, flat, self._received, elements, own, module=MODULE, forward=self._ops["wait"]
             )
         self._sent = flat
@@ -109,69 +109,73 @@ class SequenceOutputs:
         """Waits; gives the gradients of the rows that this rank looked up (flat), in their order."""
         builder = self.builder
         assert self._received is not None
-        builder.scope("All2All_Seq_ReqBackward", Phase.BACKWARD)
-        self._wait()
-        return self._by_rank(self._received)
+        builder.open_scope("All2All_Seq_ReqBackward", Phase.BACKWARD)
+        self._write_wait()
+        return self._permute_by_rank(self._received)
 
-    def _elements(self) -> list[int]:
+    def _count_received_elements(self) -> list[int]:
         """Elements that come from each rank."""
-        rows = rows_to_each(self.layout, self.section)
+        rows = count_rows_to_each_rank(self.layout, self.section)
         return [columns * rows for columns in self.section.columns]
 
-    def _by_rank(self, rows: Ref) -> Ref:
+    def _permute_by_rank(self, rows: Ref) -> Ref:
         """Rows (flat) from the order of tables to that of the ranks they go to, or back."""
         builder, tables = self.builder, self.section.tables[self.builder.rank]
         if not tables:
             return rows
         bags = tables * builder.world_size * self.samples
-        lengths = builder.resident((bags,), StorageKind.BUFFER, LENGTH_DTYPE)
-        moved = [builder.new((bags,), LENGTH_DTYPE), builder.new(rows.shape)]
+        lengths = builder.add_resident_tensor((bags,), StorageKind.BUFFER, LENGTH_DTYPE)
+        moved = [builder.add_tensor((bags,), LENGTH_DTYPE), builder.add_tensor(rows.shape)]
         arguments = [("lengths", lengths), ("indices", rows)]
-        builder.op("fbgemm::permute_2D_sparse_data", arguments, moved, module=MODULE)
-        builder.free(rows, moved[0])
+        builder.add_op("fbgemm::permute_2D_sparse_data", arguments, moved, module=MODULE)
+        builder.free_tensors(rows, moved[0])
         return moved[1]
 
-    def _in_order(self, rows: Ref) -> Ref:
+    def _restore_order(self, rows: Ref) -> Ref:
         """Rows that came by the rank of their block, in the order in which they were asked for."""
         builder = self.builder
         assert self.unbucketize is not None
-        builder.scope("aten::index_select")
-        selected = builder.new((self.layout.batch_size * self.section.features, self.dim))
+        builder.open_scope("aten::index_select")
+        selected = builder.add_tensor((self.layout.batch_size * self.section.features, self.dim))
         arguments = [("self", rows), ("index", self.unbucketize)]
-        self._ops["select"] = builder.op("aten::index_select", arguments, [selected], [("dim", 0)], module=MODULE)
-        builder.free(rows)
+        self._ops["select"] = builder.add_op("aten::index_select", arguments, [selected], [("dim", 0)], module=MODULE)
+        builder.free_tensors(rows)
         return selected
 
-    def _out_of_order(self, grads: Ref) -> Ref:
+    def _sort_by_block(self, grads: Ref) -> Ref:
         """Gradients by the rank that holds the block of their row."""
         builder, forward = self.builder, self._ops["select"]
         assert self.unbucketize is not None
-        builder.scope("IndexSelectBackward0", Phase.BACKWARD)
-        zeros = builder.new((sum(self._elements()) // self.dim, self.dim))
+        builder.open_scope("IndexSelectBackward0", Phase.BACKWARD)
+        zeros = builder.add_tensor((sum(self._count_received_elements()) // self.dim, self.dim))
         scalars: Scalars = [("size", zeros.shape), ("dtype", None)]
-        builder.op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
+        builder.add_op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
         arguments = [("self", zeros), ("index", self.unbucketize), ("source", grads)]
-        builder.op("aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward)
-        builder.free(grads, self.unbucketize)
+        builder.add_op(
+            "aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward
+        )
+        builder.free_tensors(grads, self.unbucketize)
         return zeros
 
-    def _empty_like(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.builder.new((elements,), like.spec.dtype)
+    def _write_empty(self, like: Ref, elements: int, forward: int = -1) -> Ref:
+        result = self.builder.add_tensor((elements,), like.spec.dtype)
         scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.builder.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
+        self.builder.add_op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
         return result
 
-    def _wait(self) -> None:
-        self.builder.wait(self._event, module=MODULE)
+    def _write_wait(self) -> None:
+        self.builder.wait_for_event(self._event, module=MODULE)
         if self._sent is not None:
-            self.builder.free(self._sent)
+            self.builder.free_tensors(self._sent)
 
 
 class ShardedSequences(ShardedTables):
     """Tables whose rows are not pooled: `layout.batch_size` counts the lookups of a rank in each table, which are those
-    of `samples` samples. Every lookup gives a row."""
+    of `count_samples` samples. Every lookup gives a row."""
 
-    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: Names, samples: int) -> None:
+    def __init__(
+        self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames, samples: int
+    ) -> None:
         for section in layout.sections:
             if section.kind not in KINDS:
                 raise TraincastError(
@@ -185,21 +189,21 @@ class ShardedSequences(ShardedTables):
         """Samples of one rank."""
         return self._samples
 
-    def _rows(self, section: Section) -> int:
+    def _count_rows(self, section: Section) -> int:
         """Rows that a kernel gives of each of its tables: all that are asked for, or those of its block."""
-        return self.layout.world_size * rows_to_each(self.layout, section)
+        return self.layout.world_size * count_rows_to_each_rank(self.layout, section)
 
-    def _output(self, section: Section) -> SequenceOutputs:
+    def _make_output(self, section: Section) -> SequenceOutputs:
         return SequenceOutputs(self.builder, self.layout, section, self._samples)
 
-    def _redistribute(self, section: Section, features: Features) -> Features | None:
-        return redistribute(self.builder, section, features, self.own_samples, with_order=True)
+    def _redistribute_lookups(self, section: Section, features: Features) -> Features | None:
+        return redistribute_lookups(self.builder, section, features, self.own_samples, with_order=True)
 
-    def there_already(self) -> list[list[Features]]:
+    def make_resident_lookups(self) -> list[list[Features]]:
         """The lookups of each kernel as if they had been distributed before, and where they were."""
-        features = super().there_already()
+        features = super().make_resident_lookups()
         return [
-            [self._ordered(section, one) for one in several]
+            [self._add_order(section, one) for one in several]
             for section, several in zip(self.sections, features, strict=True)
         ]
 
@@ -210,9 +214,9 @@ class ShardedSequences(ShardedTables):
                 output.unbucketize = several[0].order
         super().look_up(features)
 
-    def _ordered(self, section: Section, features: Features) -> Features:
+    def _add_order(self, section: Section, features: Features) -> Features:
         """Lookups that were there before with where they were, if that must be known."""
         if not section.kind.by_rows:
             return features
         shape = (section.own_lookups,)
-        return replace(features, order=self.builder.resident(shape, StorageKind.INPUT, self.index_dtype))
+        return replace(features, order=self.builder.add_resident_tensor(shape, StorageKind.INPUT, self.index_dtype))

@@ -19,19 +19,19 @@ from traincast.models.sharded_dlrm.dcn import EagerDcn
 from traincast.models.sharded_dlrm.dense import EagerDense
 from traincast.models.sharded_dlrm.inputs import Features, copy_features
 from traincast.models.sharded_dlrm.layout import Layout, lay_out
-from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
+from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
 from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
 from traincast.utils.errors import TraincastError
 
 MAX_RANKS = 4096
-"""Every rank exchanges with every other: time and memory of a prediction grow with the square of the ranks."""
+"""Every rank collectives with every other: time and memory of a prediction grow with the square of the ranks."""
 PREFETCH = 16
 """The stream of the next batch, beyond those of the communicators."""
 RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
 """Why a sharded step cannot be resized."""
 
 
-def sharded_dlrm(
+def build_sharded_dlrm(
     dense: Dense | DlrmConfig | None,
     tables: Sequence[Table],
     plan: Plan,
@@ -44,27 +44,27 @@ def sharded_dlrm(
     name: str = "sharded-dlrm",
 ) -> Workload:
     """One training step under a plan, for `batch_size` samples per rank; `pipelined` as TorchRec's
-    `TrainPipelineSparseDist` runs it, which copies and distributes the next batch beside this step.
+    `TrainPipelineSparseDist` runs it, which copies and distributes the next batch alongside this step.
 
     Without a dense part it is the lookups, their exchange, and the way back from gradients that are there. Without
     `redistribute_inputs` every rank is fed the row numbers of its own parts, as facebookresearch/dlrm does.
     """
     check_ranks(plan.world_size)
     tables = check_tables(tables)
-    dense = Dense.of(dense) if isinstance(dense, DlrmConfig) else dense
+    dense = Dense.from_dlrm(dense) if isinstance(dense, DlrmConfig) else dense
     layout = lay_out(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
-    _check(dense, tables)
+    _check_tables(dense, tables)
     first: dict[tuple[object, ...], int] = {}
-    ranks = tuple(first.setdefault(layout.key(rank), len(first)) for rank in range(layout.world_size))
+    ranks = tuple(first.setdefault(layout.make_program_key(rank), len(first)) for rank in range(layout.world_size))
     written: list[Program] = []
     templates: dict[tuple[object, ...], Program] = {}
     for number in range(len(first)):
         rank = ranks.index(number)
         program = rank_program(
             layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
-            pipelined=pipelined, like=templates.get(layout.form(rank)),
+            pipelined=pipelined, like=templates.get(layout.make_structure_key(rank)),
         ).program  # fmt: skip
-        templates.setdefault(layout.form(rank), program)
+        templates.setdefault(layout.make_structure_key(rank), program)
         written.append(program)
     return Workload(
         name=name,
@@ -75,8 +75,8 @@ def sharded_dlrm(
     )
 
 
-def _check(dense: Dense | None, tables: Sequence[Table]) -> None:
-    """Refuses tables that cannot be trained, or that the dense part cannot take."""
+def _check_tables(dense: Dense | None, tables: Sequence[Table]) -> None:
+    """Rejects tables that cannot be trained, or that the dense part cannot take."""
     for table in tables:
         if table.optimizer not in DENSE_OPTIMIZERS:
             raise TraincastError(
@@ -94,10 +94,10 @@ def _check(dense: Dense | None, tables: Sequence[Table]) -> None:
 
 
 def check_ranks(ranks: int) -> None:
-    """Refuses numbers of GPUs that tables cannot be sharded over here."""
+    """Rejects numbers of GPUs that tables cannot be sharded over here."""
     if not 1 <= ranks <= MAX_RANKS:
         raise TraincastError(
-            f"tables sharded over {ranks} GPUs are out of range; give a whole number from 1 to {MAX_RANKS}"
+            f"tables sharded over {ranks} GPUs are out of range; give an integer from 1 to {MAX_RANKS}"
         )
 
 
@@ -114,13 +114,13 @@ def rank_program(
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
     builder = RankBuilder(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
-    writer = _Writer(builder, layout, dense, tables, redistribute_inputs, index_dtype)
+    writer = _StepWriter(builder, layout, dense, tables, redistribute_inputs, index_dtype)
     writer.pipelined = pipelined
-    return writer.program()
+    return writer.write_program()
 
 
-class _Writer:
-    """One rank's step, in the order it runs; `pipelined` distributes the next batch beside it."""
+class _StepWriter:
+    """One rank's step, in the order it runs; `pipelined` distributes the next batch alongside it."""
 
     pipelined: bool = False
 
@@ -137,80 +137,80 @@ class _Writer:
         if dense is not None:
             eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
             self.dense = eager(builder, dense, self.sharded.columns, layout.batch_size)
-        self.sharded.under_ddp()
+        self.sharded.attach_ddp()
 
-    def program(self) -> MarkedProgram:
+    def write_program(self) -> MarkedProgram:
         """Everything."""
-        features = self._prefetched() if self.pipelined else self._fetched(self._begin)
+        features = self._make_prefetched_lookups() if self.pipelined else self._fetch_batch(self._begin_step)
         self.sharded.look_up(features)
         if self.dense is not None:
-            self.dense.bottom_forward()
-        embedded = self.sharded.finish()
+            self.dense.write_bottom_forward()
+        embedded = self.sharded.finish_communication()
         if self.dense is not None:
-            self.dense.top_forward(embedded)
+            self.dense.write_top_forward(embedded)
         if self.pipelined:
-            with self.builder.on_stream(PREFETCH):
-                self._fetched(lambda: None)
-        self._backward(self._back_to_embeddings(embedded))
-        return MarkedProgram.of(self.builder)
+            with self.builder.use_stream(PREFETCH):
+                self._fetch_batch(lambda: None)
+        self._write_table_backward(self._write_dense_backward(embedded))
+        return MarkedProgram.from_builder(self.builder)
 
-    def _fetched(self, begin: Callable[[], None]) -> list[list[Features]]:
+    def _fetch_batch(self, begin: Callable[[], None]) -> list[list[Features]]:
         """A batch copied from the host, and the lookups of each kernel of this rank in it; `begin` comes between."""
-        features = self._inputs()
+        features = self._copy_inputs()
         begin()
-        return self.sharded.redistributed(features[0][0]) if self.redistributed else features
+        return self.sharded.redistribute_all(features[0][0]) if self.redistributed else features
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         """The dense part's inputs are copied, and the gradients of the step before go."""
         if self.dense is not None:
-            self.dense.inputs()
-        self.sharded.drop()
+            self.dense.write_inputs()
+        self.sharded.drop_gradients()
 
-    def _prefetched(self) -> list[list[Features]]:
-        """The lookups of each kernel, there already: `TrainPipelineSparseDist` distributed them beside the step
+    def _make_prefetched_lookups(self) -> list[list[Features]]:
+        """The lookups of each kernel, there already: `TrainPipelineSparseDist` distributed them alongside the step
         before."""
         builder = self.builder
-        builder.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
-        builder.wait(builder.record(PREFETCH))
-        with builder.on_stream(PREFETCH):
-            self._begin()
-        return self.sharded.there_already()
+        builder.open_scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        builder.wait_for_event(builder.record_event(PREFETCH))
+        with builder.use_stream(PREFETCH):
+            self._begin_step()
+        return self.sharded.make_resident_lookups()
 
-    def _inputs(self) -> list[list[Features]]:
+    def _copy_inputs(self) -> list[list[Features]]:
         """What is copied from the host: this rank's samples, or the row numbers of this rank's parts."""
         builder, batch = self.builder, self.layout.batch_size
         if not self.redistributed:
             return [
                 [
-                    copy_features(builder, kernel.tables, kernel.lookups, self.sharded.samples(section),
+                    copy_features(builder, kernel.tables, kernel.lookups, self.sharded.count_samples(section),
                                   self.index_dtype, weighted=kernel.weighted, offsets=True)
                     for kernel in section.ranks[builder.rank]
                 ]
                 for section in self.layout.sections
             ]  # fmt: skip
-        lookups = round(sum(table.lookups(batch) for table in self.tables))
+        lookups = round(sum(table.count_lookups(batch) for table in self.tables))
         weighted = any(table.weighted for table in self.tables)
         return [[copy_features(builder, len(self.tables), lookups, batch, self.index_dtype, weighted=weighted)]]
 
-    def _back_to_embeddings(self, embedded: list[Ref]) -> list[Ref]:
+    def _write_dense_backward(self, embedded: list[Ref]) -> list[Ref]:
         """Gradients of the pooled embeddings, from the dense part or there before the step."""
         if self.dense is not None:
-            with self.builder.labelled(Mark(Role.DENSE)):
-                return self.dense.backward_top()
-        return [self.builder.resident(part.shape, StorageKind.BUFFER) for part in embedded]
+            with self.builder.label_scopes(Mark(ScopeRole.DENSE)):
+                return self.dense.write_top_backward()
+        return [self.builder.add_resident_tensor(part.shape, StorageKind.BUFFER) for part in embedded]
 
-    def _backward(self, grads: list[Ref]) -> None:
+    def _write_table_backward(self, grads: list[Ref]) -> None:
         """Sends gradients back while the bottom MLP computes its own, then updates the tables."""
         builder, sharded = self.builder, self.sharded
         sharded.start_backward(grads)
         if self.dense is not None:
-            with builder.labelled(Mark(Role.DENSE)):
-                self.dense.backward_bottom()
+            with builder.label_scopes(Mark(ScopeRole.DENSE)):
+                self.dense.write_bottom_backward()
         came = sharded.finish_backward()
         sharded.reduce_copies()
         if self.dense is not None:
-            self.dense.end_backward()
-        builder.free(*came)
+            self.dense.write_end_of_backward()
+        builder.free_tensors(*came)
         if self.dense is not None:
-            self.dense.step()
+            self.dense.write_optimizer_step()
         sharded.step_copies()

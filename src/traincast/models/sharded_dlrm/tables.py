@@ -16,7 +16,7 @@ _CACHE_WAYS = 32  # FBGEMM's set associativity
 
 
 @dataclass(slots=True, eq=False)
-class Lookup:
+class KernelLookup:
     """One table-batched kernel of a rank, for the lookups of `samples` samples."""
 
     builder: RankBuilder
@@ -26,7 +26,7 @@ class Lookup:
     cache: Ref | None
 
     @staticmethod
-    def of(builder: RankBuilder, batch: Batch, samples: int) -> Lookup:
+    def from_batch(builder: RankBuilder, batch: Batch, samples: int) -> KernelLookup:
         """The weights and states of the kernel, there before the step."""
         dtype, dense = DTYPES[batch.dtype], batch.kernel is ComputeKernel.DENSE
         place = "cpu:pinned" if batch.kernel.in_host_memory else "cuda"
@@ -37,48 +37,50 @@ class Lookup:
         kernel = TableBatchedLookup(
             builder=builder,
             tables=batch.tables,
-            weights=builder.resident((batch.elements,), StorageKind.PARAMETER, dtype, place),
-            states=[builder.resident(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count)],
-            forms=_forms(batch),
+            weights=builder.add_resident_tensor((batch.elements,), StorageKind.PARAMETER, dtype, place),
+            states=[
+                builder.add_resident_tensor(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count)
+            ],
+            forms=_make_scalars(batch),
             optimizer="dense" if dense else batch.optimizer,
             weighted=batch.weighted,
         )
         cached = batch.kernel.cached
-        cache = builder.resident((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
-        return Lookup(builder, batch, samples, kernel, cache)
+        cache = builder.add_resident_tensor((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
+        return KernelLookup(builder, batch, samples, kernel, cache)
 
     @property
     def weights(self) -> Ref:
         """The tables, one after the other."""
         return self.kernel.weights
 
-    def forward(self, indices: Ref, offsets: Ref, weights: Ref | None) -> Ref:
+    def write_forward(self, indices: Ref, offsets: Ref, weights: Ref | None) -> Ref:
         """Pooled embeddings [samples, columns]; `weights` are those of weighted lookups."""
-        self.kernel.check(indices, offsets, weights)
+        self.kernel.write_bounds_check(indices, offsets, weights)
         if self.cache is not None:
             self._fill_cache(self.cache)
-        return self.kernel.forward(self.samples, self.batch.columns)
+        return self.kernel.write_forward(self.samples, self.batch.columns)
 
     def _fill_cache(self, cache: Ref) -> None:
         """Rows that the cache misses come from the host, those they replace go back."""
         builder, batch, indices = self.builder, self.batch, self.kernel.indices
         assert indices is not None
-        builder.scope("fbgemm::linearize_cache_indices")
-        linear = builder.new(indices.shape, "int64")
-        builder.op("fbgemm::linearize_cache_indices", [("indices", indices)], [linear], module=MODULE)
-        builder.scope("fbgemm::lru_cache_populate")
+        builder.open_scope("fbgemm::linearize_cache_indices")
+        linear = builder.add_tensor(indices.shape, "int64")
+        builder.add_op("fbgemm::linearize_cache_indices", [("indices", indices)], [linear], module=MODULE)
+        builder.open_scope("fbgemm::lru_cache_populate")
         arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
         scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
                             ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
-        builder.op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
-        builder.scope("fbgemm::lxu_cache_lookup")
-        places = builder.new(indices.shape, "int32")
+        builder.add_op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
+        builder.open_scope("fbgemm::lxu_cache_lookup")
+        places = builder.add_tensor(indices.shape, "int32")
         ways: Scalars = [("ways", _CACHE_WAYS)]
-        builder.op("fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], [places], ways, module=MODULE)
-        builder.free(linear, places)
+        builder.add_op("fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], [places], ways, module=MODULE)
+        builder.free_tensors(linear, places)
 
 
-def _forms(batch: Batch) -> Scalars:
+def _make_scalars(batch: Batch) -> Scalars:
     forms: Scalars = [
         ("total_D", batch.columns), ("max_D", batch.widest), ("total_rows", batch.rows), ("load", batch.load),
         ("longest_bag", batch.longest_bag),

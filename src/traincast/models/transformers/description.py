@@ -46,7 +46,7 @@ class Transformer:
     `ffn` is the width of dense feed-forward layers. `encoder_layers` more blocks without a mask stand before the
     decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees, in every
     `window_every`-th layer (0: all see everything). `patch_inputs` values of every token are multiplied into the first
-    layer instead of a table of words (ViT; then `vocab` is the number of classes, told once per sample).
+    layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample).
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 _SIZES = {  # of a description: what configurations call it
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -32,12 +32,13 @@ def is_hugging_face(document: Mapping[str, Any]) -> bool:
 
 
 def table_of_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a description; a family nobody knows is refused by name."""
+    """The fields of a description; a family nobody knows is rejected by name."""
     family = str(config.get("model_type", ""))
     if family not in (*_RMS_TYPES, *_LAYER_TYPES):
         known = ", ".join(sorted((*_RMS_TYPES, *_LAYER_TYPES)))
         raise TraincastError(
-            f"{where}: model_type {shown(family)} is not known ({known}); describe the model in a short YAML instead"
+            f"{where}: model_type {shorten_value(family)} is not known ({known}); describe the model in a short YAML "
+            "instead"
         )
     table = {field: value for field, names in _SIZES.items() if (value := _first(config, names)) is not None}
     _add_kinds(table, config, family)

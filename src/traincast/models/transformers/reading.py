@@ -18,8 +18,8 @@ from traincast.models.transformers.description import (
     Transformer,
 )
 from traincast.models.transformers.hugging_face import is_hugging_face, table_of_config
-from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import parse_toml, read_document, shown_path
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import format_path, parse_toml, read_document
 
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
@@ -68,11 +68,11 @@ def load_transformer(source: str) -> Transformer:
         return described(source, built_in_tables()[source])
     path = Path(source)
     if path.suffix not in (".json", ".yaml", ".yml"):
-        raise unknown(
+        raise make_unknown_error(
             "Transformer", source, built_in_tables(), "Or give a .yaml description or a Hugging Face config.json."
         )
     document = read_document(path)
-    where = shown_path(path)
+    where = format_path(path)
     if not isinstance(document, Mapping):
         raise TraincastError(f"{where}: not a table of names and values; describe the model as `layers: 32` and so on")
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
@@ -88,7 +88,7 @@ def described(name: str, table: Mapping[str, Any], where: str = "") -> Transform
     for key in table:
         if key not in known:
             remedy = f"Choose from {', '.join(known)}."
-            raise TraincastError(f"{where}: {unknown('field', str(key), known, remedy)}")
+            raise TraincastError(f"{where}: {make_unknown_error('field', str(key), known, remedy)}")
     for key in _NEEDED:
         if key not in table:
             raise TraincastError(f"{where}: '{key}' is missing; a Transformer needs {', '.join(_NEEDED)}")
@@ -115,10 +115,10 @@ def _part(where: str, key: str, table: Mapping[str, Any], kind: type[Any]) -> An
         return None
     known = [field.name for field in fields(kind)]
     if not isinstance(part, Mapping):
-        raise TraincastError(f"{where}: '{key}' is {shown(part)}; give a table with {', '.join(known)}")
+        raise TraincastError(f"{where}: '{key}' is {shorten_value(part)}; give a table with {', '.join(known)}")
     for name in part:
         if name not in known:
-            raise TraincastError(f"{where}: {unknown(f'field of {key}', str(name), known, '')}".rstrip())
+            raise TraincastError(f"{where}: {make_unknown_error(f'field of {key}', str(name), known, '')}".rstrip())
     try:
         return kind(**{name: _checked(where, f"{key}.{name}", value) for name, value in part.items()})
     except TypeError:
@@ -131,16 +131,18 @@ def _checked(where: str, key: str, value: Any) -> Any:
     field = key.rpartition(".")[2]
     if field in _CHOICES:
         if value not in _CHOICES[field]:
-            raise TraincastError(f"{where}: '{key}' is {shown(value)}; choose from {', '.join(_CHOICES[field])}")
+            raise TraincastError(
+                f"{where}: '{key}' is {shorten_value(value)}; choose from {', '.join(_CHOICES[field])}"
+            )
         return value
     if field in _FLAGS:
         if not isinstance(value, bool):
-            raise TraincastError(f"{where}: '{key}' is {shown(value)}; give true or false")
+            raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give true or false")
         return value
     least = 0 if field in _ZERO_ALLOWED else 1
     fits = isinstance(value, int | float if field == "capacity" else int) and not isinstance(value, bool)
     if not fits or not least <= value <= _MOST:
-        raise TraincastError(f"{where}: '{key}' is {shown(value)}; give a whole number from {least} to {_MOST}")
+        raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give an integer from {least} to {_MOST}")
     return value
 
 

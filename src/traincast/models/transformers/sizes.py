@@ -41,7 +41,7 @@ def layer_parameters(model: Transformer, layer: int) -> tuple[int, int]:
 
 
 def embedding_parameters(model: Transformer) -> int:
-    """The table of words (or the first projection) and of learned positions."""
+    """The token embedding (or the first projection) and of learned positions."""
     inputs = model.patch_inputs or model.vocab
     return model.hidden * (inputs + model.seq_len * (model.position == "learned"))
 
@@ -74,7 +74,7 @@ def active_parameters(model: Transformer) -> int:
 
 
 def model_flops(model: Transformer, samples: int, seq_len: int, *, document_len: int = 0) -> float:
-    """Arithmetic of a training step as MFU counts it: six a weight and token, and attention's two products.
+    """Arithmetic of a training step as MFU counts it: six a weight and token, and attention's two GEMMs.
 
     Masked halves of attention are not counted, and nothing that is computed again is; tokens of other documents than
     their own (`document_len` tokens, 0: the whole sample) are masked too.

@@ -1,4 +1,5 @@
-"""Layouts that a model could be trained with on so many GPUs: all combinations that divide, in one fixed order."""
+"""Layouts that a model could be trained with on a given number of GPUs: all combinations that divide, in one fixed
+order."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from traincast.hardware.device import Device
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import layer_parameters, parameters
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.utils.errors import TraincastError
 
 _MOST_CHUNKS = 10  # of a stage: more only add exchanges
@@ -58,7 +59,7 @@ def _repeated(model: Transformer, base: Layout) -> Iterator[Layout]:
             for again in ("none", "selective", "full"):
                 layout = replace(base, micro_batch=micro, vp=chunks, checkpoint=again)
                 try:
-                    yield completed(layout, model)
+                    yield complete_layout(layout, model)
                 except TraincastError:
                     continue
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.planner.parallelism.candidates import candidates
@@ -22,7 +22,7 @@ from traincast.simulator.scenario.settings import predict_command
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import SEARCH, Workers
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.results import Records, Result, drop_nested_values
 
 _SHOWN, _SIMULATED = 10, 12
 _TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
@@ -50,34 +50,34 @@ class Plan(Result):
 
     def row(self, number: int) -> dict[str, Any]:
         """One of the best as plain data; `slower_by` names what most of the difference to the first is."""
-        answer, layout = self.best[number], layout_of(self.best[number])
+        result, layout = self.best[number], layout_of(self.best[number])
         return {
             "layout": layout.described(),
             "tp": layout.tp, "pp": layout.pp, "vp": layout.vp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
             "sharding": layout.sharding, "micro_batch": layout.micro_batch, "accumulation": layout.accumulation,
             "checkpoint": layout.checkpoint,
-            "iteration_ms": 1e3 * answer.iteration,
-            "interval_ms": [1e3 * limit for limit in answer.interval],
-            "tokens_per_second_per_gpu": answer.tokens_per_second_per_gpu,
-            "mfu": answer.throughput.mfu,
-            "memory_gb": answer.needed_bytes / 1e9,
-            "exposed_comm_ms": 1e3 * answer.exposed_comm,
-            "slower_by": slower_by(self.best[0], answer) if number else "",
+            "iteration_ms": 1e3 * result.iteration,
+            "interval_ms": [1e3 * limit for limit in result.interval],
+            "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
+            "mfu": result.throughput.mfu,
+            "memory_gb": result.needed_bytes / 1e9,
+            "exposed_comm_ms": 1e3 * result.exposed_comm,
+            "slower_by": slower_by(self.best[0], result) if number else "",
             "command": self.commands[number],
-            "dollars_per_billion_tokens": self._dollars(answer),
-            "days": self._days(answer),
-            "prediction": answer.to_dict(),
+            "dollars_per_billion_tokens": self._dollars(result),
+            "days": self._days(result),
+            "prediction": result.to_dict(),
         }  # fmt: skip
 
-    def _dollars(self, answer: Prediction) -> float | None:
+    def _dollars(self, result: Prediction) -> float | None:
         if self.price is None:
             return None
-        return self.price * self.base.gpus * 1e9 / answer.throughput.tokens / _HOUR
+        return self.price * self.base.gpus * 1e9 / result.throughput.tokens / _HOUR
 
-    def _days(self, answer: Prediction) -> float | None:
+    def _days(self, result: Prediction) -> float | None:
         if self.tokens is None:
             return None
-        return self.tokens / answer.throughput.tokens / _DAY
+        return self.tokens / result.throughput.tokens / _DAY
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data; keys are stable and say their units."""
@@ -98,21 +98,21 @@ class Plan(Result):
         first, rate = self.best[0], self.best[0].throughput
         return (
             f"{self.model.name} on {self.base.gpus} x {self.platform.device.name}, {self.base.global_batch} "
-            f"samples of {self.base.seq_len} tokens a step: {self.scored} layouts scored, "
+            f"samples of {self.base.seq_len} tokens per step: {self.scored} layouts scored, "
             f"{self.too_large} too large\n"
             f"{layout_of(first).described()}: {1e3 * first.iteration:,.0f} ms, {rate.tokens / self.base.gpus:,.0f} "
-            f"tokens/s a GPU, MFU {rate.mfu:.1%} of {rate.peak_flops / self.base.gpus / 1e12:,.0f} TFLOPS"
+            f"tokens/s per GPU, MFU {rate.mfu:.1%} of {rate.peak_flops / self.base.gpus / 1e12:,.0f} TFLOPS"
         )
 
     def records(self) -> Records:
         """Table "layouts": the best, one row each."""
-        return {"layouts": [flat(self.row(number)) for number in range(len(self.best))]}
+        return {"layouts": [drop_nested_values(self.row(number)) for number in range(len(self.best))]}
 
 
-def layout_of(answer: Prediction) -> Layout:
+def layout_of(result: Prediction) -> Layout:
     """The layout that a step was predicted under."""
-    assert answer.parallel is not None
-    return answer.parallel.layout
+    assert result.parallel is not None
+    return result.parallel.layout
 
 
 def slower_by(first: Prediction, other: Prediction) -> str:
@@ -133,7 +133,11 @@ def make_plan(
 ) -> Plan:
     """Estimates every layout that divides, simulates the fastest that fit and keeps the best of them; the same scenario
     has the same plan, on however many `workers`."""
-    model, platform, base = resolved.of_transformer(), with_links(resolved.platform), layout_from(resolved.scenario)
+    model, platform, base = (
+        resolved.of_transformer(),
+        add_default_links(resolved.platform),
+        layout_from(resolved.scenario),
+    )
     room = platform.device.memory_bytes / 1e9
     layouts = list(candidates(model, platform.device, base, min(platform.gpus_per_node, _LARGEST_NODE)))
     if not layouts:
@@ -151,7 +155,7 @@ def make_plan(
     chosen = [resolved.changed(**layout_fields(layouts[number])) for _, _, number in order[:_SIMULATED]]
     best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
     return Plan(
-        model=model, platform=platform, base=base, best=tuple(answer for answer, _ in best[:_SHOWN]),
+        model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
         commands=tuple(predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
         too_large=len(layouts) - len(order), price=price, tokens=tokens,
     )  # fmt: skip
@@ -170,7 +174,7 @@ def _times(
         found[number] = outcome
         progress(len(found) / len(tasks))
 
-    workers.run(Job(prepare=_same, given=scores, work=_seconds), tasks, heard)
+    workers.run_tasks(Job(prepare=_same, given=scores, work=_seconds), tasks, heard)
     return [seconds for number in range(len(tasks)) for seconds in found[number]]
 
 
@@ -179,7 +183,7 @@ class _Scores:
 
     def __init__(self, resolved: Resolved) -> None:
         self.resolved = resolved
-        self.model, self.platform = resolved.of_transformer(), with_links(resolved.platform)
+        self.model, self.platform = resolved.of_transformer(), add_default_links(resolved.platform)
 
     def seconds(self, layout: Layout) -> float:
         """Of a step; infinite where it does not fit."""

@@ -125,7 +125,7 @@ def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
     ends = np.cumsum([len(one.sums) for one in pending])[:-1]
     memory = np.concatenate([one.memory for one in pending])
     ranks, groups, count = pending[0].before.shape
-    # a stage of a group is read for all ranks of all plans at once: so it lies in memory, whatever the order of axes
+    # a stage of a group is read for all ranks of all plans at once: so it is in memory, whatever the order of axes
     together = np.empty((count, groups, len(memory), ranks)).transpose(2, 3, 1, 0)
     candidates = np.cumsum([len(one.memory) for one in pending])[:-1]
     stages = np.split(together, candidates)
@@ -298,7 +298,7 @@ class Assignment:
         choices, placements = self.choices, []
         for row, places in zip(self.option.tolist(), self.places.tolist(), strict=True):
             option = choices.options[row]
-            placements.append(option.placement(places[: option.slices], choices.world_size, choices.gpus_per_node))
+            placements.append(option.make_placement(places[: option.slices], choices.world_size, choices.gpus_per_node))
         return Plan(tuple(names), tuple(placements), choices.world_size)
 
     def copy(self) -> Assignment:

@@ -1,7 +1,8 @@
-"""The fast cost of a whole step under a plan: the walk of one rank, compiled, with what the plan decides left open.
+"""The fast cost of a whole step under a plan: the simulation of one rank, compiled, with what the plan decides left
+open.
 
-It differs from the full walk in this only: small kernels around lookups are interpolated, kernels beside transfers are
-not slowed down, and the longest bag of a rank is the root of a sum of high powers.
+It differs from the full walk in this only: small kernels around lookups are interpolated, kernels alongside transfers
+are not slowed down, and the longest bag of a rank is the root of a sum of high powers.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import numpy as np
 
 from traincast.costs.host.profile import load_host_profile
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
-from traincast.models.placement.options import Option, option_of, table_options
+from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, compute_common_bytes, shard_bytes
+from traincast.models.placement.options import Option, find_option, list_table_options
 from traincast.models.placement.plan import Plan, Shard
 from traincast.models.sharded_dlrm.layout import Layout, lay_out
 from traincast.planner.sharding.assignment import Assignment
 from traincast.planner.sharding.choices import ALL, NOWHERE, Choices, Weights
 from traincast.planner.sharding.durations import Durations, Stage
-from traincast.planner.sharding.layouts import Heaviest, merged
+from traincast.planner.sharding.layouts import Heaviest, merge_layouts
 from traincast.planner.sharding.lookups import (
     COLUMNS,
     DISTINCT,
@@ -38,8 +39,8 @@ from traincast.planner.sharding.structure import Structure, build_structure, com
 from traincast.planner.sharding.task import Task
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
-_SMOOTH = 0.005  # weight of the average load beside the step's time: between equal steps, the more even plan
-_AT_ONCE = 1 << 14  # plans times ranks walked together: clocks of all registers stay in the processor's cache
+_SMOOTH = 0.005  # weight of the average load alongside the step's time: between equal steps, the more even plan
+_AT_ONCE = 1 << 14  # plans times ranks simulated together: clocks of all registers stay in the processor's cache
 _NO_ROOM = (10.0, 1000.0)  # seconds that a plan without room takes longer, and more per share of a device exceeded
 _OTHERS = 0.01  # weight of what all ranks exceed together: while the fullest stays, others may get better
 
@@ -69,7 +70,7 @@ class FastCost:
         flat = [(t, option) for t, options in enumerate(self._options) for option in options]
         first = np.cumsum([0, *(len(options) for options in self._options)]).tolist()
         sizes = (task.gpus, task.gpus_per_node, task.batch_size)
-        common = common_bytes(task.tables, batch_size=task.batch_size)
+        common = compute_common_bytes(task.tables, batch_size=task.batch_size)
         return Choices(
             options=tuple(option for _, option in flat),
             table=np.array([t for t, _ in flat]),
@@ -113,7 +114,7 @@ class FastCost:
         option = np.zeros(len(plan.placements), dtype=np.int64)
         places = np.full((len(option), choices.most_slices), NOWHERE, dtype=np.int64)
         for number, placement in enumerate(plan.placements):
-            wanted = option_of(placement)
+            wanted = find_option(placement)
             option[number] = choices.rows[number][0] + self._options[number].index(wanted)
             if wanted.kind is ShardingKind.TABLE_ROW_WISE:
                 places[number, 0] = placement.ranks[0] // self.task.gpus_per_node
@@ -208,7 +209,7 @@ class FastCost:
             layout, placed = self._turn(missing, used)
             layouts.append(layout)
             missing = tuple(group for group in missing if group not in placed)
-        return merged(layouts)
+        return merge_layouts(layouts)
 
     def _turn(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[Layout, set[int]]:
         """A plan with tables in as many of the wanted groups as can be, and which; the others anywhere in those used.
@@ -228,9 +229,9 @@ class FastCost:
             allowed = (chosen[table],) if table in chosen else used
             row = next((row for group in allowed for row in rows if choices.group[row] == group), rows[0])
             option = choices.options[row]
-            targets = option.targets(task.gpus, task.gpus_per_node)
+            targets = option.count_targets(task.gpus, task.gpus_per_node)
             places = [(table + slot) % targets for slot in range(option.slices)]
-            placements.append(option.placement(places, task.gpus, task.gpus_per_node))
+            placements.append(option.make_placement(places, task.gpus, task.gpus_per_node))
         plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
         layout = lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
         return layout, set(chosen.values())
@@ -238,10 +239,10 @@ class FastCost:
 
 def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
     """The options worth trying, and those of the plans."""
-    every = table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
+    every = list_table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
     for plan in plans:
         every = [
-            options if option_of(placement) in options else (*options, option_of(placement))
+            options if find_option(placement) in options else (*options, find_option(placement))
             for options, placement in zip(every, plan.placements, strict=True)
         ]
     return every
@@ -250,7 +251,7 @@ def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
 def _memory(task: Task, number: int, option: Option) -> tuple[float, float]:
     """Device and host bytes of one shard, the first of its table."""
     table = task.tables[number]
-    placement = option.placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
+    placement = option.make_placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
     height, width = option.shard_shape(table, task.gpus, task.gpus_per_node)
     shard = Shard(number, 0, (0, height), (0, width))
     parts = shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)

@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from traincast.planner.sharding.assignment import Assignment, Changes, StepCost, best_changes, rescore
-from traincast.planner.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
+from traincast.planner.sharding.moves import busy_ranks, emptied_groups, list_swaps, other_options, sampled, shifts
 from traincast.planner.sharding.starts import starts
 from traincast.utils.arrays import BoolArray, IntArray
 
@@ -130,7 +130,7 @@ class _Descent:
         return Changes.joined([moved, self._replaced(assignment, busy), emptied_groups(assignment, self.groups)])
 
     def _exchanged(self, assignment: Assignment) -> Changes:
-        return exchanges(assignment, busy_ranks(assignment), self.random)
+        return list_swaps(assignment, busy_ranks(assignment), self.random)
 
     def _replaced(self, assignment: Assignment, ranks: IntArray) -> Changes:
         """Other options for tables of these ranks and for those that all ranks share."""

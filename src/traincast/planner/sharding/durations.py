@@ -11,8 +11,8 @@ from traincast.costs.host.profile import HostProfile
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.planner.sharding.exchanges import busiest, task_exchanges
+from traincast.models.sharded_dlrm.marks import ScopeRole
+from traincast.planner.sharding.communication import busiest, make_task_communication
 from traincast.planner.sharding.lookups import TableGroup
 from traincast.planner.sharding.preparation import Preparation
 from traincast.planner.sharding.slots import EXCHANGES, Part, Slot
@@ -46,8 +46,8 @@ class Stage(IntEnum):
     """Seconds of the host to launch what fills the cache of tables in host memory."""
 
 
-_STAGES: dict[Role | Part, Stage] = {
-    Role.LOOKUP: Stage.LOOKUP,
+_STAGES: dict[ScopeRole | Part, Stage] = {
+    ScopeRole.LOOKUP: Stage.LOOKUP,
     Part.SORT: Stage.SORT,
     Part.BACKWARD: Stage.BACKWARD,
     Part.LAUNCHES: Stage.LAUNCHES,
@@ -84,7 +84,7 @@ class Durations:
         for number, group in enumerate(groups):
             self._groups_of.setdefault(group.kind, []).append(number)
         self._preparation = Preparation(task.device)
-        self.world, self._within, self._across = task_exchanges(task)
+        self.world, self._within, self._across = make_task_communication(task)
 
     def around_lookups(self, stages: FloatArray, rows: FloatArray, distinct: FloatArray, group: IntArray) -> FloatArray:
         """Stages from `Stage.LOOKUP` on, [n, 4], of groups from their stages before it [n, :], rows, and rows that a
@@ -93,7 +93,7 @@ class Durations:
         for number in np.unique(group).tolist():
             chosen = np.flatnonzero(group == number)
             kind, weighted, known = self.groups[number].kind, self.groups[number].weighted, stages[chosen]
-            lookup = Slot(Role.LOOKUP, kind, number)
+            lookup = Slot(ScopeRole.LOOKUP, kind, number)
             small = self.around[lookup].beyond(self._load(lookup, number, known))
             further[chosen, 0] = known[:, Stage.FORWARD] + small
             around = self.around[Slot(Part.SORT, kind, number)]
@@ -113,13 +113,13 @@ class Durations:
     def _duration(self, slot: Slot, structure: Structure, stages: FloatArray, sums: _Sums) -> FloatArray:
         if slot.role in _STAGES:
             return np.asarray(stages[:, :, slot.group, _STAGES[slot.role]])
-        if slot.role in (Role.SIZES, Role.DENSE):
-            kind = "all_to_all" if slot.role is Role.SIZES else "all_reduce"
+        if slot.role in (ScopeRole.SIZES, ScopeRole.DENSE):
+            kind = "all_to_all" if slot.role is ScopeRole.SIZES else "all_reduce"
             return self.world.seconds(kind, np.full((1, 1), float(structure.bytes[slot])))
         if slot.role is Part.COPIES:
             item = ITEM_BYTES[self.groups[slot.group].dtype]
             return self.world.seconds("all_reduce", item * stages[:, :1, slot.group, Stage.ELEMENTS])
-        if slot.role is Role.ORDER:
+        if slot.role is ScopeRole.ORDER:
             return self.around[slot].beyond(self._ordered(structure, sums))
         assert slot.kind is not None
         if slot.role is Part.HELD:
@@ -133,16 +133,16 @@ class Durations:
     def _kernel(self, slot: Slot, kind: ShardingKind, stages: FloatArray, sums: _Sums) -> FloatArray:
         """The small kernels of a kind: on every rank for its parts, or alike on all ranks for their samples."""
         around, samples = self.around[slot], float(self.task.batch_size)
-        if slot.role is Role.BESIDE:
-            samples = kind.samples(self.task.batch_size, self.task.gpus)
+        if slot.role is ScopeRole.BESIDE:
+            samples = kind.count_samples(self.task.batch_size, self.task.gpus)
             return around.beyond(samples * sums.of(kind, Stage.COLUMNS))
-        if slot.role is Role.STEP:  # copied tables are equal on all ranks
+        if slot.role is ScopeRole.STEP:  # copied tables are equal on all ranks
             return around.beyond(stages[:, :1, slot.group, Stage.ELEMENTS])
-        if slot.role is Role.JOIN:
-            least = 0.5 * float(around.seconds[0]) + self.task.device.kernel_gap  # of a copy, beside the joining
+        if slot.role is ScopeRole.JOIN:
+            least = 0.5 * float(around.seconds[0]) + self.task.device.kernel_gap  # of a copy, alongside the joining
             joined = around.beyond(samples * self._once(kind, sums, Stage.COLUMNS))
             return joined + self._other_senders(kind, sums) * least
-        if slot.role is Role.BUCKET:
+        if slot.role is ScopeRole.BUCKET:
             lookups = sums.of(kind, Stage.LOOKUPS).sum(axis=1, keepdims=True) / self.task.gpus
             lengths = sums.of(kind, Stage.TABLES).sum(axis=1, keepdims=True)
             return around.beyond(INDEX_BYTES * lookups + LENGTH_BYTES * samples * lengths)
@@ -151,7 +151,7 @@ class Durations:
 
     def _ordered(self, structure: Structure, sums: _Sums) -> FloatArray:
         """Bytes of all lookups of a rank's samples, in tables of all kinds in use: [plans, 1]."""
-        used = {slot.kind for slot in structure.slots if slot.role is Role.LOOKUP}
+        used = {slot.kind for slot in structure.slots if slot.role is ScopeRole.LOOKUP}
         load = np.zeros((1, 1))
         for kind in (kind for kind in ShardingKind if kind in used):
             ranks = 1 if kind.copied else self.task.gpus
@@ -168,19 +168,19 @@ class Durations:
         return by_row + self._preparation.host_seconds(distinct, sets, self._host, _FILL, weighted=False)
 
     def _held(self, slot: Slot, kind: ShardingKind, stages: FloatArray) -> FloatArray:
-        """1 on ranks that have tables of the group, or of so many groups of the kind; else 0."""
+        """1 on ranks that have tables of the group, or of this many groups of the kind; else 0."""
         groups = [slot.group] if slot.group >= 0 else self._groups_of[kind]
         count = (stages[:, :, groups, Stage.TABLES] > 0.5).sum(axis=2)
         return np.asarray(count >= max(1, slot.number), dtype=np.float64)
 
     def _once(self, kind: ShardingKind, sums: _Sums, stage: Stage) -> FloatArray:
         """The sum over ranks; of tables that all ranks, or those of a node, share, over one of them: [plans, 1]."""
-        sharers = kind.sharers(self.task.gpus, self.task.gpus_per_node)
+        sharers = kind.count_sharers(self.task.gpus, self.task.gpus_per_node)
         return np.asarray(sums.of(kind, stage)[:, ::sharers].sum(axis=1, keepdims=True))
 
     def _other_senders(self, kind: ShardingKind, sums: _Sums) -> FloatArray:
         """Ranks (or nodes) beyond the first that send pooled rows of their own: [plans, 1]."""
-        sharers = kind.sharers(self.task.gpus, self.task.gpus_per_node)
+        sharers = kind.count_sharers(self.task.gpus, self.task.gpus_per_node)
         sending = sums.of(kind, Stage.TABLES)[:, ::sharers] > 0.5
         return np.maximum(np.asarray(sending.sum(axis=1, keepdims=True), dtype=np.float64) - 1.0, 0.0)
 
@@ -196,7 +196,7 @@ class Durations:
         return np.asarray(np.maximum(sorting + whole - around.seconds[0], 0.0))
 
     def _load(self, slot: Slot, group: int, stages: FloatArray) -> FloatArray:
-        samples = self.groups[group].kind.samples(self.task.batch_size, self.task.gpus)
+        samples = self.groups[group].kind.count_samples(self.task.batch_size, self.task.gpus)
         tables, lookups, elements = (stages[..., i] for i in (Stage.TABLES, Stage.LOOKUPS, Stage.ELEMENTS))
         return np.asarray(
             load_of(slot.role, self.groups[group], samples, tables=tables, lookups=lookups, elements=elements)
@@ -206,21 +206,21 @@ class Durations:
         """Lengths, row numbers or weights of lookups on their way to the ranks that hold the tables; pooled rows on
         their way to the ranks of their samples, or gradients on the way back."""
         samples = float(self.task.batch_size * self.task.gpus)
-        if slot.role is Role.LENGTHS:
+        if slot.role is ScopeRole.LENGTHS:
             return self._all_to_all(LENGTH_BYTES * samples * sums.of(kind, Stage.TABLES))
-        if slot.role is Role.VALUES:
+        if slot.role is ScopeRole.VALUES:
             return self._all_to_all((INDEX_BYTES if slot.number == 0 else POOLED_BYTES) * sums.of(kind, Stage.LOOKUPS))
         pooled = POOLED_BYTES * samples * sums.of(kind, Stage.COLUMNS)
-        reduction = "reduce_scatter" if slot.role is Role.OUT else "all_gather"
+        reduction = "reduce_scatter" if slot.role is ScopeRole.OUT else "all_gather"
         if kind is ShardingKind.ROW_WISE:
             return self.world.seconds(reduction, pooled[:, :1])
-        if slot.meeting == "within":
+        if slot.collective == "within":
             return self._within.seconds(reduction, pooled)
-        if slot.meeting == "across":
+        if slot.collective == "across":
             nodes = self._across.ranks
             return self._across.seconds("all_to_all", pooled.max(axis=1, keepdims=True) * nodes / self.task.gpus)
         return self._all_to_all(pooled)
 
     def _all_to_all(self, received: FloatArray) -> FloatArray:
-        """Seconds of an exchange between all ranks: [plans, 1]."""
+        """Seconds of a collective between all ranks: [plans, 1]."""
         return self.world.seconds("all_to_all", busiest(received, self.task.gpus_per_node))[:, None]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from traincast.models.placement.kinds import ComputeKernel
-from traincast.models.placement.memory import MemoryNeed, memory_need
+from traincast.models.placement.memory import MemoryNeed, compute_memory_need
 from traincast.models.placement.plan import Plan
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 _SHOWN = 3  # names of tables
 
@@ -22,17 +22,17 @@ def why_in_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], Sco
     there = [number for number, placement in enumerate(plan.placements) if placement.kernel.in_host_memory]
     lacks = {number: _need(task, _moved(plan, [number])).missing for number in there}
     large, small = ([n for n in there if (lacks[n] > 0.0) is lacking] for lacking in (True, False))
-    said = []
+    notes = []
     if large:
         least, most = (pick(lacks[n] for n in large) / 1e9 for pick in (min, max))
-        said.append(
+        notes.append(
             f"in host memory because the devices of their ranks have no room for them: {_names(task, large)} (each "
             f"alone on the device, {_range(least, most)} GB would be missing)"
         )
     if small:
         why = _together(task, best, small, score)
-        said.append(f"in host memory although each would fit: {_names(task, small)}; {why}")
-    return tuple(said)
+        notes.append(f"in host memory although each would fit: {_names(task, small)}; {why}")
+    return tuple(notes)
 
 
 def _together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callable[[Plan], ScoredPlan]) -> str:
@@ -43,7 +43,10 @@ def _together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callabl
         return f"all on their devices, {need.missing / 1e9:.1f} GB would be missing"
     longer = score(moved).seconds - best.seconds
     if longer > 0.0:
-        return f"on their devices the step is {milliseconds(longer)} ms longer: they need kernels of their own there"
+        return (
+            f"on their devices the step is {format_milliseconds(longer)} ms longer: they need kernels of their own "
+            "there"
+        )
     return "on their devices the step is as long"
 
 
@@ -57,7 +60,7 @@ def _moved(plan: Plan, numbers: Sequence[int]) -> Plan:
 
 
 def _need(task: Task, plan: Plan) -> MemoryNeed:
-    return memory_need(plan, task.tables, task.limits, batch_size=task.batch_size)
+    return compute_memory_need(plan, task.tables, task.limits, batch_size=task.batch_size)
 
 
 def _names(task: Task, numbers: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ class Heaviest:
     columns: float
 
 
-def merged(layouts: Sequence[Layout]) -> Layout:
+def merge_layouts(layouts: Sequence[Layout]) -> Layout:
     """One layout with the batches of all: of each kind and form those of the first that has them."""
     sections: dict[ShardingKind, Section] = {}
     for section in (section for layout in layouts for section in layout.sections):
@@ -57,7 +57,7 @@ def typical(layout: Layout, columns: int) -> Layout:
 def _spread(kind: ShardingKind, layout: Layout, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], ...]:
     """The batches of all ranks, given those of the compiled one: it shares tables with all, with its node, or with
     nobody."""
-    mates = kind.sharers(layout.world_size, layout.gpus_per_node)
+    mates = kind.count_sharers(layout.world_size, layout.gpus_per_node)
     return (batches,) * mates + ((),) * (layout.world_size - mates)
 
 
@@ -66,7 +66,7 @@ def form_of(batch: Batch) -> tuple[ComputeKernel, str, bool, str]:
     return batch.kernel, batch.dtype, batch.weighted, batch.optimizer
 
 
-def held(layout: Layout, groups: Sequence[TableGroup]) -> dict[int, Batch]:
+def list_held_batches(layout: Layout, groups: Sequence[TableGroup]) -> dict[int, Batch]:
     """What the compiled rank looks up, by number of the group."""
     numbers = {group: number for number, group in enumerate(groups)}
     return {
@@ -97,7 +97,7 @@ def _plain(batch: Batch, lookups: int, full: bool) -> Batch:
 def scaled(layout: Layout, load: float, groups: Sequence[TableGroup], heaviest: Sequence[Heaviest]) -> Layout:
     """The layout with `load` times the heaviest lookups, elements and columns, in more tables. Ranks without tables
     get lookups too, so that as many arrive as are sent, but no columns: the compiled rank stays the only sender."""
-    number = {id(batch): group for group, batch in held(layout, groups).items()}
+    number = {id(batch): group for group, batch in list_held_batches(layout, groups).items()}
     sections = []
     for section in layout.sections:
         heavy = tuple(_scaled(batch, load, heaviest[number[id(batch)]]) for batch in section.ranks[RANK])

@@ -13,7 +13,7 @@ from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import fill_call
 from traincast.hardware.device import Device
-from traincast.models.embeddings.load import FIELDS, Part, fetched_rows, longest_bag, part_load
+from traincast.models.embeddings.load import FIELDS, Part, compute_part_load, count_fetched_rows, find_longest_bag
 from traincast.models.embeddings.table import ITEM_BYTES, Table
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES
@@ -59,13 +59,13 @@ class TableGroup:
 def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
     """Terms of one shard of a table under an option; `batch_size` samples per rank."""
     height, columns = option.shard_shape(table, world_size, gpus_per_node)
-    samples = option.kind.samples(batch_size, world_size)
+    samples = option.kind.count_samples(batch_size, world_size)
     part = Part(table, columns, height / table.rows)
     fetched = 0.0
     if option.kernel.cached:
-        fetched = fetched_rows(part, samples, option.cache_fraction) * columns * ITEM_BYTES[table.dtype]
-    rest = (longest_bag([part]) ** BAG_POWER, height * columns, height, fetched)
-    return np.concatenate([part_load(part, samples), rest])
+        fetched = count_fetched_rows(part, samples, option.cache_fraction) * columns * ITEM_BYTES[table.dtype]
+    rest = (find_longest_bag([part]) ** BAG_POWER, height * columns, height, fetched)
+    return np.concatenate([compute_part_load(part, samples), rest])
 
 
 class LookupKernels:
@@ -77,7 +77,7 @@ class LookupKernels:
         self._forward = np.full(len(groups), EMBEDDING.kinds.index("tbe_forward"))
         self._backward = np.array([EMBEDDING.kinds.index(f"tbe_backward_{update}") for update in updates])
         self._compute = np.array([COMPUTE_TYPES.index(group.dtype) for group in groups])
-        self._samples = np.array([group.kind.samples(batch_size, world_size) for group in groups], dtype=float)
+        self._samples = np.array([group.kind.count_samples(batch_size, world_size) for group in groups], dtype=float)
         constant = [
             (INDEX_BYTES, ITEM_BYTES[group.dtype], group.weighted, 0, group.kernel.host_access) for group in groups
         ]

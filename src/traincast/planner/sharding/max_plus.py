@@ -1,8 +1,8 @@
 """A rank's walk with a few durations left open, compiled once and evaluated for thousands of plans at a time.
 
-A walk only adds and takes maxima. With all but a few durations known, every clock is the largest of a few registers
-plus constants; a register is the end of a kernel or of host work whose duration is open, of a meeting with other ranks,
-or of instructions that only some ranks run.
+A simulation only adds and takes maxima. With all but a few durations known, every clock is the largest of a few
+registers plus constants; a register is the end of a kernel or of host work whose duration is open, of a collective with
+other ranks, or of instructions that only some ranks run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Register:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class WalkCode:
+class SimulationCode:
     """Registers in order of evaluation, and when a rank is done with the first step and with the second."""
 
     registers: tuple[Register, ...]
@@ -60,8 +60,8 @@ class WalkCode:
             if register.otherwise is not None:
                 values.append(np.where(duration > 0.0, start, _latest(register.otherwise, values)))
                 continue
-            if register.slot.meeting:
-                start = _met(start, register.slot.meeting, gpus_per_node, shape)
+            if register.slot.collective:
+                start = _met(start, register.slot.collective, gpus_per_node, shape)
             values.append(start + duration)
         done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
         return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
@@ -82,22 +82,22 @@ def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
     return latest
 
 
-def _met(start: FloatArray, meeting: str, gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
+def _met(start: FloatArray, collective: str, gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
     """When the last rank of each group has arrived."""
-    if start.shape[1] == 1 or meeting == "world":
+    if start.shape[1] == 1 or collective == "world":
         return np.asarray(start.max(axis=1, keepdims=True))
     ranks = shape[1]
     nodes = -(-ranks // gpus_per_node)
     padded = np.full((len(start), nodes * gpus_per_node), -np.inf)
     padded[:, :ranks] = start
-    axis = 2 if meeting == "within" else 1
+    axis = 2 if collective == "within" else 1
     by_node = padded.reshape(len(start), nodes, gpus_per_node)
     last = np.broadcast_to(by_node.max(axis=axis, keepdims=True), by_node.shape)
     return last.reshape(len(start), -1)[:, :ranks]
 
 
 class _Compiler:
-    """Clocks of one rank, as the walk moves them on."""
+    """Clocks of one rank, as the simulation moves them on."""
 
     def __init__(self, schedule: Schedule, gap: float) -> None:
         self.registers: list[Register] = []
@@ -207,7 +207,7 @@ def _later(clock: Clock, seconds: float) -> Clock:
     return {register: value + seconds for register, value in clock.items()}
 
 
-def compile_walk(
+def compile_simulation(
     schedule: Schedule,
     host: FloatArray,
     kernel: FloatArray,
@@ -216,7 +216,7 @@ def compile_walk(
     gap: float,
     late: Mapping[int, Slot] = MappingProxyType({}),
     skips: Sequence[Skip] = (),
-) -> WalkCode:
+) -> SimulationCode:
     """Two steps that run into each other. `host` and `kernel` are seconds per instruction; `opened` says which
     instructions launch kernels that last an open duration longer than that, `late` before which ones the host is busy
     for an open duration (its slot), and `skips`, none within another, what only some ranks run. No open duration is
@@ -228,4 +228,4 @@ def compile_walk(
         done.append(compiler.latest(*compiler.threads, *compiler.streams))
         together = compiler.latest(*compiler.threads)
         compiler.threads = [together] * schedule.num_threads
-    return WalkCode(tuple(compiler.registers), done[0], done[1])
+    return SimulationCode(tuple(compiler.registers), done[0], done[1])

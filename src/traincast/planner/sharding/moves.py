@@ -54,7 +54,7 @@ def shifts(assignment: Assignment, ranks: IntArray) -> Changes:
     return Changes.single(table, assignment.option[table], places)
 
 
-def exchanges(assignment: Assignment, ranks: IntArray, random: np.random.Generator) -> Changes:
+def list_swaps(assignment: Assignment, ranks: IntArray, random: np.random.Generator) -> Changes:
     """Shards on these ranks exchanged with shards on others; a sample where there are too many pairs."""
     first = np.stack(_shards_on(assignment, ranks), axis=1)
     second = np.stack(_shards_on(assignment, np.arange(assignment.choices.world_size)), axis=1)
@@ -109,7 +109,7 @@ def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArr
 
 def emptied_groups(assignment: Assignment, groups: BoolArray) -> Changes:
     """All tables of one group placed by another one, the heaviest first on the least loaded rank or node: every group
-    that is left costs launches and exchanges of its own."""
+    that is left costs launches and collectives of its own."""
     choices, weights = assignment.choices, assignment.cost.weights
     current = choices.group[assignment.option]
     parts: list[tuple[int, int, int, IntArray]] = []

@@ -31,7 +31,7 @@ class Preparation:
         self._more = [_more_launches(weighted) for weighted in (False, True)]
 
     def seconds(self, lookups: FloatArray, rows: FloatArray, *, weighted: bool) -> FloatArray:
-        """Seconds for tables with so many lookups and rows: a pass over the lookups for each byte of a row number."""
+        """Seconds for tables with this many lookups and rows: a pass over the lookups for each byte of a row number."""
         passes = _passes(rows)
         seconds = np.zeros(lookups.shape)
         for count in np.unique(passes).tolist():
@@ -77,7 +77,7 @@ def _launches(lookups: float, passes: int, weighted: bool) -> IntArray:
 
 @cache
 def _more_launches(weighted: bool) -> FloatArray:
-    """Kernels and memsets that a sort of so many passes launches beyond one of a single tile: [2, passes]."""
+    """Kernels and memsets that a sort of this many passes launches beyond one of a single tile: [2, passes]."""
     counts = [_launches(SINGLE_TILE + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
     return np.array(counts, dtype=np.float64).T - _launches(1.0, 1, weighted)[:, None]
 

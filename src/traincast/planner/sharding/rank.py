@@ -19,30 +19,36 @@ from traincast.ir.program import Program
 from traincast.ir.workload import DEFAULT_FRAMEWORK
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout
-from traincast.models.sharded_dlrm.marks import Mark, Role
+from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
 from traincast.models.sharded_dlrm.step import rank_program
-from traincast.planner.sharding.layouts import RANK, held
+from traincast.planner.sharding.layouts import RANK, list_held_batches
 from traincast.planner.sharding.lookups import TableGroup
 from traincast.planner.sharding.max_plus import Skip
 from traincast.planner.sharding.slots import EXCHANGES, SMALL, Part, Slot
 from traincast.planner.sharding.task import Task
-from traincast.simulator.collective_calls import exchange_of
+from traincast.simulator.collective_calls import read_collective
 from traincast.simulator.schedule import Code, Schedule, build_schedule
 from traincast.utils.arrays import FloatArray
 
 EMPTY = "aten::new_empty"
 """What a rank without tables of a kind runs in place of their lookups."""
 _NEEDED = {
-    Role.ARRIVE: 1, Role.LOOKUP: 1, Role.FLATTEN: 1, Role.SHAPE: 1, Role.UPDATE: 1, Role.STEP: 1,
-    Role.BESIDE: 2, Role.PART: 2,
-}  # fmt: skip
+    ScopeRole.ARRIVE: 1,
+    ScopeRole.LOOKUP: 1,
+    ScopeRole.FLATTEN: 1,
+    ScopeRole.SHAPE: 1,
+    ScopeRole.UPDATE: 1,
+    ScopeRole.STEP: 1,
+    ScopeRole.BESIDE: 2,
+    ScopeRole.PART: 2,
+}
 """Scopes that some ranks do not run, and how many groups of a kind a rank has at least that does."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RankProgram:
     """The program of the compiled rank: `seconds` per instruction, the `marks` of its scopes, `slots` by instruction,
-    `around` (the launches of small kernels that go with each open one), `bytes` of exchanges; `groups` are those in
+    `around` (the launches of small kernels that go with each open one), `bytes` of collectives; `groups` are those in
     use by kind, `cached` the numbers of those with a cache on the device."""
 
     program: Program
@@ -67,14 +73,14 @@ class RankProgram:
         seconds = np.zeros(len(schedule.code))
         seconds[launches] = price(lowered, task.device).seconds[schedule.call[launches]]
         used: dict[ShardingKind, list[int]] = {}
-        for number in held(layout, groups):
+        for number in list_held_batches(layout, groups):
             used.setdefault(groups[number].kind, []).append(number)
         slots, around = _slots(_launches(schedule, lowered, marked.marks, used))
         signatures = program.columns.op_signature
         sizes = {
-            slot: exchange_of(program.signatures[signatures[schedule.op[at]]], "fp32").bytes
+            slot: read_collective(program.signatures[signatures[schedule.op[at]]], "fp32").bytes
             for at, slot in slots.items()
-            if slot.meeting
+            if slot.collective
         }
         cached = frozenset(number for numbers in used.values() for number in numbers if groups[number].kernel.cached)
         return RankProgram(program, schedule, seconds, marked.marks, slots, around, sizes, used, cached)
@@ -84,15 +90,15 @@ class RankProgram:
         senders = {
             Slot(Part.VIEWS, mark.kind): scope
             for scope, mark in enumerate(self.marks)
-            if mark is not None and mark.role is Role.VIEW and mark.kind and not mark.kind.everywhere
+            if mark is not None and mark.role is ScopeRole.VIEW and mark.kind and not mark.kind.everywhere
         }
         late = {}
         for at, slot in self.slots.items():
-            if slot.role is Role.JOIN and slot.kind and not slot.kind.everywhere:
+            if slot.role is ScopeRole.JOIN and slot.kind and not slot.kind.everywhere:
                 senders[Slot(Part.GRADIENTS, slot.kind)] = int(self.schedule.scope[at])
             elif slot.role is Part.BACKWARD:
                 late[at] = Slot(Part.LAUNCHES, slot.kind, slot.group)
-            elif slot.role is Role.LOOKUP and slot.group in self.cached:
+            elif slot.role is ScopeRole.LOOKUP and slot.group in self.cached:
                 late[at] = Slot(Part.FILLS, slot.kind, slot.group)
         for slot, scope in senders.items():
             late[int(np.searchsorted(self.schedule.scope, scope, side="right")) - 1] = slot
@@ -107,7 +113,7 @@ class RankProgram:
             slot = None if mark is None else self._held(mark)
             if mark is None or slot is None:
                 continue
-            first, instead = begin[scope], empty * (mark.role is Role.FLATTEN)
+            first, instead = begin[scope], empty * (mark.role is ScopeRole.FLATTEN)
             if runs and runs[-1].last == first and runs[-1].slot == slot:
                 before = runs.pop()
                 first, instead = before.first, max(instead, before.instead)
@@ -133,14 +139,18 @@ def _launches(
     seen: set[Slot] = set()
     for at in np.flatnonzero(schedule.code == Code.LAUNCH).tolist():
         mark, call = marks[schedule.scope[at]], lowered.calls[schedule.call[at]]
-        role = None if mark is None else _role(mark, call)
+        role = None if mark is None else _find_scope_role(mark, call)
         if mark is None or role is None:
             continue
-        number = len(seen) if role is Role.DENSE else mark.number  # a bucket of gradients each
+        number = len(seen) if role is ScopeRole.DENSE else mark.number  # a bucket of gradients each
         group = -1 if mark.kind is None or mark.batch < 0 else groups[mark.kind][mark.batch]
         slot = Slot(role, mark.kind, group, number)
         # of small kernels that go together the first is open; of a lookup the kernel that looks up
-        yield at, slot, slot not in seen if role in SMALL else role is not Role.LOOKUP or call.kind == "tbe_forward"
+        yield (
+            at,
+            slot,
+            slot not in seen if role in SMALL else role is not ScopeRole.LOOKUP or call.kind == "tbe_forward",
+        )
         seen.add(slot)
 
 
@@ -151,18 +161,18 @@ def _slots(launches: Iterable[tuple[int, Slot, bool]]) -> tuple[dict[int, Slot],
     for at, slot, is_open in launches:
         if is_open:
             slots[at] = slot
-        if not slot.meeting and (slot.role in SMALL or not is_open):
+        if not slot.collective and (slot.role in SMALL or not is_open):
             around.setdefault(slot, []).append(at)
-    # terms of a report are summed in this order: what joins gradients counts with the exchange that it is for
-    back = {slot.kind: at for at, slot in slots.items() if slot.role is Role.BACK}
-    order = {at: back.get(slot.kind, at) if slot.role is Role.JOIN else at for at, slot in slots.items()}
+    # terms of a report are summed in this order: what joins gradients counts with the collective that it is for
+    back = {slot.kind: at for at, slot in slots.items() if slot.role is ScopeRole.BACK}
+    order = {at: back.get(slot.kind, at) if slot.role is ScopeRole.JOIN else at for at, slot in slots.items()}
     return {at: slots[at] for at in sorted(slots, key=lambda at: (order[at], -at))}, around
 
 
-def _role(mark: Mark, call: KernelCall) -> Role | Part | None:
-    """The role of a launch in a scope: what the plan decides there is the exchange, or the kernels; of an update its
-    sort, the kernel itself, and the exchange of its gradient. None for what it does not decide."""
+def _find_scope_role(mark: Mark, call: KernelCall) -> ScopeRole | Part | None:
+    """The role of a launch in a scope: what the plan decides there is the collective, or the kernels; of an update its
+    sort, the kernel itself, and the collective of its gradient. None for what it does not decide."""
     exchange = call.family is COLLECTIVE
-    if mark.role is Role.UPDATE:
+    if mark.role is ScopeRole.UPDATE:
         return Part.COPIES if exchange else Part.BACKWARD if call.kind.startswith("tbe_backward") else Part.SORT
     return mark.role if exchange == (mark.role in EXCHANGES) else None

@@ -12,12 +12,12 @@ from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import predict_command
-from traincast.utils.display.text import milliseconds
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.display.text import format_milliseconds
+from traincast.utils.results import Records, Result, drop_nested_values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class ShardingAnswer(Result):
+class ShardingResult(Result):
     """The best plan, all plans it was compared with (best first, itself among them), how many the fast cost has scored,
     the seconds that all took, and notes on what was assumed or left out."""
 
@@ -42,7 +42,7 @@ class ShardingAnswer(Result):
         return predict_command(self.scenario.replace(plan=text))
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data; keys are stable and say their units."""
+        """The result as plain data; keys are stable and say their units."""
         task, best = self.task, self.best
         return {
             "platform": task.platform.key,
@@ -83,7 +83,7 @@ class ShardingAnswer(Result):
     @property
     def timed(self) -> str:
         """The time of the best plan in words, and of what."""
-        ms = f"{milliseconds(self.best.seconds)} ms"
+        ms = f"{format_milliseconds(self.best.seconds)} ms"
         if self.is_whole_step:
             return f"{ms} per step, dense part included"
         return f"embedding part only: {ms} (give `dense` for the whole step)"
@@ -94,9 +94,9 @@ class ShardingAnswer(Result):
         document = self.to_dict()
         placed = zip(self.task.tables, self.best.plan.placements, strict=True)
         return {
-            "plans": [flat(plan) for plan in document["compared"]],
+            "plans": [drop_nested_values(plan) for plan in document["compared"]],
             "ranks": [
-                flat(rank)
+                drop_nested_values(rank)
                 | {f"{term}_ms": ms for term, ms in rank["ms"].items()}
                 | {f"{what}_gb": gb for what, gb in rank["memory_gb"].items()}
                 for rank in document["ranks"]

@@ -9,10 +9,10 @@ import numpy as np
 
 from traincast.models.placement.memory import MemoryNeed
 from traincast.models.placement.plan import Plan
-from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.rank_results import RankResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.arrays import FloatArray
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 
 _WORTH_SAYING = 0.005  # of a step: what differs by less is not given as a reason
 _ALIKE = 0.01  # of the longest: ranks that differ by less spend the same
@@ -47,18 +47,18 @@ class ScoredPlan:
         return dict(Counter(p.kind + host * p.kernel.in_host_memory for p in self.plan.placements).most_common())
 
     @property
-    def busiest(self) -> RankAnswer:
-        """The rank that computes longest; its compute, exposed exchanges and idle time make up the step."""
-        return max(self.prediction.ranks, key=lambda answer: answer.compute)
+    def busiest(self) -> RankResult:
+        """The rank that computes longest; its compute, exposed communication and idle time make up the step."""
+        return max(self.prediction.ranks, key=lambda result: result.compute)
 
     def walked(self, rank: int) -> dict[str, float]:
         """What the full walk says of a rank, in milliseconds."""
-        answer = next(answer for answer in self.prediction.ranks if rank in answer.ranks)
+        result = next(result for result in self.prediction.ranks if rank in result.ranks)
         return {
-            "compute_ms": 1e3 * answer.compute,
-            "exposed_comm_ms": 1e3 * answer.exposed_comm,
-            "waiting_ms": 1e3 * answer.waiting,
-            "idle_ms": 1e3 * answer.device_idle,
+            "compute_ms": 1e3 * result.compute,
+            "exposed_comm_ms": 1e3 * result.exposed_comm,
+            "waiting_ms": 1e3 * result.waiting,
+            "idle_ms": 1e3 * result.device_idle,
         }
 
     def why_slower(self, best: ScoredPlan) -> str:
@@ -78,11 +78,11 @@ class ScoredPlan:
         return self._why_idle(best, more[what]) if what == "idle" else self._why_busy(best, what, more[what])
 
     def _why_idle(self, best: ScoredPlan, seconds: float) -> str:
-        longer = f"devices wait for their hosts {milliseconds(seconds)} ms longer"
+        longer = f"devices wait for their hosts {format_milliseconds(seconds)} ms longer"
         kinds, fewer = len(self.kinds), len(best.kinds)
         if kinds > fewer:
-            return f"{longer}: {kinds} kinds of sharding instead of {fewer}, each with its own launches and exchanges"
-        return f"{longer}: more launches and exchanges"
+            return f"{longer}: {kinds} kinds of sharding instead of {fewer}, each with its own launches and collectives"
+        return f"{longer}: more launches and collectives"
 
     def _why_busy(self, best: ScoredPlan, what: str, seconds: float) -> str:
         """The term of `what` ("kernels" or "exchanges") that takes most more than in the best plan."""
@@ -93,10 +93,13 @@ class ScoredPlan:
         }
         term = max(excess, key=lambda name: excess[name], default="")
         if not term or excess[term] <= 0:
-            return f"exposed {what} {milliseconds(seconds)} ms longer on rank {self.busiest.ranks[0]}"
+            return f"exposed {what} {format_milliseconds(seconds)} ms longer on rank {self.busiest.ranks[0]}"
         spent = self.terms[term]
         where = "all ranks" if spent.max() - spent.min() < _ALIKE * spent.max() else f"rank {int(np.argmax(spent))}"
-        said = f"{term} {milliseconds(float(spent.max()))} ms on {where}, {milliseconds(excess[term])} ms more"
+        notes = (
+            f"{term} {format_milliseconds(float(spent.max()))} ms on {where}, {format_milliseconds(excess[term])} "
+            "ms more"
+        )
         if 2.0 * excess[term] >= seconds:
-            return said
-        return f"{what} {milliseconds(seconds)} ms longer; of that {said}"
+            return notes
+        return f"{what} {format_milliseconds(seconds)} ms longer; of that {notes}"

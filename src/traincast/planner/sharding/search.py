@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 
-from traincast.models.placement.greedy import greedy_plans
-from traincast.models.placement.plan import Plan, check_plan, plain
+from traincast.models.placement.greedy import make_greedy_plans
+from traincast.models.placement.plan import Plan, check_plan, simplify_plan
 from traincast.planner.sharding.assignment import Assignment
 from traincast.planner.sharding.descent import Effort, local_search, used_groups
 from traincast.planner.sharding.host_memory import why_in_host_memory
-from traincast.planner.sharding.result import ShardingAnswer
+from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.scored_plan import ScoredPlan
+from traincast.planner.sharding.simulations import Simulations, score_plan
 from traincast.planner.sharding.task import Task
 from traincast.planner.sharding.thorough import thorough_search
-from traincast.planner.sharding.walks import Walks, score_plan
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.where import SEARCH, Workers
 
@@ -32,13 +32,13 @@ _NEAR = 1.08  # times the best fast cost: as far as it errs
 def rank_plans(
     task: Task, plans: Mapping[str, Plan], *, workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
-) -> ShardingAnswer:  # fmt: skip
-    """Given plans under the full walk, best first; a plan for other tables or ranks is refused by name."""
+) -> ShardingResult:  # fmt: skip
+    """Given plans under the full walk, best first; a plan for other tables or ranks is rejected by name."""
     began = monotonic()
     checked = _checked(task, plans)
-    scored, _ = Walks(task, list(checked.values())).walked(checked, workers, progress)
+    scored, _ = Simulations(task, list(checked.values())).walked(checked, workers, progress)
     ordered = tuple(sorted(scored, key=_order))
-    return ShardingAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
+    return ShardingResult(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
 
 def _checked(task: Task, plans: Mapping[str, Plan]) -> dict[str, Plan]:
@@ -59,19 +59,19 @@ def search(
     rivals: Mapping[str, Plan] | None = None,
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
-) -> ShardingAnswer:
+) -> ShardingResult:
     """The best plan found, never worse under the full walk than a greedy baseline or one of the `rivals`.
 
-    The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are walked
+    The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are simulated
     first, so there is always a plan. Full walks are done by the `workers`, which changes no plan.
     """
     began = monotonic()
-    others = greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
+    others = make_greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
     others |= _checked(task, rivals or {})
-    walks = Walks(task, list(others.values()))
-    compared, took = walks.walked(others, workers, lambda part: progress(0.1 * part))
+    simulations = Simulations(task, list(others.values()))
+    compared, took = simulations.walked(others, workers, lambda part: progress(0.1 * part))
     one_walk = max(took[1:] or took)  # the first walk also counts what tables ask for, once for all
-    cost = walks.cost
+    cost = simulations.cost
     few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
     kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
@@ -81,13 +81,13 @@ def search(
     optima = look(cost, effort, lambda part: progress(0.1 + 0.8 * part), rest)
     chosen = optima[:_MORE_FINALISTS] if few else _finalists(optima)
     names = [table.name for table in task.tables]
-    plans = {f"{FOUND} {number}": plain(optimum.plan(names)) for number, optimum in enumerate(chosen)}
-    walked, _ = walks.walked(plans, workers, lambda part: progress(0.9 + 0.1 * part))
-    best = replace(min([*walked, *compared], key=_order), name=FOUND)
+    plans = {f"{FOUND} {number}": simplify_plan(optimum.plan(names)) for number, optimum in enumerate(chosen)}
+    simulated, _ = simulations.walked(plans, workers, lambda part: progress(0.9 + 0.1 * part))
+    best = replace(min([*simulated, *compared], key=_order), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=_order))
     scored = cost.scored
     notes = why_in_host_memory(task, best, lambda plan: score_plan(task, cost, FOUND, plan))
-    return ShardingAnswer(task=task, best=best, plans=ordered, scored=scored, seconds=monotonic() - began, notes=notes)
+    return ShardingResult(task=task, best=best, plans=ordered, scored=scored, seconds=monotonic() - began, notes=notes)
 
 
 def _order(scored: ScoredPlan) -> tuple[float, float]:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import ScopeRole
 
 
 class Part(StrEnum):
-    """What is open beside the roles that the writer of the step marks: parts of an update, and work of the host."""
+    """What is open alongside the roles that the writer of the step marks: parts of an update, and work of the host."""
 
     SORT = "sort"
     """What comes before the kernel of an update."""
     BACKWARD = "backward"
     """The kernel of an update."""
     COPIES = "copies"
-    """The exchange of the gradients of copied tables."""
+    """The collective of the gradients of copied tables."""
     VIEWS = "views"
     """Host: pooled rows as rows again, one per sender."""
     GRADIENTS = "gradients"
@@ -31,13 +31,24 @@ class Part(StrEnum):
 
 
 EXCHANGES = frozenset(
-    {Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.OUT_ACROSS, Role.BACK, Role.BACK_WITHIN, Role.DENSE}
+    {
+        ScopeRole.SIZES,
+        ScopeRole.LENGTHS,
+        ScopeRole.VALUES,
+        ScopeRole.OUT,
+        ScopeRole.OUT_ACROSS,
+        ScopeRole.BACK,
+        ScopeRole.BACK_WITHIN,
+        ScopeRole.DENSE,
+    }
 )
-"""Roles of which the exchange is open, not kernels."""
-SMALL = frozenset({Role.ORDER, Role.BUCKET, Role.ARRIVE, Role.BESIDE, Role.JOIN, Part.SORT, Role.STEP})
+"""Roles of which the collective is open, not kernels."""
+SMALL = frozenset(
+    {ScopeRole.ORDER, ScopeRole.BUCKET, ScopeRole.ARRIVE, ScopeRole.BESIDE, ScopeRole.JOIN, Part.SORT, ScopeRole.STEP}
+)
 """Open kernels that are themselves among the small ones around them."""
-_NODE_MEETINGS: dict[Role | Part, str] = {
-    Role.OUT: "within", Role.OUT_ACROSS: "across", Role.BACK: "across", Role.BACK_WITHIN: "within",
+_NODE_MEETINGS: dict[ScopeRole | Part, str] = {
+    ScopeRole.OUT: "within", ScopeRole.OUT_ACROSS: "across", ScopeRole.BACK: "across", ScopeRole.BACK_WITHIN: "within",
 }  # fmt: skip
 
 
@@ -46,13 +57,13 @@ class Slot:
     """An open duration: its role for a kind of sharding (None: for all), and for which of its groups where it has
     several (-1: for all); `number` tells several of one role apart."""
 
-    role: Role | Part
+    role: ScopeRole | Part
     kind: ShardingKind | None = None
     group: int = -1
     number: int = 0
 
     @property
-    def meeting(self) -> str:
+    def collective(self) -> str:
         """Who must have arrived before it starts ("" for kernels and host work: nobody else): all ranks ("world"),
         those of a node ("within"), one of each node ("across")."""
         if self.role not in EXCHANGES and self.role is not Part.COPIES:

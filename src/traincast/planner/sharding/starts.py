@@ -13,7 +13,8 @@ from traincast.utils.arrays import IntArray
 SPLITS = (np.inf, 1.0, 0.5, 0.25)
 """Weights of a shard, over the average load of a rank, above which its table is split."""
 COPIES = (0.0, 1.0, 4.0, 16.0)
-"""A table is copied to all ranks when a copy costs a rank no more than so many times its share of the table's load."""
+"""A table is copied to all ranks when a copy costs a rank no more than this many times its share of the table's
+load."""
 
 _SPLIT_KINDS = (
     (ShardingKind.COLUMN_WISE, ShardingKind.ROW_WISE),
@@ -109,15 +110,15 @@ def spread(
         wanted[fixed[0]] = True
         places[~wanted] = fixed[1][~wanted]
     ranks = _Ranks(choices, weights)
-    pieces: list[tuple[float, int, int]] = []
+    blocks: list[tuple[float, int, int]] = []
     for table, row in enumerate(option.tolist()):
         slices = int(choices.slices[row])
         if not slices or not wanted[table]:
             ranks.put(row, places[table, :slices].tolist())
         else:
             count = choices.gpus_per_node if choices.scope[row] == NODE else 1
-            pieces += [(-count * float(weights.seconds[row]), table, slot) for slot in range(slices)]
-    for _, table, slot in sorted(pieces):
+            blocks += [(-count * float(weights.seconds[row]), table, slot) for slot in range(slices)]
+    for _, table, slot in sorted(blocks):
         places[table, slot] = ranks.least(int(option[table]))
         ranks.put(int(option[table]), [int(places[table, slot])])
     return places

@@ -1,7 +1,7 @@
 """The step of plans that use the same groups, as a compiled walk whose open durations depend on the plan.
 
-One rank's program is built as the full walk builds it, for a plan of this structure. Lookups, updates and exchanges are
-left open. So are the small kernels around them, which are tabulated once at several loads of a rank.
+One rank's program is built as the full walk builds it, for a plan of this structure. Lookups, updates and collectives
+are left open. So are the small kernels around them, which are tabulated once at several loads of a rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from traincast.costs.host.profile import ALONE, HostProfile
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES
 from traincast.models.sharded_dlrm.layout import Batch, Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.planner.sharding.layouts import Heaviest, held, plain, scaled, typical
+from traincast.models.sharded_dlrm.marks import ScopeRole
+from traincast.planner.sharding.layouts import Heaviest, list_held_batches, plain, scaled, typical
 from traincast.planner.sharding.lookups import TableGroup
-from traincast.planner.sharding.max_plus import WalkCode, compile_walk
+from traincast.planner.sharding.max_plus import SimulationCode, compile_simulation
 from traincast.planner.sharding.rank import EMPTY, RankProgram
 from traincast.planner.sharding.slots import SMALL, Part, Slot
 from traincast.planner.sharding.task import Task
@@ -33,7 +33,7 @@ take at least: the heaviest may be a copy of a huge table, thousands of times wh
 @dataclass(frozen=True, eq=False, slots=True)
 class Around:
     """The small kernels around an open one: their `seconds` at each `load` of a rank, as `load_of` counts it; and its
-    `lookups` there, in so many `rows`."""
+    `lookups` there, in this many `rows`."""
 
     load: FloatArray
     seconds: FloatArray
@@ -50,12 +50,14 @@ class Around:
 Surroundings = dict[Slot, Around]
 
 
-def load_of(role: Role | Part, group: TableGroup, samples: int, *, tables: Any, lookups: Any, elements: Any) -> Any:
+def load_of(
+    role: ScopeRole | Part, group: TableGroup, samples: int, *, tables: Any, lookups: Any, elements: Any
+) -> Any:
     """What the small kernels around a lookup or update grow with: bytes of lookups and their lengths; the sort of an
     update with its lookups; whatever is done to the gradients of data-parallel tables with their elements. Numbers or
     arrays.
     """
-    if role in (Part.SORT, Role.STEP):
+    if role in (Part.SORT, ScopeRole.STEP):
         return elements if group.copied else lookups
     return INDEX_BYTES * lookups + LENGTH_BYTES * samples * tables
 
@@ -68,7 +70,7 @@ class Structure:
     The open duration of a kernel includes what the small kernels around it take beyond the smallest of `LOADS`.
     """
 
-    code: WalkCode
+    code: SimulationCode
     slots: tuple[Slot, ...]
     bytes: dict[Slot, int]
     per_sender: dict[Slot, float]
@@ -81,7 +83,7 @@ def surroundings(
     alone, one = replace(task, dense=None), typical(layout, _columns(task))
     layouts = [scaled(one, load, groups, heaviest) for load in LOADS]
     ranks = [RankProgram.of(alone, layout, groups) for layout in layouts]
-    batches = [held(layout, groups) for layout in layouts]
+    batches = [list_held_batches(layout, groups) for layout in layouts]
     return {
         slot: Around(
             np.array([_load(slot, *loaded, groups) for loaded in zip(layouts, batches, strict=True)]),
@@ -107,20 +109,20 @@ def _of(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> 
 def _load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> float:
     """The load of the compiled rank for one open kernel."""
     size, world = layout.batch_size, layout.world_size
-    if slot.role is Role.ORDER:
+    if slot.role is ScopeRole.ORDER:
         return sum(
             INDEX_BYTES * _local(section) + LENGTH_BYTES * size * section.features for section in layout.sections
         )
     served = _of(slot, batches, groups)
-    if slot.role is Role.BUCKET:
+    if slot.role is ScopeRole.BUCKET:
         section = next(section for section in layout.sections if section.kind is slot.kind)
         return INDEX_BYTES * _local(section) + LENGTH_BYTES * size * float(sum(section.tables))
-    if slot.role in (Role.JOIN, Role.BESIDE) and slot.kind is not None:
-        samples = size if slot.role is Role.JOIN else slot.kind.samples(size, world)
+    if slot.role in (ScopeRole.JOIN, ScopeRole.BESIDE) and slot.kind is not None:
+        samples = size if slot.role is ScopeRole.JOIN else slot.kind.count_samples(size, world)
         return samples * float(sum(batch.columns for batch in served.values()))
     total = 0.0
     for group, batch in served.items():
-        samples = groups[group].kind.samples(size, world)
+        samples = groups[group].kind.count_samples(size, world)
         total += load_of(
             slot.role, groups[group], samples, tables=batch.tables, lookups=batch.lookups, elements=batch.elements
         )
@@ -142,7 +144,8 @@ def compiled_rank(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> R
 def build_structure(
     task: Task, rank: RankProgram, host: HostProfile, around: Surroundings, *, partial: bool
 ) -> Structure:
-    """Compiles the walk of plans whose ranks run this program; `partial` says that some lack tables of some group."""
+    """Compiles the simulation of plans whose ranks run this program; `partial` says that some lack tables of some
+    group."""
     busy = host_seconds(rank.schedule, rank.program, host)
     work, senders = rank.host_work()
     empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
@@ -151,7 +154,9 @@ def build_structure(
     seconds[[at for at, slot in rank.slots.items() if slot.role not in SMALL]] = 0.0
     for slot, launches in rank.around.items():
         seconds[launches] *= min(1.0, around[slot].seconds[0] / max(float(seconds[launches].sum()), 1e-30))
-    code = compile_walk(rank.schedule, busy, seconds, rank.slots, gap=task.device.kernel_gap, late=work, skips=skips)
+    code = compile_simulation(
+        rank.schedule, busy, seconds, rank.slots, gap=task.device.kernel_gap, late=work, skips=skips
+    )
     slots = dict.fromkeys([*rank.slots.values(), *work.values(), *(skip.slot for skip in skips)])
     by_scope = np.bincount(rank.schedule.scope, weights=busy)
     per_sender = {slot: float(by_scope[scope]) for slot, scope in senders.items()}

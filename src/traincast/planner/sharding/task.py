@@ -36,7 +36,7 @@ class Task:
     @property
     def device(self) -> Device:
         """One GPU, while the others work too."""
-        return self.platform.device_among(self.gpus)
+        return self.platform.get_device_when_sharing(self.gpus)
 
     @property
     def gpus_per_node(self) -> int:
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def topology(self) -> Topology:
-        """The links between the GPUs; a platform that says nothing of them is refused."""
+        """The links between the GPUs; a platform that says nothing of them is rejected."""
         if self.platform.topology is None:
             raise TraincastError(
                 f"'{self.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
@@ -61,9 +61,9 @@ class Task:
 def make_task(
     tables: Sequence[Table], platform: Platform, *, gpus: int, batch_size: int, dense: Dense | None = None
 ) -> Task:
-    """A task, checked: bad tables, sizes and numbers of GPUs are refused by name."""
+    """A task, checked: bad tables, sizes and numbers of GPUs are rejected by name."""
     if not 1 <= gpus <= MAX_GPUS:
-        raise TraincastError(f"`gpus={gpus}`; give a whole number from 1 to {MAX_GPUS}")
+        raise TraincastError(f"`gpus={gpus}`; give an integer from 1 to {MAX_GPUS}")
     if not 1 <= batch_size <= MAX_BATCH:
         raise TraincastError(f"`batch_size={batch_size}`; give samples per GPU, from 1 to {MAX_BATCH}")
     if gpus > platform.gpus_per_node and gpus % platform.gpus_per_node:
@@ -78,7 +78,7 @@ def make_task(
                 f"table '{table.name}' has optimizer 'none'; plans are made for training steps: give sgd, adagrad, "
                 "rowwise_adagrad or adam"
             )
-    held = dense.memory_bytes(sum(table.dim for table in checked), batch_size) if dense else 0.0
+    held = dense.compute_memory_bytes(sum(table.dim for table in checked), batch_size) if dense else 0.0
     limits = MemoryLimits(device=platform.device.memory_bytes, dense=held)
     check_sizes(checked, limits, gpus)
     return Task(tables=checked, platform=platform, gpus=gpus, batch_size=batch_size, dense=dense, limits=limits)

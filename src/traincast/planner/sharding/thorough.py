@@ -105,7 +105,7 @@ class _Alternatives:
 def _all_places(choices: Choices, row: int) -> Iterator[list[int]]:
     """Ranks (or nodes) for the shards of an option; slices of a table are alike, so their order does not matter."""
     option = choices.options[row]
-    targets = range(option.targets(choices.world_size, choices.gpus_per_node))
+    targets = range(option.count_targets(choices.world_size, choices.gpus_per_node))
     ways = list(combinations_with_replacement(targets, option.slices))
     for way in ways[:: -(-len(ways) // _MOST_PLACES)]:
         yield [*way, *[NOWHERE] * (choices.most_slices - option.slices)]

@@ -1,4 +1,4 @@
-"""Reading JSON of a stranger: every complaint names the field, and a file is read only when it is small."""
+"""Reading JSON of untrusted input: every complaint names the field, and a file is read only when it is small."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 
 def plain(name: str) -> str:
@@ -17,18 +17,18 @@ def plain(name: str) -> str:
 def mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Mapping[str, Any]:
     """A JSON object, with no other keys than those allowed."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TraincastError(f"{where} is {shown(value)}; give an object")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an object")
     names = None if allowed is None else tuple(allowed)
     for key in value if names is not None else ():
         if names is not None and key not in names:
-            raise unknown("field", plain(key), names, f"{where} may have {', '.join(names)}.")
+            raise make_unknown_error("field", plain(key), names, f"{where} may have {', '.join(names)}.")
     return value
 
 
 def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
     """A JSON list of at most `most` items."""
     if not isinstance(value, list | tuple):
-        raise TraincastError(f"{where} is {shown(value)}; give a list")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a list")
     if len(value) > most:
         raise TraincastError(f"{where} has {len(value)} items; at most {most} are read")
     return value
@@ -37,36 +37,36 @@ def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
 def text(value: Any, where: str) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
-        raise TraincastError(f"{where} is {shown(value)}; give a text")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a text")
     return value
 
 
 def whole(value: Any, where: str, least: int, most: int) -> int:
-    """A whole number from `least` to `most`."""
+    """An integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TraincastError(f"{where} is {shown(value)}; give a whole number")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an integer")
     if not least <= value <= most:
-        raise TraincastError(f"{where} is {shown(value)}; give a whole number from {least} to {most}")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an integer from {least} to {most}")
     return value
 
 
 def number(value: Any, where: str) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TraincastError(f"{where} is {shown(value)}; give a number")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a number")
     try:
-        answer = float(value)
+        result = float(value)
     except OverflowError:
-        answer = float("inf")
-    if not isfinite(answer):
-        raise TraincastError(f"{where} is {shown(value)}; give a finite number")
-    return answer
+        result = float("inf")
+    if not isfinite(result):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a finite number")
+    return result
 
 
 def flag(value: Any, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise TraincastError(f"{where} is {shown(value)}; give true or false")
+        raise TraincastError(f"{where} is {shorten_value(value)}; give true or false")
     return value
 
 
@@ -74,6 +74,6 @@ def choice(value: Any, where: str, choices: Iterable[str]) -> str:
     """One of the choices."""
     names = tuple(choices)
     if not isinstance(value, str) or value not in names:
-        word = plain(value) if isinstance(value, str) else shown(value)
-        raise unknown(where, word, names, f"Choose {', '.join(names)}.")
+        word = plain(value) if isinstance(value, str) else shorten_value(value)
+        raise make_unknown_error(where, word, names, f"Choose {', '.join(names)}.")
     return value

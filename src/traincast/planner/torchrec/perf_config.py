@@ -1,8 +1,8 @@
 """Our fitted models as a hardware configuration of TorchRec's newest estimator (`planner.estimator`, from 1.8 on).
 
-Its estimator walks over shards and asks a configuration for five times of each: lookup, update, the exchange of row
-numbers, of pooled rows, and of their gradients. Every answer here is that of the shard alone on the platform; what
-shards cost beside each other is what `estimator.perf_plugins` says.
+Its estimator walks over shards and asks a configuration for five times of each: lookup, update, the collective of row
+numbers, of pooled rows, and of their gradients. Every result here is that of the shard alone on the platform; what
+shards cost alongside each other is what `estimator.perf_plugins` says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from traincast.costs.kernels.embedding.tables import fill_call
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option
-from traincast.planner.sharding.exchanges import task_exchanges
+from traincast.planner.sharding.communication import make_task_communication
 from traincast.planner.sharding.lookups import (
     COLUMNS,
     ELEMENTS,
@@ -42,7 +42,7 @@ _MILLISECONDS = 1e3  # TorchRec's planner counts milliseconds
 
 
 class ShardTimes(NamedTuple):
-    """Seconds of one shard: lookup, update, and exchanges of row numbers, pooled rows and their gradients."""
+    """Seconds of one shard: lookup, update, and collectives of row numbers, pooled rows and their gradients."""
 
     forward: float
     backward: float
@@ -110,7 +110,7 @@ class _Times:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._number = {table.name: number for number, table in enumerate(task.tables)}
-        self._exchanges = task_exchanges(task)
+        self._exchanges = make_task_communication(task)
 
     def of(self, shard: Any) -> ShardTimes:
         """The times of a `ShardPerfContext`."""

@@ -57,7 +57,7 @@ def planner_topology(task: Task) -> Any:
     """TorchRec's `Topology` for a task: data-sheet bandwidths, in one direction, for each GPU."""
     types = torchrec("distributed.planner.types")
     topology, gpus, local = task.topology, task.gpus, task.gpus_per_node
-    intra = topology.all_to_all_bandwidth(local) if local > 1 else topology.link_bandwidth
+    intra = topology.get_all_to_all_bandwidth(local) if local > 1 else topology.link_bandwidth
     return types.TopologyFactory.create_topology(
         types.TrainerConfig(world_size=gpus, local_world_size=local),
         types.HardwareConfig(
@@ -66,7 +66,7 @@ def planner_topology(task: Task) -> Any:
             hbm_mem_bw=task.device.dram_bandwidth * _PER_MILLISECOND,
             hbm_to_ddr_mem_bw=topology.host_bandwidth * _PER_MILLISECOND,
             intra_host_bw=intra * _PER_MILLISECOND,
-            inter_host_bw=topology.network_bandwidth(local) / local * _PER_MILLISECOND,
+            inter_host_bw=topology.get_network_bandwidth(local) / local * _PER_MILLISECOND,
         ),
         types.KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
     )
@@ -99,7 +99,7 @@ def reservation(limits: MemoryLimits) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TorchRec's progress notes out of the answer."""
+    """Keeps TorchRec's progress notes out of the result."""
     torchrec("distributed.planner.planners")
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -72,7 +72,7 @@ def plan_to_json(
     """The plan as TorchRec writes it. `modules` says the path of the module that owns each table (by name)."""
     plan = check_plan(plan, tables, plan.world_size, gpus_per_node)
     shards: list[list[Shard]] = [[] for _ in tables]
-    for shard in plan.shards(tables):
+    for shard in plan.make_shards(tables):
         shards[shard.table].append(shard)
     written: dict[str, dict[str, Any]] = {}
     for table, placement, cut in zip(tables, plan.placements, shards, strict=True):
@@ -174,10 +174,10 @@ def _pair(fields: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
 
 
 def _check_cut(table: Table, placement: Placement, listed: Sequence[Shard], where: str, world_size: int) -> None:
-    """Refuses shards that are cut otherwise than this kind of sharding cuts them."""
+    """Rejects shards that are cut otherwise than this kind of sharding cuts them."""
     if placement.kind.copied:
         raise TraincastError(f"{where}: data_parallel with shards; a table that is copied has none")
-    wanted = Plan((table.name,), (placement,), world_size).shards([table])
+    wanted = Plan((table.name,), (placement,), world_size).make_shards([table])
     if len(wanted) != len(listed):
         raise TraincastError(f"{where}: {len(listed)} shards for {len(wanted)} ranks; give one for each")
     for position, (have, want) in enumerate(zip(listed, wanted, strict=True)):
@@ -208,7 +208,7 @@ def _parameter(
     if placement.kernel.cached:
         if not placement.cache_fraction < 1.0:
             raise TraincastError(
-                f"table '{table.name}' caches all of its rows, which TorchRec refuses; give it kernel 'fused'"
+                f"table '{table.name}' caches all of its rows, which TorchRec rejects; give it kernel 'fused'"
             )
         parameter["cache_params"] = {"load_factor": placement.cache_fraction}
     return parameter

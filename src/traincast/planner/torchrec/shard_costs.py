@@ -18,17 +18,17 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import fill_call
-from traincast.models.embeddings.load import Part, fetched_rows
+from traincast.models.embeddings.load import Part, count_fetched_rows
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
-from traincast.models.placement.options import Option, option_of
+from traincast.models.placement.options import Option, find_option
 from traincast.models.placement.plan import Placement, Plan
 from traincast.planner.sharding.choices import ALL, NODE, scope_of
+from traincast.planner.sharding.communication import CommunicationCosts, make_task_communication
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.durations import Stage
-from traincast.planner.sharding.exchanges import Exchanges, task_exchanges
 from traincast.planner.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
 from traincast.planner.sharding.preparation import Preparation
 from traincast.planner.sharding.task import Task
@@ -36,7 +36,7 @@ from traincast.utils.arrays import FloatArray, IntArray
 
 
 class ShardSeconds(NamedTuple):
-    """Seconds that a shard adds: lookup and update, and the exchanges before the dense part and after it."""
+    """Seconds that a shard adds: lookup and update, and the collectives before the dense part and after it."""
 
     forward: float
     backward: float
@@ -52,7 +52,7 @@ class ShardCosts:
 
     def __init__(self, task: Task, placements: Sequence[Sequence[Placement]]) -> None:
         self.task = task
-        self._exchanges = task_exchanges(task)
+        self._exchanges = make_task_communication(task)
         self._world = self._exchanges[0]
         self.cost = _cost(task, placements)
         choices = self.cost.choices
@@ -61,7 +61,7 @@ class ShardCosts:
 
     def seconds(self, table: int, placement: Placement) -> ShardSeconds:
         """What a shard of table number `table` adds under a placement of this kind."""
-        return ShardSeconds(*self._seconds[self._row[table, option_of(placement)]].tolist())
+        return ShardSeconds(*self._seconds[self._row[table, find_option(placement)]].tolist())
 
     def step_seconds(self, plan: Plan) -> float:
         """Seconds of a step under a whole plan, much more where memory is exceeded."""
@@ -78,7 +78,8 @@ class ShardCosts:
         for (table, option), row in self._row.items():
             device = self._row.get((table, replace(option, kernel=ComputeKernel.FUSED, cache_fraction=0.0)))
             if option.kernel.in_host_memory and device is not None:
-                # alone in its kernel it has the cache to itself; beside the others it is no faster than on the device
+                # alone in its kernel it has the cache to itself; alongside the others it is no faster than on the
+                # device
                 added[row] = np.maximum(added[row], added[device])
         return added
 
@@ -92,8 +93,8 @@ class ShardCosts:
             for row in cached:
                 table, option = task.tables[choices.table[row]], choices.options[row]
                 _, columns = option.shard_shape(table, task.gpus, task.gpus_per_node)
-                part = Part(table, columns, 1.0 / option.kind.blocks(task.gpus, task.gpus_per_node))
-                rows = fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
+                part = Part(table, columns, 1.0 / option.kind.count_row_blocks(task.gpus, task.gpus_per_node))
+                rows = count_fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
                 calls.append(fill_call(0.0, rows * columns * ITEM_BYTES[table.dtype]))
             seconds[cached] = price_calls(Calls.of(EMBEDDING, calls), task.device)[0].seconds
         return seconds
@@ -144,9 +145,12 @@ class ShardCosts:
 
 
 def output_seconds(
-    kind: ShardingKind, pooled: FloatArray, exchanges: tuple[Exchanges, Exchanges, Exchanges], gpus_per_node: int
+    kind: ShardingKind,
+    pooled: FloatArray,
+    exchanges: tuple[CommunicationCosts, CommunicationCosts, CommunicationCosts],
+    gpus_per_node: int,
 ) -> FloatArray:
-    """Seconds of sending pooled rows of so many bytes, and of sending their gradients back: [n, 2]."""
+    """Seconds of sending pooled rows of this many bytes, and of sending their gradients back: [n, 2]."""
     world, within, across = exchanges
     if not kind.by_rows:
         both = world.seconds("all_to_all", pooled)

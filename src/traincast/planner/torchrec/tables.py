@@ -2,8 +2,8 @@
 
 A description is `{"modules": {path: {"is_weighted": false, "tables": [config, ...]}}}`, or a bare list of configs. A
 config has the fields of `EmbeddingBagConfig` or `EmbeddingConfig`, enums by their names. What these lack and a step
-depends on may stand beside them: `pooling_factors` as in TorchRec's `ParameterConstraints`, and under `traincast` the
-fields `pooling`, `access` and `optimizer` of a table set.
+depends on may stand alongside them: `pooling_factors` as in TorchRec's `ParameterConstraints`, and under `traincast`
+the fields `pooling`, `access` and `optimizer` of a table set.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traincast.models.embeddings.access import Access, Reuse, access_text
-from traincast.models.embeddings.read import MAX_TABLES, table_from_fields
+from traincast.models.embeddings.access import Access, Reuse, format_access
+from traincast.models.embeddings.read import MAX_TABLES, make_table
 from traincast.models.embeddings.table import MAX_DIM, MAX_POOLING, MAX_ROWS, Table, check_tables
 from traincast.planner.torchrec.fields import choice, flag, mapping, number, plain, sequence, text, whole
 from traincast.utils.errors import TraincastError
@@ -119,7 +119,7 @@ def _table(entry: Any, position: int, weighted: bool, folder: Path) -> Table:
         **ours,
     }
     try:
-        return table_from_fields(entry, f"table {position}", folder)
+        return make_table(entry, f"table {position}", folder)
     except TraincastError as error:  # it may quote a name with line breaks
         raise TraincastError(" ".join(str(error).split())) from error
 
@@ -173,7 +173,7 @@ def _config(table: Table) -> dict[str, Any]:
 
 def _access(access: Access) -> Any:
     if not isinstance(access, Reuse):
-        return access_text(access)
+        return format_access(access)
     histogram = access.histogram
     return {
         "reuse": {

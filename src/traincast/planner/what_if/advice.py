@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from traincast.planner.what_if.ask import both, compared
-from traincast.planner.what_if.edits.registry import Wanted, edits, parse_edits
+from traincast.planner.what_if.compare import both, compared
+from traincast.planner.what_if.edits.registry import Requirement, edits, parse_edits
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes, path_of
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
@@ -72,7 +72,7 @@ class Advice(Result):
     useless: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """The result as plain data."""
         name, share = bottleneck(self.before)
         return {
             "iteration_ms": 1e3 * self.before.iteration,
@@ -88,7 +88,8 @@ class Advice(Result):
         name, share = bottleneck(self.before)
         first = self.before.headline().split("\n")[0]
         lines = [
-            f"{first}: {milliseconds(self.before.iteration)} ms a step, {share:.0%} of its critical path is {name}"
+            f"{first}: {format_milliseconds(self.before.iteration)} ms per step, {share:.0%} of its critical path is "
+            f"{name}"
         ]
         best = [one for one in self.suggestions if fits(one.answer.after)][:_EXPLAINED]
         lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
@@ -142,19 +143,19 @@ def _tried(resolved: Resolved, before: Prediction, texts: Sequence[str], prices:
         base, changed = both(resolved, wanted)
         after = predict(changed)
         start = before if base is resolved else predict(base)
-        answer = compared(base, start, changed, after, wanted, prices)
+        result = compared(base, start, changed, after, wanted, prices)
     except TraincastError as error:
         return str(error)
-    return Suggestion(answer=answer, risk=_risk(wanted))
+    return Suggestion(answer=result, risk=_risk(wanted))
 
 
-def _risk(wanted: Sequence[Wanted]) -> str:
+def _risk(wanted: Sequence[Requirement]) -> str:
     """What edits may cost besides time; what all of them cost of one thing is said together."""
-    said: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for risk in dict.fromkeys(one.risk for one in wanted if one.risk):
         thing, _, what = risk.rpartition(": ")
-        said.setdefault(thing, []).append(what)
-    return "; ".join(f"{thing}: {', '.join(whats)}" if thing else "; ".join(whats) for thing, whats in said.items())
+        notes.setdefault(thing, []).append(what)
+    return "; ".join(f"{thing}: {', '.join(whats)}" if thing else "; ".join(whats) for thing, whats in notes.items())
 
 
 def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
@@ -164,17 +165,17 @@ def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
     )
 
 
-def explanation(answer: WhatIf) -> str:
+def explanation(result: WhatIf) -> str:
     """Why a change helps, from the critical paths before and after, per sample of a step before."""
-    scale = answer.cost_before.samples / answer.cost_after.samples
-    before = path_of(answer.before)
-    after = {name: scale * seconds for name, seconds in path_of(answer.after).items()}
+    scale = result.cost_before.samples / result.cost_after.samples
+    before = path_of(result.before)
+    after = {name: scale * seconds for name, seconds in path_of(result.after).items()}
     saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
     most = max(saved, key=lambda name: saved[name])
-    left, share = bottleneck(answer.after)
+    left, share = bottleneck(result.after)
     same = " for as many samples" if scale != 1 else ""
-    unsure = "" if answer.per_sample.certain else "; the gain is within the uncertainty"
+    unsure = "" if result.per_sample.certain else "; the gain is within the uncertainty"
     return (
-        f"of the critical path{same}, {most} falls from {milliseconds(before.get(most, 0.0))} to "
-        f"{milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
+        f"of the critical path{same}, {most} falls from {format_milliseconds(before.get(most, 0.0))} to "
+        f"{format_milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
     )

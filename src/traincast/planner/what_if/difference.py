@@ -43,13 +43,13 @@ class Difference:
 
     @property
     def ratio_interval(self) -> tuple[float, float]:
-        """Between which the ratio lies."""
+        """Between which the ratio is."""
         spread = math.exp(Z90 * self.sigma)
         return self.ratio / spread, self.ratio * spread
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which the change lies, at the predicted time before."""
+        """Seconds between which the change is, at the predicted time before."""
         low, high = self.ratio_interval
         return self.before * (low - 1), self.before * (high - 1)
 
@@ -72,18 +72,18 @@ class Difference:
 
 def difference(before: tuple[Resolved, Prediction], after: tuple[Resolved, Prediction]) -> Difference:
     """The change between two steps with what they share of their errors taken out."""
-    one, two = (error_sources(resolved, answer) for resolved, answer in (before, after))
+    one, two = (error_sources(resolved, result) for resolved, result in (before, after))
     sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
     return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
 
 
-def error_sources(resolved: Resolved, answer: Prediction) -> dict[Hashable, float]:
+def error_sources(resolved: Resolved, result: Prediction) -> dict[Hashable, float]:
     """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
-    seconds, device = answer.iteration, answer.platform.device.key
+    seconds, device = result.iteration, result.platform.device.key
     if seconds <= 0:
         return {}
     sources: dict[Hashable, float] = {}
-    for call, error in answer.kernel_errors.items():
+    for call, error in result.kernel_errors.items():
         family = call.family.name
         if family == OPAQUE.name:
             sources["unknown", device] = sources.get(("unknown", device), 0.0) + error / seconds
@@ -92,13 +92,13 @@ def error_sources(resolved: Resolved, answer: Prediction) -> dict[Hashable, floa
         sources["family", family, device] = sources.get(("family", family, device), 0.0) + shared
         key = ("kernel", call, device)
         sources[key] = sources.get(key, 0.0) + _OWN_ERROR * error / seconds
-    sources["host", answer.host_profile] = answer.host_spread * answer.device_idle / seconds
+    sources["host", result.host_profile] = result.host_spread * result.device_idle / seconds
     sources["release", resolved.software] = RELEASE_SPREAD
-    if answer.gpus > 1:
-        sources["setup", answer.platform.key, resolved.scenario.program or TORCHREC] = SETUP_SPREAD
-    if answer.parallel is not None:
-        layout = answer.parallel.layout
+    if result.gpus > 1:
+        sources["setup", result.platform.key, resolved.scenario.program or TORCHREC] = SETUP_SPREAD
+    if result.parallel is not None:
+        layout = result.parallel.layout
         degrees = (layout.tp, layout.pp, layout.vp, layout.cp, layout.ep)
         form = (*degrees, layout.sharding, layout.kernels, layout.precision)
-        sources["layout", answer.platform.key, form] = _LAYOUT_SPREAD
+        sources["layout", result.platform.key, form] = _LAYOUT_SPREAD
     return sources

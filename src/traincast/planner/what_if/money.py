@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 
 _HOUR = 3600.0
 _MOST = 1e18
@@ -84,15 +84,15 @@ def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
     for name, dollars in known.items():
         if isinstance(dollars, bool) or not isinstance(dollars, int | float) or not 0 < dollars < _MOST_DOLLARS:
             where = f" of {name}" if name else ""
-            raise TraincastError(f"`price`{where} must be a number above 0, not {shown(dollars)}")
+            raise TraincastError(f"`price`{where} must be a number above 0, not {shorten_value(dollars)}")
     return known
 
 
-def cost_of(answer: Prediction, prices: Prices) -> Cost:
+def cost_of(result: Prediction, prices: Prices) -> Cost:
     """The cost of a predicted step."""
-    gpus, samples, per_sample = answer.gpus, answer.workload.samples * answer.gpus, answer.workload.seq_len
-    if answer.parallel is not None:
-        samples, per_sample = answer.parallel.layout.global_batch, answer.parallel.layout.seq_len
+    gpus, samples, per_sample = result.gpus, result.workload.samples * result.gpus, result.workload.seq_len
+    if result.parallel is not None:
+        samples, per_sample = result.parallel.layout.global_batch, result.parallel.layout.seq_len
     tokens = samples * per_sample
     if prices.tokens is not None and not tokens:
         raise TraincastError("the model has no tokens; give the `samples` of the run instead")
@@ -103,8 +103,8 @@ def cost_of(answer: Prediction, prices: Prices) -> Cost:
         steps = prices.samples / samples
     elif prices.tokens is not None:
         steps = prices.tokens / tokens
-    limit = answer.platform.device.power_limit_watts
+    limit = result.platform.device.power_limit_watts
     return Cost(
-        gpus=gpus, seconds=answer.iteration, samples=samples, tokens=tokens, price=prices.per_gpu_hour,
+        gpus=gpus, seconds=result.iteration, samples=samples, tokens=tokens, price=prices.per_gpu_hour,
         watts=limit if prices.power_watts is None else prices.power_watts, run_steps=steps,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from traincast.planner.what_if.money import Cost
 from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result
 
 _SAME = 5e-4  # of a step: a change below it is none in three digits
@@ -59,7 +59,7 @@ class WhatIf(Result):
         return f"{by}: " + ("larger than the uncertainty" if change.certain else "within the uncertainty")
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data; keys are stable and say their units."""
+        """The result as plain data; keys are stable and say their units."""
         first, second = self.bottlenecks
         return {
             "edits": list(self.edits),
@@ -77,8 +77,8 @@ class WhatIf(Result):
         """The edits, both times, and the verdict."""
         low, high = (1e3 * limit for limit in self.change.interval)
         return (
-            f"{', '.join(self.edits) or 'no edits'}: {milliseconds(self.before.iteration)} ms a step becomes "
-            f"{milliseconds(self.after.iteration)} ms\n"
+            f"{', '.join(self.edits) or 'no edits'}: {format_milliseconds(self.before.iteration)} ms per step becomes "
+            f"{format_milliseconds(self.after.iteration)} ms\n"
             f"change {1e3 * self.change.seconds:+.3f} ms, 90 % interval {low:+.3f} to {high:+.3f} ms\n{self.verdict}"
         )
 
@@ -93,14 +93,14 @@ class WhatIf(Result):
         return [(name, 1e3 * before.get(name, 0.0), 1e3 * after.get(name, 0.0)) for name in names]
 
 
-def bottleneck(answer: Prediction) -> tuple[str, float]:
+def bottleneck(result: Prediction) -> tuple[str, float]:
     """What most of the critical path is spent on, and its share of the step."""
-    return _largest(path_of(answer), answer.iteration)
+    return _largest(path_of(result), result.iteration)
 
 
-def path_of(answer: Prediction) -> dict[str, float]:
+def path_of(result: Prediction) -> dict[str, float]:
     """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
-    return seconds_by_what(answer.path) if answer.parallel is None else dict(split_step(answer))
+    return seconds_by_what(result.path) if result.parallel is None else dict(split_step(result))
 
 
 def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
@@ -110,38 +110,38 @@ def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
     return name, parts[name] / whole
 
 
-def parts_of(answer: Prediction) -> dict[str, float]:
+def parts_of(result: Prediction) -> dict[str, float]:
     """Seconds of the step by what it is made of."""
-    if answer.parallel is not None:
-        return dict(split_step(answer))
+    if result.parallel is not None:
+        return dict(split_step(result))
     split = {
-        "device active": answer.device_active,
-        "exposed communication": answer.exposed_comm,
-        "device idle": answer.device_idle,
-        "host busy": answer.host,
+        "device active": result.device_active,
+        "exposed communication": result.exposed_comm,
+        "device idle": result.device_idle,
+        "host busy": result.host,
     }
-    return {**split, **{f"kernels: {name}": seconds for name, seconds in answer.by_family.items()}}
+    return {**split, **{f"kernels: {name}": seconds for name, seconds in result.by_family.items()}}
 
 
-def memory_bytes(answer: Prediction) -> float:
+def memory_bytes(result: Prediction) -> float:
     """Peak memory of the fullest rank."""
-    return answer.needed_bytes
+    return result.needed_bytes
 
 
-def fits(answer: Prediction) -> bool:
+def fits(result: Prediction) -> bool:
     """Whether the fullest rank fits on its device."""
-    return answer.fits
+    return result.fits
 
 
-def brief(answer: Prediction) -> dict[str, Any]:
+def brief(result: Prediction) -> dict[str, Any]:
     """The figures of a prediction that a change is told by."""
-    document = answer.to_dict()
+    document = result.to_dict()
     keys = ("workload", "platform", "device", "mode", "batch_size", "seq_len", "gpus", "iteration_ms", "interval_ms",
             "device_active_ms", "device_idle_ms", "exposed_comm_ms", "warnings")  # fmt: skip
     return {
         **{key: document[key] for key in keys},
-        "memory_gb": memory_bytes(answer) / 1e9,
-        "fits": fits(answer),
-        "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(answer).items()},
+        "memory_gb": memory_bytes(result) / 1e9,
+        "fits": fits(result),
+        "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(result).items()},
         "prediction": document,
     }

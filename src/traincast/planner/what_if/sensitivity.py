@@ -1,4 +1,4 @@
-"""Which of a platform's numbers a step depends on, and which measurement would narrow its interval most."""
+"""Which of a platform's numbers per step depends on, and which measurement would narrow its interval most."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.planner.what_if.ask import both
+from traincast.planner.what_if.compare import both
 from traincast.planner.what_if.difference import error_sources
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.display.text import milliseconds
-from traincast.utils.narrowing import Part, half_width, ranked
+from traincast.utils.display.text import format_milliseconds
+from traincast.utils.narrowing import Part, compute_half_width, rank_by_remaining_width
 from traincast.utils.results import Records, Result
 
 _STEP = 1.05  # each number is changed by so much, both ways
@@ -40,7 +40,7 @@ class Sensitivity(Result):
     half_width: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """The result as plain data."""
         return {
             "iteration_ms": 1e3 * self.step.iteration,
             "interval_half_width": self.half_width,
@@ -53,7 +53,7 @@ class Sensitivity(Result):
         number = max(self.elasticities, key=lambda name: abs(self.elasticities[name]))
         first = self.step.headline().split("\n")[0]
         lines = [
-            f"{first}: {milliseconds(self.step.iteration)} ms a step",
+            f"{first}: {format_milliseconds(self.step.iteration)} ms per step",
             f"depends most on the {number}: elasticity {self.elasticities[number]:+.2f}",
         ]
         if self.measurements:
@@ -78,7 +78,12 @@ def sensitivity(resolved: Resolved) -> Sensitivity:
     }
     elasticities = dict(sorted(found.items(), key=lambda item: -abs(item[1])))
     parts = _measurable(resolved, step)
-    return Sensitivity(step=step, elasticities=elasticities, measurements=ranked(parts), half_width=half_width(parts))
+    return Sensitivity(
+        step=step,
+        elasticities=elasticities,
+        measurements=rank_by_remaining_width(parts),
+        half_width=compute_half_width(parts),
+    )
 
 
 def _matters(resolved: Resolved, edit: str) -> bool:

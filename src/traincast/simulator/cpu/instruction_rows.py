@@ -34,7 +34,7 @@ class InstructionRows:
         self.seconds.append(seconds)
 
     def compute(self, seconds: float) -> None:
-        """Host work of so many seconds."""
+        """Host work of this many seconds."""
         self.computes.append(len(self.rows))
         self.add(Code.HOST, seconds=seconds)
 

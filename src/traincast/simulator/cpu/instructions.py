@@ -24,7 +24,7 @@ from traincast.costs.kernels.work import COUNTED_FLOPS
 from traincast.ir.ops import Op
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.simulator.collective_calls import CollectiveCalls, Exchange, exchange_of
+from traincast.simulator.collective_calls import CollectiveCall, CollectiveCalls, read_collective
 from traincast.simulator.cpu.instruction_rows import COMPUTING, InstructionRows
 from traincast.simulator.cpu.rank_plan import Mark, RankPlan, communication_marks, rank_plan
 from traincast.simulator.instructions import StepInstructions, join_instructions
@@ -56,8 +56,8 @@ class CpuStep:
 
     def pay_collectives(self, seconds: FloatArray, sigma: FloatArray) -> None:
         """Gives every collective its seconds and the deviation of their logarithm, on each rank that takes part."""
-        for meeting, taken, spread in zip(self.instructions.meetings, seconds, sigma, strict=True):
-            for part in meeting.participants:
+        for collective, taken, spread in zip(self.instructions.meetings, seconds, sigma, strict=True):
+            for part in collective.participants:
                 call = self.programs[part.program].paid[part.call]
                 self.costs.seconds[call], self.costs.sigma[call] = taken, spread
 
@@ -69,8 +69,8 @@ def lower_step(workload: Workload, profile: Profile, access: Sequence[Sequence[s
         programs, ranks = tuple(programs[number] for number in ranks), tuple(range(len(ranks)))
     calls, lowered = _CallList(), []
     for number, program in enumerate(programs):
-        priced = price_ops(program, profile, access[number] if access else (), ranks=len(ranks))
-        lowered.append(_Writer(program, priced, host_seconds_by_op(program, profile), calls).write())
+        cost = price_ops(program, profile, access[number] if access else (), ranks=len(ranks))
+        lowered.append(_Writer(program, cost, host_seconds_by_op(program, profile), calls).write())
     shared = calls.lowered()
     instructions = join_instructions(
         programs, ranks, (shared,) * len(programs), tuple(one.schedule for one in lowered),
@@ -82,7 +82,7 @@ def lower_step(workload: Workload, profile: Profile, access: Sequence[Sequence[s
 @dataclass(slots=True)
 class _CallList:
     """Calls of all programs so far. Each launch is a call of its own: what it takes depends on where its operands
-    lie."""
+    are."""
 
     calls: list[tuple[str, str, str, float]] = field(default_factory=list)  # family, kind, compute type, flops
     seconds: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _CallList:
         compute = compute_of(specs[0]) if specs else "fp32"
         return self._add((family_of(one.kind), one.kind, compute, one.flops), one.seconds, one.sigma, known=one.known)
 
-    def add_collective(self, exchange: Exchange) -> int:
+    def add_collective(self, exchange: CollectiveCall) -> int:
         """The number of a call of a collective, which costs nothing yet."""
         return self._add((COLLECTIVE.name, exchange.kind, exchange.compute, 0.0), 0.0, 0.0, known=True)
 
@@ -131,10 +131,10 @@ class _CallList:
 class _Writer:
     """Writes the instructions of one program."""
 
-    def __init__(self, program: Program, priced: list[PricedOp], host: FloatArray, calls: _CallList) -> None:
-        self.program, self.priced, self.host, self.calls = program, priced, host, calls
+    def __init__(self, program: Program, cost: list[PricedOp], host: FloatArray, calls: _CallList) -> None:
+        self.program, self.priced, self.host, self.calls = program, cost, host, calls
         self.rows = InstructionRows()
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[CollectiveCall] = []
         self.paid: list[int] = []
         self.callers: list[Op] = []  # the op of each collective
         self.unpaid = 0  # the first collective that was not waited for
@@ -178,7 +178,7 @@ class _Writer:
             self.rows.add(Code.STREAM_SYNCHRONIZE, target=COMPUTING, op=op.index, scope=op.scope)
 
     def _call(self, op: Op) -> None:
-        exchange = exchange_of(op.signature, compute_of(op.signature.inputs[0]) if op.signature.inputs else "fp32")
+        exchange = read_collective(op.signature, compute_of(op.signature.inputs[0]) if op.signature.inputs else "fp32")
         self.rows.call(len(self.paid), call=self.calls.add_collective(exchange), op=op.index, scope=op.scope)
         self.exchanges.append(exchange)
         self.callers.append(op)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.costs.cpu.exchanges import Exchange
+from traincast.costs.cpu.collectives import CpuCollective
 from traincast.costs.cpu.machine import Machine
 from traincast.costs.cpu.op_costs import op_deviations
 from traincast.costs.cpu.profile import Profile
@@ -17,14 +17,14 @@ from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.cpu.instructions import CpuStep, lower_step
 from traincast.simulator.cpu.rank_plan import step_seconds
-from traincast.simulator.matched_calls import Meeting
-from traincast.simulator.prediction.answers import RankAnswer, imbalance, rank_answers, slowest_class
+from traincast.simulator.matched_calls import MatchedCollective
 from traincast.simulator.prediction.places import marked_ops, seconds_by_phase, seconds_by_source
+from traincast.simulator.prediction.rank_results import RankResult, imbalance, list_rank_results, slowest_class
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step import StepWalk, kernel_seconds, walk_durations
+from traincast.simulator.prediction.step import StepSimulation, kernel_seconds, simulate_durations
 from traincast.simulator.timeline import Timeline
 from traincast.utils.quantiles import Z90
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 
 def predict_on_machine(
@@ -40,27 +40,27 @@ def predict_on_machine(
     assert isinstance(platform, Machine)
     profile = platform.profile
     step = lower_step(workload, profile, access)
-    met = [_exchanges(meeting, step.instructions.ranks) for meeting in step.instructions.meetings]
+    met = [_list_collectives(collective, step.instructions.ranks) for collective in step.instructions.meetings]
     waiting = _waiting_seconds(step, profile) / max(len(met), 1)
     seconds = np.array([profile.exchanges.in_step(exchanges) for exchanges in met])
     sigma = np.array([profile.exchanges.sigma(exchanges) for exchanges in met])
     step.pay_collectives(seconds + waiting, sigma)
     durations = [one.host_seconds for one in step.programs], kernel_seconds(step.instructions, step.costs, op_speed)
-    walked = walk_durations(step.instructions, durations, np.zeros(len(met)), synchronised=True, late=late)
+    simulated = simulate_durations(step.instructions, durations, np.zeros(len(met)), synchronised=True, late=late)
     # collectives of one kind err alike, kinds apart
-    errors = totals((one[0].kind, error) for one, error in zip(met, (sigma * seconds).tolist(), strict=True))
+    errors = sum_by_key((one[0].kind, error) for one, error in zip(met, (sigma * seconds).tolist(), strict=True))
     deviations = {**_op_deviations(step, profile), "collectives": math.hypot(*errors.values())}
-    terms = {name: deviation / max(walked.seconds, 1e-12) for name, deviation in deviations.items() if deviation}
+    terms = {name: deviation / max(simulated.seconds, 1e-12) for name, deviation in deviations.items() if deviation}
     if len(workload.ranks) > 1 and profile.jitter:
         terms["step_to_step"] = profile.jitter
-    return _prediction(workload, platform, step, walked, terms)
+    return _prediction(workload, platform, step, simulated, terms)
 
 
-def _exchanges(meeting: Meeting, ranks: Sequence[int]) -> list[Exchange]:
+def _list_collectives(collective: MatchedCollective, ranks: Sequence[int]) -> list[CpuCollective]:
     """What every rank of a collective calls."""
-    of = {part.program: exchange for part, exchange in zip(meeting.participants, meeting.exchanges, strict=True)}
-    called = [of[ranks[rank]] for rank in meeting.group]
-    return [Exchange(one.kind, one.bytes, () if one.send is None else tuple(one.send.tolist())) for one in called]
+    of = {part.program: exchange for part, exchange in zip(collective.participants, collective.exchanges, strict=True)}
+    called = [of[ranks[rank]] for rank in collective.group]
+    return [CpuCollective(one.kind, one.bytes, () if one.send is None else tuple(one.send.tolist())) for one in called]
 
 
 def _waiting_seconds(step: CpuStep, profile: Profile) -> float:
@@ -80,11 +80,11 @@ def _op_deviations(step: CpuStep, profile: Profile) -> dict[str, float]:
 
 
 def _prediction(
-    workload: Workload, platform: Machine, step: CpuStep, walked: StepWalk, terms: dict[str, float]
+    workload: Workload, platform: Machine, step: CpuStep, simulated: StepSimulation, terms: dict[str, float]
 ) -> Prediction:
-    answers = _rank_answers(step, walked)
-    slowest = slowest_class(walked, answers)
-    timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
+    results = _list_rank_results(step, simulated)
+    slowest = slowest_class(simulated, results)
+    timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
     spread = math.hypot(*terms.values())
     estimated_ops, estimated_seconds = marked_ops(timeline, step.instructions.lowered[0].estimated)
     return Prediction(
@@ -96,51 +96,51 @@ def _prediction(
         interval_terms=terms,
         kernel_errors=_kernel_errors(timeline, step),
         host_spread=platform.profile.host_spread,
-        device_active=answer.device_active,
-        device_idle=max(seconds - answer.device_active, 0.0),
-        host=answer.host,
-        exposed_comm=answer.exposed_comm,
+        device_active=result.device_active,
+        device_idle=max(seconds - result.device_active, 0.0),
+        host=result.host,
+        exposed_comm=result.exposed_comm,
         by_family=timeline.seconds_by_family(),
         by_phase=seconds_by_phase(timeline),
         by_source=seconds_by_source(timeline, step.costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=(),
-        memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
-        warnings=_warnings(answers, platform),
+        memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
+        warnings=_warnings(results, platform),
         timeline=timeline,
-        walk=walked,
-        ranks=answers,
-        imbalance=imbalance(answers),
+        walk=simulated,
+        ranks=results,
+        imbalance=imbalance(results),
         gpus=len(workload.ranks),
     )
 
 
-def _rank_answers(step: CpuStep, walked: StepWalk) -> tuple[RankAnswer, ...]:
+def _list_rank_results(step: CpuStep, simulated: StepSimulation) -> tuple[RankResult, ...]:
     """Ranks with the core's time for collectives counted as communication, of which nothing is ever hidden."""
-    answers = []
-    for answer, program in zip(rank_answers(walked), walked.classes.program, strict=True):
+    results = []
+    for result, program in zip(list_rank_results(simulated), simulated.classes.program, strict=True):
         paid = float(step.costs.seconds[step.programs[program].paid].sum())
-        exposed = answer.exposed_comm + paid
-        answers.append(replace(answer, compute=answer.compute - paid, exposed_comm=exposed))
-    return tuple(answers)
+        exposed = result.exposed_comm + paid
+        results.append(replace(result, compute=result.compute - paid, exposed_comm=exposed))
+    return tuple(results)
 
 
 def _kernel_errors(timeline: Timeline, step: CpuStep) -> dict[KernelCall, float]:
-    """Seconds that one log-sigma of each call is worth; calls that only differ in where their operands lie together."""
+    """Seconds that one log-sigma of each call is worth; calls that only differ in where their operands are together."""
     calls = timeline.schedule.call[timeline.launches]
-    errors = totals(
+    errors = sum_by_key(
         (timeline.calls[call], error)
         for call, error in zip(calls.tolist(), (step.costs.sigma * step.costs.seconds)[calls].tolist(), strict=True)
     )
     return {call: error for call, error in errors.items() if error}
 
 
-def _warnings(answers: Sequence[RankAnswer], platform: Platform) -> tuple[str, ...]:
+def _warnings(results: Sequence[RankResult], platform: Platform) -> tuple[str, ...]:
     """That the ranks, which share one memory, do not fit into it."""
-    needed = sum(len(answer.ranks) * answer.memory.peak_bytes for answer in answers)
+    needed = sum(len(result.ranks) * result.memory.peak_bytes for result in results)
     limit = platform.device.memory_bytes
     if needed <= limit:
         return ()
-    said = f"the step needs {needed / 1e9:.1f} GB but {platform.device.name} has {limit / 1e9:.0f} GB"
-    return (f"{said}; it would not run as it is",)
+    notes = f"the step needs {needed / 1e9:.1f} GB but {platform.device.name} has {limit / 1e9:.0f} GB"
+    return (f"{notes}; it would not run as it is",)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traincast.costs.cpu.exchanges import Exchange
+from traincast.costs.cpu.collectives import CpuCollective
 from traincast.ir.collectives import COLLECTIVE_OPS
 from traincast.ir.program import Program
 from traincast.simulator.cpu.instruction_rows import COMPUTING, InstructionRows
-from traincast.simulator.ranks import Crew, Meetings, walk_ranks
+from traincast.simulator.many_ranks import Collectives, RankGroup, simulate_ranks
 from traincast.simulator.schedule import Code
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
@@ -70,14 +70,14 @@ class RankPlan:
     """What one rank does, and its collectives in the order of their calls."""
 
     stretches: tuple[Stretch, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[CpuCollective, ...]
 
 
 def rank_plan(program: Program, op_seconds: FloatArray) -> RankPlan:
     """A captured rank as stretches of computing between calls and waits; `op_seconds` has the seconds of every op."""
     computed = np.concatenate(([0.0], np.cumsum(op_seconds)))
     stretches: list[Stretch] = []
-    exchanges: list[Exchange] = []
+    exchanges: list[CpuCollective] = []
     since = 0.0
     for mark in communication_marks(program):
         until = float(computed[mark.op + 1])
@@ -85,21 +85,23 @@ def rank_plan(program: Program, op_seconds: FloatArray) -> RankPlan:
             stretches.append(Stretch(until - since, awaits=mark.number))
         else:
             stretches.append(Stretch(until - since, calls=mark.number))
-            exchanges.append(_exchange(program.ops[mark.op].signature.scalars))
+            exchanges.append(_read_collective(program.ops[mark.op].signature.scalars))
         since = until
     return RankPlan((*stretches, Stretch(float(computed[-1]) - since)), tuple(exchanges))
 
 
-def _exchange(scalars: Sequence[tuple[str, object]]) -> Exchange:
+def _read_collective(scalars: Sequence[tuple[str, object]]) -> CpuCollective:
     values = dict(scalars)
     size, sent = values["bytes"], values.get("send_splits")
     assert isinstance(size, int)
-    return Exchange(
+    return CpuCollective(
         str(values["collective"]), size, tuple(int(part) for part in sent) if isinstance(sent, tuple) else ()
     )
 
 
-def step_seconds(plans: Sequence[RankPlan], cost: Callable[[Sequence[Exchange]], float], jitter: float = 0.0) -> float:
+def step_seconds(
+    plans: Sequence[RankPlan], cost: Callable[[Sequence[CpuCollective]], float], jitter: float = 0.0
+) -> float:
     """Seconds until the last rank is done; `cost` prices a collective from what its ranks call. With `jitter`, the
     relative deviation of what a rank computes from step to step, the mean over such steps: whoever is late at a
     collective keeps the others waiting, so that ranks which are equally fast on average still lose time to each
@@ -127,21 +129,21 @@ def _vary(seconds: FloatArray, deviations: FloatArray) -> FloatArray:
 def _simulate(plans: Sequence[RankPlan], computing: Sequence[FloatArray], costs: Sequence[float]) -> FloatArray:
     """When the last rank of each drawn step is done: `computing[rank]` is float64[steps, stretches]. All steps are
     simulated side by side; ranks of one step meet, those of others do not."""
-    crews, entries = [], []
+    groups, entries = [], []
     steps, collectives = len(computing[0]), len(costs)
     for rank, (plan, seconds) in enumerate(zip(plans, computing, strict=True)):
         rows = _plan_rows(plan, costs)
         host = np.tile(rows.host_seconds, (steps, 1))
         host[:, rows.computes] = seconds
-        crews.append(Crew(rows.schedule(), host, np.zeros_like(host)))
+        groups.append(RankGroup(rows.schedule(), host, np.zeros_like(host)))
         entries += [
             (step * collectives + number, rank, step, instruction)
             for step in range(steps)
             for number, instruction in enumerate(rows.collectives)
         ]
-    meeting, crew, row, instruction = np.array(entries, dtype=np.int64).reshape(-1, 4).T
-    meetings = Meetings(meeting, crew, row, instruction, np.zeros(steps * collectives))
-    return np.asarray(np.max([walk.latest() for walk in walk_ranks(crews, meetings)], axis=0))
+    collective, group, row, instruction = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+    meetings = Collectives(collective, group, row, instruction, np.zeros(steps * collectives))
+    return np.asarray(np.max([simulation.latest() for simulation in simulate_ranks(groups, meetings)], axis=0))
 
 
 def _plan_rows(plan: RankPlan, costs: Sequence[float]) -> InstructionRows:

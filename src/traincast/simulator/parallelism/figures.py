@@ -15,10 +15,10 @@ from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
 from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.timeline import Timeline, covered_seconds
+from traincast.simulator.timeline import Timeline, compute_covered_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.quantiles import Z90
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 _KINDS = {
     "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
@@ -29,26 +29,26 @@ _GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert para
            "dp": "data parallel"}  # fmt: skip
 
 
-def split_step(answer: Prediction) -> list[tuple[str, float]]:
+def split_step(result: Prediction) -> list[tuple[str, float]]:
     """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
-    figures = answer.parallel
+    figures = result.parallel
     assert figures is not None
-    gemm, attention = (answer.by_family.get(name, 0.0) for name in ("gemm", "attention"))
-    update = answer.by_phase.get("optimizer", 0.0)
+    gemm, attention = (result.by_family.get(name, 0.0) for name in ("gemm", "attention"))
+    update = result.by_phase.get("optimizer", 0.0)
     shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
     rows = [("GEMMs", gemm), ("attention", attention)]
     rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
     rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
-    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, answer.iteration - shown))]
+    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, result.iteration - shown))]
     return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
 
 
-def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
+def exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
     """Exposed communication by group, the pipeline's bubble, and the time in which other kernels run."""
-    timeline = answer.timeline
+    timeline = result.timeline
     group = _communicators(timeline)
     end = timeline.times.kernel_end
-    start = np.maximum(timeline.times.kernel_start, end - _transfer_seconds(answer))
+    start = np.maximum(timeline.times.kernel_start, end - _transfer_seconds(result))
     chosen: BoolArray = group == 0
     reached = compute = _covered(start, end, chosen)
     exposed: dict[str, float] = {}
@@ -58,12 +58,12 @@ def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, fl
             chosen = chosen | mine
             now = _covered(start, end, chosen)
             exposed[name], reached = now - reached, now
-    bubble = max(0.0, answer.iteration - reached) if stages > 1 else 0.0
+    bubble = max(0.0, result.iteration - reached) if stages > 1 else 0.0
     return {name: seconds for name, seconds in exposed.items() if seconds > 0}, bubble, compute
 
 
 def _covered(start: FloatArray, end: FloatArray, chosen: BoolArray) -> float:
-    return float(covered_seconds(start[chosen][None], end[chosen][None])[0])
+    return float(compute_covered_seconds(start[chosen][None], end[chosen][None])[0])
 
 
 def _communicators(timeline: Timeline) -> IntArray:
@@ -74,56 +74,56 @@ def _communicators(timeline: Timeline) -> IntArray:
     return np.asarray(of_signature[timeline.program.columns.op_signature[op]])
 
 
-def _transfer_seconds(answer: Prediction) -> FloatArray:
+def _transfer_seconds(result: Prediction) -> FloatArray:
     """How long every launch takes once all ranks it needs are there; infinite where that is its whole time."""
-    walked, timeline = answer.walk, answer.timeline
+    simulated, timeline = result.walk, result.timeline
     seconds = np.full(len(timeline.launches), np.inf)
-    schedules = [walked.instructions.schedules[program] for program in walked.classes.program]
-    crew, row = next(walked.place[c] for c, schedule in enumerate(schedules) if schedule is timeline.schedule)
-    m = walked.meetings
-    mine = (m.crew == crew) & (m.row == row)
+    schedules = [simulated.instructions.schedules[program] for program in simulated.classes.program]
+    group, row = next(simulated.place[c] for c, schedule in enumerate(schedules) if schedule is timeline.schedule)
+    m = simulated.meetings
+    mine = (m.group == group) & (m.row == row)
     at = np.searchsorted(timeline.launches, m.instruction[mine])
-    seconds[at] = m.seconds[m.meeting[mine]]
+    seconds[at] = m.seconds[m.collective[mine]]
     return seconds
 
 
-def layout_interval(answer: Prediction, exposed: dict[str, float]) -> tuple[dict[str, float], tuple[float, float]]:
+def layout_interval(result: Prediction, exposed: dict[str, float]) -> tuple[dict[str, float], tuple[float, float]]:
     """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together, so do the
     collectives that show, and steps by more than either."""
-    errors, seconds = answer.kernel_errors, answer.by_family
+    errors, seconds = result.kernel_errors, result.by_family
     kernels = sum(error for call, error in errors.items() if call.family is not COLLECTIVE)
     of_collectives = sum(
         error for call, error in errors.items() if call.family is COLLECTIVE and UNIFORM in call.variant.split()
     )
     shown = sum(exposed.values()) / max(seconds.get(COLLECTIVE.name, 0.0), 1e-30)
-    errs = math.hypot(kernels, of_collectives * min(1.0, shown)) / answer.iteration
+    errs = math.hypot(kernels, of_collectives * min(1.0, shown)) / result.iteration
     terms = {"kernels_and_communication": errs, "software_release": STEP_SIGMA}
     spread = math.exp(Z90 * math.hypot(*terms.values()))
-    return terms, (answer.iteration / spread, answer.iteration * spread)
+    return terms, (result.iteration / spread, result.iteration * spread)
 
 
-def without_waiting(answer: Prediction) -> Prediction:
+def without_waiting(result: Prediction) -> Prediction:
     """The prediction with messages between stages counted from when both stages are there: before, a stage waits in the
     pipeline's bubble."""
-    timeline, program = answer.timeline, answer.timeline.program
-    waiting = np.maximum(timeline.kernel_seconds - _transfer_seconds(answer), 0.0)
+    timeline, program = result.timeline, result.timeline.program
+    waiting = np.maximum(timeline.kernel_seconds - _transfer_seconds(result), 0.0)
     if not waiting.any():
-        return answer
+        return result
     op = timeline.schedule.op[timeline.launches]
     phases = np.bincount(program.op_phase[op], weights=waiting, minlength=len(Phase))
     by_phase = {phase.name.lower(): float(phases[phase]) for phase in Phase}
     names = np.bincount(program.columns.op_signature[op], weights=waiting, minlength=len(program.symbolic))
-    by_op = totals((program.symbolic[n].name, float(names[n])) for n in np.flatnonzero(names).tolist())
+    by_op = sum_by_key((program.symbolic[n].name, float(names[n])) for n in np.flatnonzero(names).tolist())
     in_phases = {f"({name})": seconds for name, seconds in by_phase.items()}
     return replace(
-        answer,
-        by_family=_less(answer.by_family, {COLLECTIVE.name: float(waiting.sum())}),
-        by_phase=_less(answer.by_phase, by_phase),
-        by_source=_less(answer.by_source, {"model": float(waiting.sum())}),
+        result,
+        by_family=_less(result.by_family, {COLLECTIVE.name: float(waiting.sum())}),
+        by_phase=_less(result.by_phase, by_phase),
+        by_source=_less(result.by_source, {"model": float(waiting.sum())}),
         extended={
-            "by_module": _less(answer.by_module, in_phases),
-            "by_layer": _less(answer.by_layer, in_phases),
-            "by_op": _less(answer.by_op, by_op),
+            "by_module": _less(result.by_module, in_phases),
+            "by_layer": _less(result.by_layer, in_phases),
+            "by_op": _less(result.by_op, by_op),
         },
     )
 

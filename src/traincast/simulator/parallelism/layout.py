@@ -1,4 +1,4 @@
-"""How a model is laid over GPUs: which dimension each group of ranks shares, and what cannot be combined."""
+"""How a model is distributed over GPUs: which dimension each group of ranks shares, and what cannot be combined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from traincast.models.transformers.description import Transformer
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
@@ -48,7 +48,7 @@ class Layout:
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
     CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
     PyTorch's models do not). `overlap_*` lets collectives of gradients, of parameters, of expert-parallel ranks and of
-    stages run beside kernels; those of tensor-parallel ranks "none" of the time, in the
+    stages run alongside kernels; those of tensor-parallel ranks "none" of the time, in the
     "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once"
     to every node (DeepEP).
     """
@@ -124,8 +124,8 @@ class Layout:
         )  # fmt: skip
 
 
-def completed(layout: Layout, model: Transformer) -> Layout:
-    """The layout with what was left out filled in, once it has been checked; refusals name two numbers that clash."""
+def complete_layout(layout: Layout, model: Transformer) -> Layout:
+    """The layout with what was left out filled in, once it has been checked; rejections name two numbers that clash."""
     for what, name, known in (
         ("sharding", layout.sharding, SHARDINGS),
         ("schedule", layout.schedule, SCHEDULES),
@@ -134,11 +134,11 @@ def completed(layout: Layout, model: Transformer) -> Layout:
         ("precision", layout.precision, PRECISIONS),
         ("attention", layout.attention, ATTENTIONS),
         ("way to send tokens to experts", layout.dispatch, DISPATCHES),
-        ("scaling of 8-bit products", layout.scaling, SCALINGS),
-        ("overlap of tensor-parallel exchanges", layout.overlap_tp, TENSOR_OVERLAPS),
+        ("scaling of 8-bit GEMMs", layout.scaling, SCALINGS),
+        ("overlap of tensor-parallel collectives", layout.overlap_tp, TENSOR_OVERLAPS),
     ):
         if name not in known:
-            raise unknown(what, name, known, f"Choose from {', '.join(known)}.")
+            raise make_unknown_error(what, name, known, f"Choose from {', '.join(known)}.")
     _check_counts(layout)
     layout = replace(layout, seq_len=layout.seq_len or model.seq_len)
     if layout.precision in ("fp32", "tf32"):

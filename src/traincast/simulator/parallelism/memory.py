@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.roles import Share
+from traincast.simulator.parallelism.stage_units import Share
 from traincast.simulator.parallelism.step import Stage
 
 _CONTEXT_BYTES = 1.0e9  # CUDA context and libraries' workspaces of one process, H100 and A100 with PyTorch 2
@@ -71,7 +71,7 @@ def _in_flight(layout: Layout, stage: int) -> float:
     if layout.pp == 1:
         return 1.0
     if layout.vp > 1:
-        # Narayanan et al. 2021: so many chunks have gone forward before the stage's first backward
+        # Narayanan et al. 2021: this many chunks have gone forward before the stage's first backward
         chunks = 2 * (layout.pp - stage - 1) + (layout.vp - 1) * layout.pp + 1
         return min(most, chunks / layout.vp)
     return min(most, float(layout.pp - stage))

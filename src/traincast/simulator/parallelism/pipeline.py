@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     """Layers of every stage over all its chunks. Where they do not divide, the first and last stages get fewer: they
-    also hold the table of words and the head.
+    also hold the token embedding and the head.
 
     >>> stage_layers(126, 8)
     (15, 16, 16, 16, 16, 16, 16, 15)

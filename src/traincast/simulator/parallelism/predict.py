@@ -18,9 +18,9 @@ from traincast.simulator.parallelism.figures import (
     memory_of,
     without_waiting,
 )
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layer_costs import LayerCosts
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.memory import peak, stage_memory
-from traincast.simulator.parallelism.pieces import Pieces
 from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
@@ -36,36 +36,36 @@ def predict_parallel(
     host: HostProfile | None = None,
     roofline_only: bool = False,
 ) -> Prediction:
-    """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is refused."""
-    layout = completed(layout, model)
+    """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected."""
+    layout = complete_layout(layout, model)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     stages = _model_of(model, platform, profile, roofline_only).stages(layout)
 
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
         workload = parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
-        answer = without_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
-        exposed, bubble, compute = exposed_and_bubble(answer, stages=layout.pp)
+        result = without_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
+        exposed, bubble, compute = exposed_and_bubble(result, stages=layout.pp)
         figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
-        terms, interval = layout_interval(answer, exposed)
-        outside = tuple(item for item in answer.outside if item.op not in ("c10d::recv_", "c10d::send"))
+        terms, interval = layout_interval(result, exposed)
+        outside = tuple(item for item in result.outside if item.op not in ("c10d::recv_", "c10d::send"))
         shown = sum(exposed.values())
         return replace(
-            answer,
+            result,
             parallel=figures,
             interval=interval,
             interval_terms=terms,
             outside=outside,
             exposed_comm=shown,
             device_active=compute + shown,
-            device_idle=max(0.0, answer.iteration - compute - shown),
+            device_idle=max(0.0, result.iteration - compute - shown),
         )
 
     simulated, period = steady_micro_batches(layout)
-    answer = simulate(simulated)
+    result = simulate(simulated)
     if simulated < layout.accumulation:
-        answer = _extended(answer, simulate(simulated - period), (layout.accumulation - simulated) / period)
-    return _with_memory(answer, platform, layout, stages)
+        result = _extended(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
+    return _with_memory(result, platform, layout, stages)
 
 
 def steady_micro_batches(layout: Layout) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def estimate_seconds(
 ) -> tuple[float, float]:
     """Seconds of a step in closed form, and bytes that the fullest device must hold: for searches over many layouts.
     `predict_parallel` simulates the same step."""
-    layout = completed(layout, model)
+    layout = complete_layout(layout, model)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     parts, stages = _model_of(model, platform, profile, False, in_step).predict(layout)
     return parts.total, peak(layout, stages)[1]
@@ -128,14 +128,14 @@ def _figures(
     )
 
 
-def _with_memory(answer: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
+def _with_memory(result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
     """The prediction with the memory of the whole step, and what is to be known of it."""
     per_stage = layout.gpus // layout.pp
     ranks = tuple(
         replace(
             rank, memory=memory_of(stage_memory(layout, stages[rank.ranks[0] // per_stage], rank.ranks[0] // per_stage))
         )
-        for rank in answer.ranks
+        for rank in result.ranks
     )
     kinds, needed = peak(layout, stages)
     device, warnings = platform.device, list[str]()
@@ -148,7 +148,7 @@ def _with_memory(answer: Prediction, platform: Platform, layout: Layout, stages:
         warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
     if platform.assumed and layout.gpus > 1:
         warnings.append(platform.assumed)
-    return replace(answer, memory=memory_of(kinds), ranks=ranks, warnings=tuple(warnings))
+    return replace(result, memory=memory_of(kinds), ranks=ranks, warnings=tuple(warnings))
 
 
 def _arithmetic(model: Transformer, layout: Layout) -> float:
@@ -174,12 +174,12 @@ class _Held:
 
 
 @lru_cache(maxsize=128)
-def _pieces(model: Transformer, key: str, held: _Held, roofline_only: bool) -> Pieces:
-    return Pieces(model, held.platform.device, held.host, roofline_only=roofline_only)
+def _make_layer_costs(model: Transformer, key: str, held: _Held, roofline_only: bool) -> LayerCosts:
+    return LayerCosts(model, held.platform.device, held.host, roofline_only=roofline_only)
 
 
 def _model_of(
     model: Transformer, platform: Platform, host: HostProfile, roofline_only: bool, in_step: InStep = SHIPPED
 ) -> StepModel:
-    pieces = _pieces(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
-    return StepModel(model, platform, pieces, in_step)
+    blocks = _make_layer_costs(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
+    return StepModel(model, platform, blocks, in_step)

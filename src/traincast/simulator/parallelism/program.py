@@ -12,7 +12,12 @@ from traincast.ir.program import Columns, Program
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.communication import LayerGroups
-from traincast.models.transformers.program.step import Piece, embedding_piece, head_piece, layer_piece
+from traincast.models.transformers.program.step import (
+    LayerBlock,
+    build_embedding_block,
+    build_head_block,
+    build_layer_block,
+)
 from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
 from traincast.simulator.parallelism.groups import Groups, shard_of, style_of
@@ -45,7 +50,7 @@ class Part:
     computes it again; `frozen`: it has no backward."""
 
     module: str
-    piece: Piece
+    piece: LayerBlock
     dense: float
     sparse: float
     trained_dense: float
@@ -203,16 +208,16 @@ class StageProgram:
             self._emit(self.snippets.gather_updated(dense, sparse, self.snippets.first_bucket, waits=True))
 
 
-def _computed_again(piece: Piece, checkpoint: str) -> BoolArray:
+def _computed_again(block: LayerBlock, checkpoint: str) -> BoolArray:
     """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
     ("selective")."""
-    marked = phases_between(piece.program, 0, piece.backward)
+    marked = phases_between(block.program, 0, block.backward)
     if checkpoint == "full":
         return marked
-    names = [piece.program.symbolic[s].name for s in piece.program.columns.op_signature.tolist()]
+    names = [block.program.symbolic[s].name for s in block.program.columns.op_signature.tolist()]
     gemms = 0
     for index, name in enumerate(names):
-        if name in _GEMMS and index < piece.backward:
+        if name in _GEMMS and index < block.backward:
             gemms += 1
             marked[index] &= checkpoint == "selective" and gemms % 2 == 0
         elif name in _KEPT or name.startswith(("c10d::", "cuda::")):
@@ -223,7 +228,7 @@ def _computed_again(piece: Piece, checkpoint: str) -> BoolArray:
 def parallel_workload(
     model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int
 ) -> Workload:
-    """One step of a Transformer under a layout with so many micro-batches per pipeline: one program per stage, which
+    """One step of a Transformer under a layout with this many micro-batches per pipeline: one program per stage, which
     every rank of the stage runs. `stages` are the weights of each and, for zero-bubble schedules, its times."""
     groups = Groups(layout)
     parts = _parts(model, layout, groups.in_layers(model, gpus_per_node))
@@ -261,7 +266,9 @@ def _orders(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list
 def _parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = shard_of(layout), style_of(layout), layout.schedule == "zero-bubble"
-    before, after = (write(model, shard, style, groups=groups, split=split) for write in (embedding_piece, head_piece))
+    before, after = (
+        write(model, shard, style, groups=groups, split=split) for write in (build_embedding_block, build_head_block)
+    )
     counts = layout.stage_layers or part_layers(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
     first = 0
@@ -282,9 +289,9 @@ def _parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list
     return parts
 
 
-def _end(layout: Layout, piece: Piece, weights: float, *, frozen: bool = False) -> Part:
+def _end(layout: Layout, block: LayerBlock, weights: float, *, frozen: bool = False) -> Part:
     trained = 0.0 if frozen or layout.adapter_rank else weights
-    return Part("", piece, weights, 0.0, trained, 0.0, frozen=frozen)
+    return Part("", block, weights, 0.0, trained, 0.0, frozen=frozen)
 
 
 def _layer(
@@ -295,12 +302,12 @@ def _layer(
     experts = not encoder and model.has_experts(number)
     window = 0 if encoder else model.window_of(number)
     split = layout.schedule == "zero-bubble"
-    piece = layer_piece(
+    block = build_layer_block(
         model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
     )
     dense, sparse = layer_parameters(model, number)
     here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
-    trained = (float(piece.trained), 0.0) if layout.adapter_rank else here
+    trained = (float(block.trained), 0.0) if layout.adapter_rank else here
     again = layout.checkpoint != "none" and number % layout.checkpoint_every == 0 and not frozen
     module = f"{'encoder' if encoder else 'layers'}.{number}"
-    return Part(module, piece, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)
+    return Part(module, block, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)

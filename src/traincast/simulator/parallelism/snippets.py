@@ -10,7 +10,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import BETWEEN_STAGES, VARIANT
 from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
-from traincast.models.layers.optimizers import step_one_by_one, with_state
+from traincast.models.layers.optimizers import make_optimizer_state, step_one_by_one
 from traincast.models.transformers.program.communication import write_collective
 from traincast.models.transformers.program.step import write_adam
 from traincast.simulator.parallelism.groups import (
@@ -67,7 +67,7 @@ class Snippets:
         _wait(builder, _MESSAGE, 0)
         if not self.layout.overlap_pp:
             _synchronize(builder)
-        return builder.build()
+        return builder.build_program()
 
     @_kept
     def send(self, kind: str, chunk: int) -> Program | None:
@@ -84,11 +84,11 @@ class Snippets:
         if not self.layout.overlap_pp:
             _record(builder, _SENT, stream)
             _wait(builder, _SENT, 0)
-        return builder.build()
+        return builder.build_program()
 
     @_kept
     def gather(self, dense: float, sparse: float, event: int, kind: str) -> Program | None:
-        """Parameters of a layer that data-parallel ranks share, gathered beside what runs now."""
+        """Parameters of a layer that data-parallel ranks share, gathered alongside what runs now."""
         size = 1 if self.layout.quantised_gather else self.layout.gather_bytes
         parts = [
             ("all_gather", self.groups.sharing, size * dense),
@@ -103,11 +103,11 @@ class Snippets:
             return None
         builder = self._builder("cuda::stream_wait_event", kind)
         _wait(builder, event if event >= self.first_bucket else _FIRST + event, 0)
-        return builder.build()
+        return builder.build_program()
 
     @_kept
     def reduce(self, dense: float, sparse: float) -> Program | None:
-        """Gradients summed over copies of the model, beside what runs now."""
+        """Gradients summed over copies of the model, alongside what runs now."""
         layout, groups, size = self.layout, self.groups, self.layout.reduce_bytes
         kind = "all_reduce" if layout.sharding == "none" else "reduce_scatter"
         whole = groups.sharing if layout.sharding == "zero3" else groups.data
@@ -125,7 +125,7 @@ class Snippets:
             return None
         builder = self._builder("cuda::stream_wait_event", "update")
         _wait(builder, _REDUCED, 0)
-        return builder.build()
+        return builder.build_program()
 
     @_kept
     def gather_updated(self, dense: float, sparse: float, event: int, waits: bool = False) -> Program | None:
@@ -147,14 +147,14 @@ class Snippets:
         builder = self._builder("aten::_foreach_norm", "update")
         dtype = "float32" if layout.precision == "fp32" else "bfloat16"
         each = max(1, elements // tensors)
-        weights = [builder.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
-        gradients = [builder.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
-        builder.op("inductor::fused", [("inputs", gradients)], [builder.new((1,))], module="optimizer")
+        weights = [builder.add_resident_tensor((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+        gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+        builder.add_op("inductor::fused", [("inputs", gradients)], [builder.add_tensor((1,))], module="optimizer")
         if layout.optimizer == "adam-loop":
-            step_one_by_one(builder, "adam", with_state(builder, "adam", weights), gradients)
+            step_one_by_one(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
         else:
             write_adam(builder, weights, gradients)
-        return builder.build()
+        return builder.build_program()
 
     def _between_copies(
         self, parts: list[tuple[str, Communicator | None, float]], event: int, kind: str, *, waits: bool = False
@@ -166,12 +166,12 @@ class Snippets:
         _record(builder, _ISSUE, 0)
         _wait(builder, _ISSUE, DATA)
         for name, group, nbytes in wanted:
-            ref = builder.resident((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
+            ref = builder.add_resident_tensor((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
             write_collective(builder, name, group, nbytes, ref, stream=DATA)
         _record(builder, event, DATA)
         if waits:
             _wait(builder, event, 0)
-        return builder.build()
+        return builder.build_program()
 
     def _neighbour(self, chunk: int, step: int) -> int | None:
         """The stage that holds the part of the model before or after this chunk."""
@@ -185,12 +185,12 @@ class Snippets:
         layout = self.layout
         rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
         ranks = (self.groups.first_rank(source), self.groups.first_rank(target))
-        ref = builder.resident((max(1, rows), self.hidden), StorageKind.BUFFER, "bfloat16")
+        ref = builder.add_resident_tensor((max(1, rows), self.hidden), StorageKind.BUFFER, "bfloat16")
         scalars: Scalars = [
             ("collective", "send_recv"), ("group", ranks), ("source", ranks[0]), ("target", ranks[1]),
             ("communicator", communicator), ("bytes", ref.spec.nbytes), (VARIANT, BETWEEN_STAGES),
         ]  # fmt: skip
-        builder.op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
+        builder.add_op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
 
     def _builder(self, scope: str, kind: str) -> StepBuilder:
         layout = self.layout
@@ -198,18 +198,18 @@ class Snippets:
             layout.micro_batch, target=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len)
         )
         phases = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "update": Phase.OPTIMIZER}
-        builder.scope(scope, phases[kind])
+        builder.open_scope(scope, phases[kind])
         return builder
 
 
 def _record(builder: StepBuilder, event: int, stream: int) -> None:
-    builder.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
+    builder.add_op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
 
 
 def _synchronize(builder: StepBuilder) -> None:
     """The host waits, as Megatron's does for a message that nothing overlaps with."""
-    builder.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
+    builder.add_op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
 
 
 def _wait(builder: StepBuilder, event: int, stream: int) -> None:
-    builder.op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)
+    builder.add_op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)

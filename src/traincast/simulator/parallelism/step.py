@@ -1,4 +1,5 @@
-"""A step put together: micro-batches through stages, exchanges between copies of the model beside them, the update."""
+"""A step put together: micro-batches through stages, collectives between copies of the model alongside them, the
+update."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.simulator.parallelism.exchanges import Exchanges
+from traincast.simulator.parallelism.communication import CommunicationCosts
+from traincast.simulator.parallelism.layer_costs import LayerCosts, Pass
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.pieces import Pass, Pieces
 from traincast.simulator.parallelism.pipeline import pipeline_seconds, stage_layers
-from traincast.simulator.parallelism.roles import Roles, Share, Unit
+from traincast.simulator.parallelism.stage_units import Share, StageUnits, Unit
 
 STEP_SIGMA = 0.05
 """Log-sigma of steps beyond what their kernels and collectives err by."""
@@ -57,7 +58,7 @@ class Parts:
     unknown: float
 
 
-def stages_of(model: Transformer, layout: Layout, roles: Roles) -> list[Stage]:
+def stages_of(model: Transformer, layout: Layout, roles: StageUnits) -> list[Stage]:
     """Every stage's units; equal layers are one object."""
     counts = layout.stage_layers or stage_layers(model.layers, layout.pp, layout.vp)
     stages, first = [], 0
@@ -76,13 +77,13 @@ def stages_of(model: Transformer, layout: Layout, roles: Roles) -> list[Stage]:
 class StepModel:
     """Steps of one model on one platform; what is priced once is kept."""
 
-    def __init__(self, model: Transformer, platform: Platform, pieces: Pieces, constants: InStep = SHIPPED) -> None:
-        self.model, self.platform, self.pieces, self.constants = model, platform, pieces, constants
+    def __init__(self, model: Transformer, platform: Platform, blocks: LayerCosts, constants: InStep = SHIPPED) -> None:
+        self.model, self.platform, self.pieces, self.constants = model, platform, blocks, constants
 
-    def roles(self, layout: Layout) -> Roles:
+    def roles(self, layout: Layout) -> StageUnits:
         """The roles that ranks play under a layout."""
-        exchanges = Exchanges(layout, self.platform.topology)
-        return Roles(self.model, layout, self.pieces, exchanges, self.constants)
+        exchanges = CommunicationCosts(layout, self.platform.topology)
+        return StageUnits(self.model, layout, self.pieces, exchanges, self.constants)
 
     def stages(self, layout: Layout) -> list[Stage]:
         """The stages of a layout: their weights, and what each costs."""
@@ -99,9 +100,14 @@ class _Composer:
     """Puts one step together."""
 
     def __init__(
-        self, layout: Layout, exchanges: Exchanges, pieces: Pieces, constants: InStep, stages: Sequence[Stage]
+        self,
+        layout: Layout,
+        exchanges: CommunicationCosts,
+        blocks: LayerCosts,
+        constants: InStep,
+        stages: Sequence[Stage],
     ) -> None:
-        self.layout, self.exchanges, self.pieces, self.constants = layout, exchanges, pieces, constants
+        self.layout, self.exchanges, self.pieces, self.constants = layout, exchanges, blocks, constants
         self.stages = stages
 
     def step(self) -> Parts:
@@ -185,7 +191,7 @@ class _Composer:
         return forward, backward, forward + backward - compute
 
     def _beside(self, kernels: float, exchange: float) -> float:
-        """Seconds until both are done: kernels take longer while the exchange lasts."""
+        """Seconds until both are done: kernels take longer while the collective lasts."""
         return max(kernels + self.constants.beside * min(kernels, exchange), exchange)
 
     def _gather(self, unit: Unit) -> float:
@@ -243,7 +249,7 @@ class _Composer:
 
 
 def _totals(stage: Stage, micro_batches: int) -> tuple[Pass, dict[str, float], float]:
-    """Kernels, exposed exchanges and the spread of the latter over all micro-batches of a stage."""
+    """Kernels, exposed communication and the spread of the latter over all micro-batches of a stage."""
     kernels, exposed, erring = Pass(), dict[str, float](), 0.0
     for unit in stage.units:
         for way in (unit.forward, unit.backward):

@@ -1,1 +1,1 @@
-"""One step of a workload on a platform: the answer and what it is made of."""
+"""One step of a workload on a platform: the result and what it is made of."""

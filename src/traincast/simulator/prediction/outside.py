@@ -16,7 +16,7 @@ from traincast.utils.arrays import BoolArray, FloatArray
 class OutsideOp:
     """An op with calls outside of what their model was fitted on: their device time in seconds, the `shift` of the
     step's time (as a share of it) that one standard deviation of them is worth, how many times (`factor`) the size
-    farthest outside lies beyond the fitted ones (1: all sizes are inside), and whether the GPU was not measured for
+    farthest outside is beyond the fitted ones (1: all sizes are inside), and whether the GPU was not measured for
     them."""
 
     op: str

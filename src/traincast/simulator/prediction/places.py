@@ -11,7 +11,7 @@ from traincast.costs.kernels.cost import Costs, Source
 from traincast.ir.ops import Phase, layer_of
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import BoolArray
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 PLACES = ("module", "layer", "op")
 """What kernel time can be shown by."""
@@ -84,4 +84,4 @@ def _by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, f
 
 
 def _spent(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    return {name: seconds for name, seconds in totals(pairs).items() if seconds}
+    return {name: seconds for name, seconds in sum_by_key(pairs).items() if seconds}

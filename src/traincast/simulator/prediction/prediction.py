@@ -16,11 +16,11 @@ from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, step_instructions
-from traincast.simulator.prediction.answers import imbalance, rank_answers, slowest_class
 from traincast.simulator.prediction.outside import outside_ops
 from traincast.simulator.prediction.places import marked_ops, seconds_by_phase, seconds_by_source
+from traincast.simulator.prediction.rank_results import imbalance, list_rank_results, slowest_class
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step import StepWalk, walk_step
+from traincast.simulator.prediction.step import StepSimulation, simulate_step
 from traincast.simulator.prediction.warnings import warnings_of
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
@@ -29,7 +29,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
-# so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/dlrm.md
+# so that 94 % of the 99 measured steps on one GPU are inside, see docs/evidence/dlrm.md
 SHARED_ERROR = 0.6
 """See above: of the variance of a call's log time, the square of this is common to its family."""
 RELEASE_SPREAD = 0.04
@@ -62,12 +62,12 @@ def predict_step(
 
         return predict_on_machine(workload, platform, late=late, op_speed=op_speed)
     instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
-    device = platform.device_among(len(workload.ranks))
+    device = platform.get_device_when_sharing(len(workload.ranks))
     costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
-    costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
+    costs = _add_collectives(costs, instructions, instructions.seconds(platform.topology))
     costs = _with_uniform(costs, *instructions.uniform_seconds(platform.topology))
     host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    walked = walk_step(
+    simulated = simulate_step(
         instructions,
         costs,
         host,
@@ -78,7 +78,7 @@ def predict_step(
         late=late,
         op_speed=op_speed,
     )
-    return _prediction(workload, platform, host, walked, costs, tf32=tf32)
+    return _prediction(workload, platform, host, simulated, costs, tf32=tf32)
 
 
 def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
@@ -93,16 +93,16 @@ def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: 
 
 
 def _prediction(
-    workload: Workload, platform: Platform, host: HostProfile, walked: StepWalk, costs: Costs, *, tf32: bool
+    workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool
 ) -> Prediction:
-    """What the walk says: of the step, and of the rank that the others wait for."""
-    answers = rank_answers(walked)
-    slowest = slowest_class(walked, answers)
-    timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
+    """What the simulation says: of the step, and of the rank that the others wait for."""
+    results = list_rank_results(simulated)
+    slowest = slowest_class(simulated, results)
+    timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
     errors = kernel_errors(timeline, costs)
-    terms = spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
+    terms = spread_terms(timeline, errors, host, result.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
-    estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
+    estimated = simulated.instructions.lowered[simulated.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = marked_ops(timeline, estimated)
     outside = outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
     return Prediction(
@@ -114,31 +114,31 @@ def _prediction(
         interval_terms=terms,
         kernel_errors=errors,
         host_spread=host.spread,
-        device_active=answer.device_active,
-        device_idle=max(seconds - answer.device_active, 0.0),
-        host=answer.host,
-        exposed_comm=answer.exposed_comm,
+        device_active=result.device_active,
+        device_idle=max(seconds - result.device_active, 0.0),
+        host=result.host,
+        exposed_comm=result.exposed_comm,
         by_family=timeline.seconds_by_family(),
         by_phase=seconds_by_phase(timeline),
         by_source=seconds_by_source(timeline, costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=outside,
-        memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
-        warnings=warnings_of(answers, platform, walked.instructions, tf32=tf32),
+        memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
+        warnings=warnings_of(results, platform, simulated.instructions, tf32=tf32),
         timeline=timeline,
-        walk=walked,
-        ranks=answers,
-        imbalance=imbalance(answers),
+        walk=simulated,
+        ranks=results,
+        imbalance=imbalance(results),
         gpus=len(workload.ranks),
     )
 
 
-def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
-    """Gives the collective calls the spread and domain of the meetings they are part of (the widest of several)."""
-    meeting, call = instructions.meeting_call.T
-    np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
-    np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
+def _add_collectives(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
+    """Gives the collective calls the spread and domain of the collectives they are part of (the widest of several)."""
+    collective, call = instructions.meeting_call.T
+    np.maximum.at(costs.sigma, call, exchanged.sigma[collective])
+    np.logical_and.at(costs.in_domain, call, exchanged.in_domain[collective])
     return costs
 
 

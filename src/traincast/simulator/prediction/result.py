@@ -12,17 +12,17 @@ from traincast.ir.program import Memory
 from traincast.ir.workload import Workload
 from traincast.simulator.critical import PathPart
 from traincast.simulator.matched_calls import rank_list
-from traincast.simulator.prediction.answers import RankAnswer
 from traincast.simulator.prediction.document import prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
 from traincast.simulator.prediction.parallel import ParallelFigures, layout_keys
 from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
-from traincast.simulator.prediction.step import StepWalk
+from traincast.simulator.prediction.rank_results import RankResult
+from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what, step_path
 from traincast.simulator.prediction.throughput import Throughput, throughput
 from traincast.simulator.timeline import Timeline
-from traincast.utils.display.text import milliseconds
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.display.text import format_milliseconds
+from traincast.utils.results import Records, Result, drop_nested_values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -65,8 +65,8 @@ class Prediction(Result):
     memory: Memory
     warnings: tuple[str, ...]
     timeline: Timeline
-    walk: StepWalk
-    ranks: tuple[RankAnswer, ...]
+    walk: StepSimulation
+    ranks: tuple[RankResult, ...]
     imbalance: float = 0.0
     gpus: int = 1
     interval_terms: dict[str, float] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Prediction(Result):
 
     @cached_property
     def throughput(self) -> Throughput:
-        """Samples and tokens a second of all GPUs, the step's arithmetic and its share of the peak."""
+        """Samples and tokens per second of all GPUs, the step's arithmetic and its share of the peak."""
         if self.parallel is not None:
             return self._model_throughput(self.parallel)
         return throughput(
@@ -179,7 +179,7 @@ class Prediction(Result):
             "warnings": list(self.warnings),
             "assumptions": list(self.workload.assumptions),
             "given_costs": {cost.op: cost.as_text() for cost in self.workload.costs},
-            "ranks": [_rank(answer) for answer in self.ranks],
+            "ranks": [_rank(result) for result in self.ranks],
             "imbalance": self.imbalance,
             "critical_path_ranks": self._path_rows(),
             **self.throughput.to_dict(),
@@ -196,12 +196,12 @@ class Prediction(Result):
         device = self.platform.device
         clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
         sequence = f", {self.workload.seq_len} tokens" if self.workload.seq_len else ""
-        low, high = (milliseconds(limit) for limit in self.interval)
+        low, high = (format_milliseconds(limit) for limit in self.interval)
         compiled = ", compiled" if "compiled" in self.workload.meta else ""
         several, per_gpu = (f"{self.gpus} x ", " a GPU") if self.gpus > 1 else ("", "")
         return (
             f"{self.workload.name} ({self.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
-            f"batch {self.workload.batch_size}{per_gpu}{sequence}: {milliseconds(self.iteration)} ms a step, "
+            f"batch {self.workload.batch_size}{per_gpu}{sequence}: {format_milliseconds(self.iteration)} ms per step, "
             f"90 % interval {low} to {high} ms\n{self.throughput.text(device.name, self.gpus)}"
         )
 
@@ -217,7 +217,7 @@ class Prediction(Result):
             "ops": _rows("op", self.by_op),
             "memory": [{"kind": kind, "gb": size} for kind, size in _gigabytes(self.memory.by_kind).items()],
             "critical_path": self._path_rows(),
-            "ranks": [{"ranks": rank_list(answer.ranks), **flat(_rank(answer))} for answer in self.ranks],
+            "ranks": [{"ranks": rank_list(result.ranks), **drop_nested_values(_rank(result))} for result in self.ranks],
         }
 
     def _path_rows(self) -> list[dict[str, Any]]:
@@ -237,16 +237,16 @@ def _rows(what: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
     return [{what: name, "ms": length} for name, length in _milliseconds(seconds).items()]
 
 
-def _rank(answer: RankAnswer) -> dict[str, Any]:
+def _rank(result: RankResult) -> dict[str, Any]:
     return {
-        "ranks": list(answer.ranks),
-        "iteration_ms": 1e3 * answer.iteration,
-        "device_active_ms": 1e3 * answer.device_active,
-        "device_idle_ms": 1e3 * answer.device_idle,
-        "compute_ms": 1e3 * answer.compute,
-        "host_ms": 1e3 * answer.host,
-        "exposed_comm_ms": 1e3 * answer.exposed_comm,
-        "waiting_ms": 1e3 * answer.waiting,
-        "memory_gb": answer.memory.peak_bytes / 1e9,
-        "memory_by_kind_gb": _gigabytes(answer.memory.by_kind),
+        "ranks": list(result.ranks),
+        "iteration_ms": 1e3 * result.iteration,
+        "device_active_ms": 1e3 * result.device_active,
+        "device_idle_ms": 1e3 * result.device_idle,
+        "compute_ms": 1e3 * result.compute,
+        "host_ms": 1e3 * result.host,
+        "exposed_comm_ms": 1e3 * result.exposed_comm,
+        "waiting_ms": 1e3 * result.waiting,
+        "memory_gb": result.memory.peak_bytes / 1e9,
+        "memory_by_kind_gb": _gigabytes(result.memory.by_kind),
     }

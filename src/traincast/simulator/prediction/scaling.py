@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.display.text import milliseconds
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.display.text import format_milliseconds
+from traincast.utils.results import Records, Result, drop_nested_values
 
 SCALINGS = ("weak", "strong")
 """What stays the same along a curve: the batch of a GPU, or that of all GPUs together."""
@@ -28,19 +28,19 @@ class ScalingPoint:
 
     def to_dict(self) -> dict[str, Any]:
         """The point as plain data; keys say their units."""
-        answer = self.answer
+        result = self.answer
         return {
             "gpus": self.gpus,
             "nodes": self.nodes,
-            "batch_size": answer.workload.batch_size,
+            "batch_size": result.workload.batch_size,
             "global_batch": self.global_batch,
-            "iteration_ms": 1e3 * answer.iteration,
-            "interval_ms": [1e3 * limit for limit in answer.interval],
+            "iteration_ms": 1e3 * result.iteration,
+            "interval_ms": [1e3 * limit for limit in result.interval],
             "throughput_samples_per_s": self.throughput,
             "efficiency": self.efficiency,
-            "exposed_comm_ms": 1e3 * answer.exposed_comm,
-            "device_active_ms": 1e3 * answer.device_active,
-            "peak_memory_gb": answer.memory.peak_bytes / 1e9,
+            "exposed_comm_ms": 1e3 * result.exposed_comm,
+            "device_active_ms": 1e3 * result.device_active,
+            "peak_memory_gb": result.memory.peak_bytes / 1e9,
         }
 
 
@@ -55,8 +55,8 @@ class ScalingCurve(Result):
     @property
     def warnings(self) -> list[str]:
         """Every warning of the points once; of those that differ in numbers only, the last."""
-        said = {re.sub(r"[\d.]+", "#", text): text for point in self.points for text in point.answer.warnings}
-        return list(said.values())
+        notes = {re.sub(r"[\d.]+", "#", text): text for point in self.points for text in point.answer.warnings}
+        return list(notes.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The curve as plain data: one row per number of GPUs; keys are stable and say their units."""
@@ -82,22 +82,23 @@ class ScalingCurve(Result):
 
     def chart(self) -> str:
         """The curve with its 90 % interval."""
-        from traincast.utils.display.html import html_curve
+        from traincast.utils.display.html import format_html_curve
 
         points = []
         for point in self.points:
             low, high = point.answer.interval
             points.append((str(point.gpus), 1e3 * point.answer.iteration, 1e3 * low, 1e3 * high))
-        return html_curve(points, label="ms a step over GPUs; the band is the 90 % interval")
+        return format_html_curve(points, label="ms per step over GPUs; the band is the 90 % interval")
 
     def headline(self) -> str:
         """The title, then one line per number of GPUs."""
         points = [
-            f"{point.gpus} GPUs: {milliseconds(point.answer.iteration)} ms a step, efficiency {point.efficiency:.1%}"
+            f"{point.gpus} GPUs: {format_milliseconds(point.answer.iteration)} ms per step, efficiency "
+            f"{point.efficiency:.1%}"
             for point in self.points
         ]
         return "\n".join([self.title(), *points])
 
     def records(self) -> Records:
         """ "points": one row per number of GPUs."""
-        return {"points": [flat(point.to_dict()) for point in self.points]}
+        return {"points": [drop_nested_values(point.to_dict()) for point in self.points]}

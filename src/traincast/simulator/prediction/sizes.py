@@ -1,4 +1,5 @@
-"""Steps of one GPU that differ in their sizes, predicted side by side: lowered and priced together, walked as rows."""
+"""Steps of one GPU that differ in their sizes, predicted side by side: lowered and priced together, simulated as
+rows."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from traincast.hardware.platform import Platform
 from traincast.ir.program import peak_memory
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import step_instructions
-from traincast.simulator.prediction.answers import rank_answers
 from traincast.simulator.prediction.prediction import kernel_errors, spread_terms
-from traincast.simulator.prediction.step import walk_step
+from traincast.simulator.prediction.rank_results import list_rank_results
+from traincast.simulator.prediction.step import simulate_step
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeAnswer:
+class SizeResult:
     """The figures of one step; seconds and bytes. `interval` is a 90 % interval of `iteration`."""
 
     iteration: float
@@ -39,7 +40,7 @@ def predict_sizes(
     roofline_only: bool = False,
     late: float = 0.0,
     op_speed: Mapping[str, float] | None = None,
-) -> list[SizeAnswer]:
+) -> list[SizeResult]:
     """What `predict_step` says of each of these steps, all of one GPU and of one model."""
     first = steps[0]
     for step in steps:
@@ -52,20 +53,20 @@ def predict_sizes(
     instructions = step_instructions(programs, tuple(range(len(programs))), context)
     costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    walked = walk_step(
+    simulated = simulate_step(
         instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
         late=late, op_speed=op_speed,
     )  # fmt: skip
-    of_rank: dict[int, SizeAnswer] = {}
-    for c, answer in enumerate(rank_answers(walked)):
-        timeline = walked.timeline(c)
-        terms = spread_terms(timeline, kernel_errors(timeline, costs), profile, answer.device_active, several=False)
+    of_rank: dict[int, SizeResult] = {}
+    for c, result in enumerate(list_rank_results(simulated)):
+        timeline = simulated.timeline(c)
+        terms = spread_terms(timeline, kernel_errors(timeline, costs), profile, result.device_active, several=False)
         spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
-        for rank in answer.ranks:
-            of_rank[rank] = SizeAnswer(
-                iteration=answer.iteration,
-                interval=(answer.iteration / spread, answer.iteration * spread),
-                device_active=answer.device_active,
+        for rank in result.ranks:
+            of_rank[rank] = SizeResult(
+                iteration=result.iteration,
+                interval=(result.iteration / spread, result.iteration * spread),
+                device_active=result.device_active,
                 peak_bytes=peak_memory(programs[rank]).peak_bytes,
             )
     return [of_rank[rank] for rank in range(len(steps))]

@@ -1,4 +1,4 @@
-"""One step of a workload: its ranks classed by what they do, and the walk over them."""
+"""One step of a workload: its ranks classed by what they do, and the simulation over them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from traincast.ir.cuda_graph import graph_scopes
 from traincast.ir.program import Program
 from traincast.simulator.classes import Classes, find_classes
 from traincast.simulator.clocks import Clocks
-from traincast.simulator.crew import Crew, CrewWalk
 from traincast.simulator.instructions import StepInstructions
-from traincast.simulator.overlap import walk_with_overlap
-from traincast.simulator.ranks import Agenda, Meetings, Stuck, walk_ranks
+from traincast.simulator.many_ranks import CollectiveIndex, Collectives, Deadlock, simulate_ranks
+from traincast.simulator.overlap import simulate_with_overlap
+from traincast.simulator.rank_group import GroupSimulation, RankGroup
 from traincast.simulator.schedule import RUNTIME_CALLS, Code, Schedule
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
@@ -35,51 +35,51 @@ GRAPH_LAUNCH_SECONDS = 20e-6
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class StepWalk:
-    """What the walk made of a step: one row a class of ranks; `place[c]` is the crew and row of class c.
+class StepSimulation:
+    """What the simulation made of a step: one row a class of ranks; `place[c]` is the rank group and row of class c.
 
-    `ranks[c]` are the ranks of a class. `origin` is when the host of each rank of each crew began the step, `previous`
-    when its last step was done; seconds.
+    `ranks[c]` are the ranks of a class. `origin` is when the host of each rank of each rank group began the step,
+    `previous` when its last step was done; seconds.
     """
 
     instructions: StepInstructions
     classes: Classes
     ranks: tuple[tuple[int, ...], ...]
     place: tuple[tuple[int, int], ...]
-    walks: tuple[CrewWalk, ...]
+    walks: tuple[GroupSimulation, ...]
     origin: tuple[FloatArray, ...]
     previous: tuple[FloatArray, ...]
-    meetings: Meetings
+    meetings: Collectives
     gap: float
 
     @property
     def seconds(self) -> float:
         """Time from one step to the next, over all ranks."""
-        latest = max(float(walk.latest().max()) for walk in self.walks)
+        latest = max(float(simulation.latest().max()) for simulation in self.walks)
         return latest - max(float(previous.max()) for previous in self.previous)
 
     def class_latest(self) -> FloatArray:
         """When each class of ranks is done."""
-        latest = [walk.latest() for walk in self.walks]
-        return np.array([latest[crew][row] for crew, row in self.place])
+        latest = [simulation.latest() for simulation in self.walks]
+        return np.array([latest[group][row] for group, row in self.place])
 
     def timeline(self, c: int) -> Timeline:
         """The step of one class of ranks."""
-        crew, row = self.place[c]
-        walk, program = self.walks[crew], self.classes.program[c]
+        group, row = self.place[c]
+        simulation, program = self.walks[group], self.classes.program[c]
         return Timeline(
             program=self.instructions.programs[program],
             schedule=self.instructions.schedules[program],
             calls=self.instructions.lowered[program].calls,
-            times=walk.times(row),
-            origin=float(self.origin[crew][row]),
-            seconds=float(walk.latest()[row] - self.previous[crew][row]),
-            host_busy=float(walk.crew.host_seconds[row].sum()),
+            times=simulation.times(row),
+            origin=float(self.origin[group][row]),
+            seconds=float(simulation.latest()[row] - self.previous[group][row]),
+            host_busy=float(simulation.group.host_seconds[row].sum()),
             gap=self.gap,
         )
 
 
-def walk_step(
+def simulate_step(
     instructions: StepInstructions,
     costs: Costs,
     host: HostProfile,
@@ -90,15 +90,15 @@ def walk_step(
     uneven: Unevenness | None = None,
     late: float = 0.0,
     op_speed: Mapping[str, float] | None = None,
-) -> StepWalk:
-    """Walks the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
+) -> StepSimulation:
+    """Simulates the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
     rank begins it `late` seconds late; `op_speed` as in `predict_step`."""
     durations = _durations(instructions, costs, host, uneven, op_speed or {})
     seconds = instructions.seconds(topology).seconds
-    return walk_durations(instructions, durations, seconds, synchronised=synchronised, gap=gap, late=late)
+    return simulate_durations(instructions, durations, seconds, synchronised=synchronised, gap=gap, late=late)
 
 
-def walk_durations(
+def simulate_durations(
     instructions: StepInstructions,
     durations: tuple[list[FloatArray], list[FloatArray]],
     collective_seconds: FloatArray,
@@ -106,29 +106,30 @@ def walk_durations(
     synchronised: bool,
     gap: float = 0.0,
     late: float = 0.0,
-) -> StepWalk:
-    """As `walk_step`, with host and kernel seconds of every program's instructions, and seconds of every collective."""
-    durations = _begun_late(durations, late)
-    classes, crews, place = _classed(instructions, durations, collective_seconds)
-    meetings = _meetings(classes, place)
+) -> StepSimulation:
+    """As `simulate_step`, with host and kernel seconds of every program's instructions, and seconds of every
+    collective."""
+    durations = _delay_start(durations, late)
+    classes, groups, place = _classify_programs(instructions, durations, collective_seconds)
+    collectives = _make_collectives(classes, place)
     try:
-        agenda = Agenda(crews, meetings)
-        start = _start(crews, meetings, agenda, synchronised=synchronised, gap=gap)
-        walks = walk_with_overlap(crews, meetings, agenda, start.clocks, gap=gap)
-    except Stuck as stuck:
-        raise _explained(stuck, instructions, classes, meetings, place) from None
+        index = CollectiveIndex(groups, collectives)
+        start = _start(groups, collectives, index, synchronised=synchronised, gap=gap)
+        simulations = simulate_with_overlap(groups, collectives, index, start.clocks, gap=gap)
+    except Deadlock as stuck:
+        raise _explain_deadlock(stuck, instructions, classes, collectives, place) from None
     ranks: list[list[tuple[int, ...]]] = [[] for _ in classes.program]
     for program, c in enumerate(classes.of):
         ranks[c].append(instructions.ranks_of[program])
-    return StepWalk(
+    return StepSimulation(
         instructions=instructions,
         classes=classes,
         ranks=tuple(members[0] if len(members) == 1 else tuple(sorted(chain(*members))) for members in ranks),
         place=place,
-        walks=tuple(walks),
+        walks=tuple(simulations),
         origin=tuple(start.origin),
         previous=tuple(start.previous),
-        meetings=meetings,
+        meetings=collectives,
         gap=gap,
     )
 
@@ -192,10 +193,10 @@ def _speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float])
     return np.asarray(of_op[schedule.op])
 
 
-def _begun_late(
+def _delay_start(
     durations: tuple[list[FloatArray], list[FloatArray]], late: float
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Durations with so many seconds before the first instruction; host times that were one object stay so."""
+    """Durations with this many seconds before the first instruction; host times that were one object stay so."""
     if not late:
         return durations
     known: dict[int, FloatArray] = {}
@@ -220,10 +221,10 @@ def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[Flo
     return seconds
 
 
-def _classed(
+def _classify_programs(
     instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], seconds: FloatArray
-) -> tuple[Classes, list[Crew], tuple[tuple[int, int], ...]]:
-    """Classes of programs, the crews to walk, and where each class is among them."""
+) -> tuple[Classes, list[RankGroup], tuple[tuple[int, int], ...]]:
+    """Classes of programs, the rank groups to walk, and where each class is among them."""
     busy, kernel = durations
     # equal host times are one object; kernel times are compared by a digest, which takes less room than they do
     alike = [
@@ -231,19 +232,19 @@ def _classed(
         for p, structure in enumerate(instructions.structure)
     ]
     classes = find_classes(alike, instructions.calls, instructions.meetings, seconds)
-    return classes, *_crews(instructions, classes, kernel, busy)
+    return classes, *_make_rank_groups(instructions, classes, kernel, busy)
 
 
-def _crews(
+def _make_rank_groups(
     instructions: StepInstructions, classes: Classes, kernel: Sequence[FloatArray], busy: Sequence[FloatArray]
-) -> tuple[list[Crew], tuple[tuple[int, int], ...]]:
-    """Classes of one structure side by side, and the crew and row of every class."""
+) -> tuple[list[RankGroup], tuple[tuple[int, int], ...]]:
+    """Classes of one structure side by side, and the rank group and row of every class."""
     members: dict[int, list[int]] = {}
     for c, program in enumerate(classes.program):
         members.setdefault(instructions.structure[program], []).append(c)
     side_by_side = list(members.values())
-    place = {c: (crew, row) for crew, row_classes in enumerate(side_by_side) for row, c in enumerate(row_classes)}
-    crews = []
+    place = {c: (group, row) for group, row_classes in enumerate(side_by_side) for row, c in enumerate(row_classes)}
+    groups = []
     for row_classes in side_by_side:
         programs = [classes.program[c] for c in row_classes]
         first = busy[programs[0]]
@@ -251,19 +252,19 @@ def _crews(
         hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
         schedule = instructions.schedules[programs[0]]
         transfers = instructions.uniform[programs[0]].astype(np.intp)
-        crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs]), transfers))
-    return crews, tuple(place[c] for c in range(len(classes.program)))
+        groups.append(RankGroup(schedule, hosts, np.stack([kernel[p] for p in programs]), transfers))
+    return groups, tuple(place[c] for c in range(len(classes.program)))
 
 
-def _meetings(classes: Classes, place: Sequence[tuple[int, int]]) -> Meetings:
+def _make_collectives(classes: Classes, place: Sequence[tuple[int, int]]) -> Collectives:
     entries = [
         (number, *place[c], instruction)
-        for number, meeting in enumerate(classes.meetings)
-        for c, instruction in meeting.members
+        for number, collective in enumerate(classes.meetings)
+        for c, instruction in collective.members
     ]
     table: IntArray = np.array(entries, dtype=np.int64).reshape(len(entries), 4)
-    seconds = np.array([meeting.seconds for meeting in classes.meetings])
-    return Meetings(table[:, 0], table[:, 1], table[:, 2], table[:, 3], seconds)
+    seconds = np.array([collective.seconds for collective in classes.meetings])
+    return Collectives(table[:, 0], table[:, 1], table[:, 2], table[:, 3], seconds)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -275,27 +276,33 @@ class _Start:
     previous: list[FloatArray]
 
 
-def _start(crews: Sequence[Crew], meetings: Meetings, agenda: Agenda, *, synchronised: bool, gap: float) -> _Start:
+def _start(
+    groups: Sequence[RankGroup], collectives: Collectives, index: CollectiveIndex, *, synchronised: bool, gap: float
+) -> _Start:
     """From idle, or after a step like it: every rank's host goes on where it stands; its streams may be busy."""
     if synchronised:
-        zero = [np.zeros(crew.size) for crew in crews]
+        zero = [np.zeros(group.size) for group in groups]
         return _Start(None, zero, zero)
-    before = walk_ranks(crews, meetings, gap=gap, agenda=agenda)
-    clocks = [walk.clocks() for walk in before]
-    origin = [np.array([max(clock.threads) for clock in crew]) for crew in clocks]
-    again = [[replace(clock, threads=[max(clock.threads)] * len(clock.threads)) for clock in crew] for crew in clocks]
-    return _Start(again, origin, [walk.latest() for walk in before])
+    before = simulate_ranks(groups, collectives, gap=gap, index=index)
+    clocks = [simulation.clocks() for simulation in before]
+    origin = [np.array([max(clock.threads) for clock in group]) for group in clocks]
+    again = [[replace(clock, threads=[max(clock.threads)] * len(clock.threads)) for clock in group] for group in clocks]
+    return _Start(again, origin, [simulation.latest() for simulation in before])
 
 
-def _explained(
-    stuck: Stuck, instructions: StepInstructions, classes: Classes, meetings: Meetings, place: Sequence[tuple[int, int]]
+def _explain_deadlock(
+    stuck: Deadlock,
+    instructions: StepInstructions,
+    classes: Classes,
+    collectives: Collectives,
+    place: Sequence[tuple[int, int]],
 ) -> TraincastError:
     """Who waits where for whom, by rank and op."""
     class_at = {where: c for c, where in enumerate(place)}
 
     def named(entry: int, does: str = "") -> str:
-        program = classes.program[class_at[int(meetings.crew[entry]), int(meetings.row[entry])]]
-        call = int(np.searchsorted(instructions.calls[program].instruction, meetings.instruction[entry]))
+        program = classes.program[class_at[int(collectives.group[entry]), int(collectives.row[entry])]]
+        call = int(np.searchsorted(instructions.calls[program].instruction, collectives.instruction[entry]))
         return instructions.describe.who(program, does, f" at {instructions.describe.call(program, call)}")
 
     waiting = [launch for launch in stuck.waiting[:4] if launch.missing]

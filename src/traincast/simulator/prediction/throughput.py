@@ -1,4 +1,4 @@
-"""What a step makes of the hardware: samples and tokens a second, arithmetic, share of the peak."""
+"""What a step makes of the hardware: samples and tokens per second, arithmetic, share of the peak."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from traincast.costs.kernels.work import count_flops
 from traincast.hardware.device import Device
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.schedule import Code
-from traincast.utils.display.text import in_units
+from traincast.utils.display.text import format_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
     """Of all GPUs together. `tokens` a second is 0 for a model without sequences.
 
-    `flops` are the operations of one step that are matrix products, convolutions and attention, those that
+    `flops` are the operations of one step that are GEMMs, convolutions and attention, those that
     checkpointing computes again included. `peak_flops` is the rate of all GPUs in the type most of them are computed
     in (`peak_type`), at boost or at the locked clock (0 where it is not known, as of a measured CPU); `mfu` is the
     share of it that the step uses (0 without such ops or without a peak).
@@ -39,10 +39,10 @@ class Throughput:
         if not self.flops:
             return ", ".join(rates)
         if not self.peak_flops:
-            return f"{', '.join(rates)}; {in_units(self.flops, 'FLOP')} a step"
+            return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step"
         several = f"{gpus} x " if gpus > 1 else ""
         peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
-        return f"{', '.join(rates)}; {in_units(self.flops, 'FLOP')} a step, MFU {self.mfu:.1%} of {peak}"
+        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units. Without counted arithmetic there is no MFU."""
@@ -63,12 +63,12 @@ def _rate(per_second: float) -> str:
 def throughput(
     instructions: StepInstructions, device: Device, seconds: float, *, batch_size: int, seq_len: int
 ) -> Throughput:
-    """Of a step that takes so many `seconds` with `batch_size` samples of `seq_len` tokens (0: none) a rank."""
+    """Of a step that takes this many `seconds` with `batch_size` samples of `seq_len` tokens (0: none) a rank."""
     gpus = len(instructions.ranks)
     by_type = _flops_by_type(instructions)
     flops = sum(by_type.values())
     peak_type = max(by_type, key=lambda compute: by_type[compute], default="fp32")
-    peak = gpus * device.peak(peak_type)
+    peak = gpus * device.get_peak_flops(peak_type)
     samples = gpus * batch_size / seconds if seconds > 0 else 0.0
     mfu = flops / seconds / peak if seconds > 0 and peak > 0 else 0.0
     return Throughput(

@@ -13,24 +13,24 @@ from traincast.ir.program import Program
 from traincast.ir.tables import bytes_left_out
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.matched_calls import rank_list
-from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.rank_results import RankResult
 
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
 
 
 def warnings_of(
-    answers: tuple[RankAnswer, ...], platform: Platform, instructions: StepInstructions, *, tf32: bool
+    results: tuple[RankResult, ...], platform: Platform, instructions: StepInstructions, *, tf32: bool
 ) -> tuple[str, ...]:
     """What does not fit, what was left out, and where the step computes in TF32 though nobody asked for `tf32`."""
     programs = instructions.programs
-    said = _memory_warnings(answers, platform, max(map(bytes_left_out, programs)))
+    notes = _memory_warnings(results, platform, max(map(bytes_left_out, programs)))
     on_host = [remark for program in programs if (remark := _host_work(program))]
     in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
     if in_tf32 and not tf32:
-        said.append(
+        notes.append(
             "fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False"
         )
-    return (*said, *on_host[:1])
+    return (*notes, *on_host[:1])
 
 
 def _host_work(program: Program) -> str:
@@ -45,7 +45,7 @@ def _host_work(program: Program) -> str:
         return ""
     return (
         f"{', '.join(sorted(names)[:3])}{' and others' if len(names) > 3 else ''} run on the CPU and write "
-        f"{written / 1e6:.1f} MB there per step; the time they compute is not in this answer"
+        f"{written / 1e6:.1f} MB there per step; the time they compute is not in this result"
     )
 
 
@@ -54,24 +54,24 @@ def _computes_on_host(signature: Signature) -> bool:
     return bool(signature.outputs) and signature.name not in MOVES_NOTHING and all(s.device == "cpu" for s in specs)
 
 
-def _memory_warnings(answers: tuple[RankAnswer, ...], platform: Platform, left_out: int) -> list[str]:
+def _memory_warnings(results: tuple[RankResult, ...], platform: Platform, left_out: int) -> list[str]:
     """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
     limit = platform.device.memory_bytes
-    over = [answer for answer in answers if answer.memory.peak_bytes > limit]
-    peak = max(answer.memory.peak_bytes for answer in answers)
-    several = sum(len(answer.ranks) for answer in answers) > 1
-    said: list[str] = []
+    over = [result for result in results if result.memory.peak_bytes > limit]
+    peak = max(result.memory.peak_bytes for result in results)
+    several = sum(len(result.ranks) for result in results) > 1
+    notes: list[str] = []
     if over:
-        who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
-        said.append(
+        who = f"on {rank_list(sorted(chain(*(result.ranks for result in over))))} " if several else ""
+        notes.append(
             f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
             f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
         )
     if left_out:
         missing = peak + left_out - limit
         much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
-        said.append(
+        notes.append(
             f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
             f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
         )
-    return said
+    return notes

@@ -58,9 +58,9 @@ def share_captured(resolved: Resolved, step: Workload) -> tuple[Workload, list[s
     _check_shareable(resolved, step, field)
     passes = _count_passes(resolved, step)
     if passes > 1:
-        from traincast.transforms.accumulation import accumulated
+        from traincast.transforms.accumulation import accumulate_gradients
 
-        step, _ = accumulated(step, passes)
+        step, _ = accumulate_gradients(step, passes)
     shared = share_step(step, gpus, sharding, bucket_mb=resolved.bucket_mb)
     return shared, [_describe_passes(passes, step.batch_size, every=sharding.zero == 3) if gpus > 1 else ""]
 
@@ -80,9 +80,9 @@ def accumulate_captured(resolved: Resolved, step: Workload) -> tuple[Workload, s
     passes = _count_passes(resolved, step)
     if passes == 1:
         return step, ""
-    from traincast.transforms.accumulation import accumulated
+    from traincast.transforms.accumulation import accumulate_gradients
 
-    return accumulated(step, passes)
+    return accumulate_gradients(step, passes)
 
 
 def _describe_passes(passes: int, batch_size: int, *, every: bool) -> str:

@@ -17,9 +17,9 @@ from traincast.models.dlrm.config import (
     OPTIMIZERS,
     DlrmConfig,
 )
-from traincast.models.embeddings.access import Uniform, access_text
-from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import parse_yaml, read_text, shown_path
+from traincast.models.embeddings.access import Uniform, format_access
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import format_path, parse_yaml, read_text
 
 MAX_BYTES = 1 << 20
 MAX_TABLES = 10_000
@@ -59,7 +59,7 @@ def load_dlrm_yaml(
     """
     config = read_dlrm(path)
     if mode not in ("training", "inference"):
-        raise unknown("mode", mode, ("training", "inference"), "Choose training or inference.")
+        raise make_unknown_error("mode", mode, ("training", "inference"), "Choose training or inference.")
     if precision not in ("fp32", "tf32"):
         raise TraincastError(
             f"a DLRM from YAML runs in fp32 or tf32, not {precision}; capture the model for {precision}"
@@ -69,9 +69,9 @@ def load_dlrm_yaml(
         config = replace(config, optimizer=_choice("optimizer", optimizer, OPTIMIZERS))
     if embedding is not None:
         config = replace(config, embedding=_choice("embedding", embedding, EMBEDDINGS))
-    from traincast.models.dlrm.program import dlrm_workload  # its limits are read more often than steps written
+    from traincast.models.dlrm.program import build_dlrm_workload  # its limits are read more often than steps written
 
-    workload = dlrm_workload(config, mode=mode)
+    workload = build_dlrm_workload(config, mode=mode)
     return without_phase(workload, Phase.OPTIMIZER) if drop else workload
 
 
@@ -82,7 +82,7 @@ def read_dlrm(path: str | Path) -> DlrmConfig:
     try:
         return parse_dlrm(text, default_name=file.stem, folder=file.parent)
     except TraincastError as error:
-        raise TraincastError(f"{shown_path(file)}: {error}") from None
+        raise TraincastError(f"{format_path(file)}: {error}") from None
 
 
 def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) -> DlrmConfig:
@@ -96,13 +96,13 @@ def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) 
 def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
     for key in content:
         if key not in _FIELDS:
-            raise unknown("field", str(key), _FIELDS, f"Known fields: {', '.join(_FIELDS)}.")
+            raise make_unknown_error("field", str(key), _FIELDS, f"Known fields: {', '.join(_FIELDS)}.")
     for key in _REQUIRED:
         if key not in content:
             raise TraincastError(f"field '{key}' is missing")
     known: dict[str, Any] = {"name": content.get("name", default_name)}
     if not isinstance(known["name"], str) or not known["name"]:
-        raise TraincastError(f"field 'name' must be text, got {shown(known['name'])}")
+        raise TraincastError(f"field 'name' must be text, got {shorten_value(known['name'])}")
     known["bottom_mlp"] = _sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
     known["top_mlp"] = _sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
     if known["top_mlp"][-1] != 1:
@@ -132,8 +132,8 @@ def _num_tables(content: dict[Any, Any]) -> int:
     if not counts:
         raise TraincastError("field 'num_tables' is missing (or give 'rows_per_table' as a list)")
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{key} says {count}" for key, count in counts.items())
-        raise TraincastError(f"the number of tables is not clear: {said}")
+        notes = ", ".join(f"{key} says {count}" for key, count in counts.items())
+        raise TraincastError(f"the number of tables is not clear: {notes}")
     number = next(iter(counts.values()))
     if not 1 <= number <= MAX_TABLES:
         raise TraincastError(f"a DLRM has from 1 to {MAX_TABLES} tables, got {number}")
@@ -143,8 +143,8 @@ def _num_tables(content: dict[Any, Any]) -> int:
 def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder: Path) -> tuple[str, ...]:
     """Which rows each table's lookups want. Even tables that want all alike need not say so."""
     if value is None:
-        return () if len(set(lookups)) == 1 else (access_text(Uniform()),) * len(rows)
-    from traincast.models.embeddings.read import access_from_field
+        return () if len(set(lookups)) == 1 else (format_access(Uniform()),) * len(rows)
+    from traincast.models.embeddings.read import make_access
 
     entries = value if isinstance(value, list) else [value] * len(rows)
     if len(entries) != len(rows):
@@ -154,7 +154,7 @@ def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder:
     texts = []
     for number, (entry, height) in enumerate(zip(entries, rows, strict=True)):
         try:
-            texts.append(access_text(access_from_field(entry, folder, height)[0]))
+            texts.append(format_access(make_access(entry, folder, height)[0]))
         except TraincastError as error:
             raise TraincastError(f"field 'access', table {number}: {error}") from error
     return tuple(texts)
@@ -168,18 +168,18 @@ def _per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:
 
 def _sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not least <= len(value) <= most:
-        raise TraincastError(f"field '{key}' must be a list of {least} to {most} whole numbers, got {shown(value)}")
+        raise TraincastError(f"field '{key}' must be a list of {least} to {most} integers, got {shorten_value(value)}")
     return tuple(_whole(key, item) for item in value)
 
 
 def _whole(key: str, value: Any, *, least: int = 1) -> int:
     most = _LARGEST[key]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise TraincastError(f"field '{key}' takes whole numbers from {least} to {most}, got {shown(value)}")
+        raise TraincastError(f"field '{key}' takes integers from {least} to {most}, got {shorten_value(value)}")
     return value
 
 
 def _choice(key: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise unknown(key, str(value)[:80], allowed, f"Field '{key}' takes {', '.join(allowed)}.")
+        raise make_unknown_error(key, str(value)[:80], allowed, f"Field '{key}' takes {', '.join(allowed)}.")
     return value

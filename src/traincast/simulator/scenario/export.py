@@ -9,7 +9,7 @@ from typing import Any
 from traincast.ir.export_chakra import export_chakra_et
 from traincast.ir.export_et import export_pytorch_et
 from traincast.ir.workload import Workload
-from traincast.utils.errors import unknown
+from traincast.utils.errors import make_unknown_error
 from traincast.utils.results import Result
 
 _WRITERS = {"pytorch": export_pytorch_et, "chakra": export_chakra_et}
@@ -37,6 +37,6 @@ class Exported(Result):
 def export(workload: Workload, out: Path, to: str) -> Exported:
     """Writes the program of rank 0 in a format of `FORMATS`."""
     if to not in _WRITERS:
-        raise unknown("format", to, FORMATS, f"Choose from {', '.join(FORMATS)}.")
+        raise make_unknown_error("format", to, FORMATS, f"Choose from {', '.join(FORMATS)}.")
     _WRITERS[to](workload, 0, out)
     return Exported(workload.name, to, out, workload.programs[0].num_ops)

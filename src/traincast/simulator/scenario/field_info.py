@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 GROUPS = {
     "source": "what is trained",
@@ -66,15 +66,15 @@ class FieldInfo:
         if self.kind == "choice":
             if isinstance(value, bool) or value not in self.choices:
                 names = [str(choice) for choice in self.choices]
-                raise unknown(self.name, str(value)[:80], names, f"Choose from {', '.join(names)}.")
+                raise make_unknown_error(self.name, str(value)[:80], names, f"Choose from {', '.join(names)}.")
         elif self.kind == "flag":
             if not isinstance(value, bool):
-                raise TraincastError(f"`{self.name}` {shown(value)}: give true or false")
+                raise TraincastError(f"`{self.name}` {shorten_value(value)}: give true or false")
         elif self.kind in ("integer", "number"):
             kinds = int if self.kind == "integer" else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
                 a = "an integer" if self.kind == "integer" else "a number"
-                raise TraincastError(f"`{self.name}` {shown(value)}: give {a}, {self.limits}")
+                raise TraincastError(f"`{self.name}` {shorten_value(value)}: give {a}, {self.limits}")
             if not self.least <= value <= self.most:
                 shown_value = str(value) if isinstance(value, int) else f"{value:g}"
                 raise TraincastError(f"`{self.name}` {shown_value} is out of range; give {self.limits}")
@@ -89,18 +89,18 @@ class FieldInfo:
         value: Any = text.strip()
         if self.kind == "flag":
             if value not in ("0", "1", "true", "false"):
-                raise TraincastError(f"`{self.name}` {shown(value)}: give 1 or 0")
+                raise TraincastError(f"`{self.name}` {shorten_value(value)}: give 1 or 0")
             return value in ("1", "true")
         if self.kind == "integer" or (self.kind == "choice" and isinstance(self.choices[0], int)):
             plain = value.replace("_", "")
             if not (plain.isascii() and plain.isdecimal() and len(plain) <= _MOST_DIGITS):
-                raise TraincastError(f"`{self.name}` {shown(value)}: give an integer, {self.limits}")
+                raise TraincastError(f"`{self.name}` {shorten_value(value)}: give an integer, {self.limits}")
             value = int(plain)
         elif self.kind == "number":
             try:
                 value = float(value)
             except ValueError:
-                raise TraincastError(f"`{self.name}` {shown(value)}: give a number, {self.limits}") from None
+                raise TraincastError(f"`{self.name}` {shorten_value(value)}: give a number, {self.limits}") from None
         self.check(value)
         return value
 

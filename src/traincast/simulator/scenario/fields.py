@@ -10,8 +10,8 @@ from traincast.simulator.scenario.field_info import GROUPS as GROUPS
 from traincast.simulator.scenario.field_info import FieldInfo as FieldInfo
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.scenario import scenario_fields as scenario_fields
-from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import read_document, shown_path
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import format_path, read_document
 
 
 def scenario_from(values: Mapping[str, Any]) -> Scenario:
@@ -20,7 +20,7 @@ def scenario_from(values: Mapping[str, Any]) -> Scenario:
     plain: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise unknown("keyword", name, known, f"Choose from {', '.join(known)}.")
+            raise make_unknown_error("keyword", name, known, f"Choose from {', '.join(known)}.")
         if value is None:
             continue
         if name == "fsdp" and isinstance(value, bool):
@@ -35,7 +35,7 @@ def scenario_from(values: Mapping[str, Any]) -> Scenario:
 
 def read_scenario(path: str | Path, *, also: Iterable[str] = ()) -> dict[str, Any]:
     """The fields of a scenario file (YAML, TOML or JSON) as keywords; `also` are other keys that it may have."""
-    content, where = read_document(path), shown_path(path)
+    content, where = read_document(path), format_path(path)
     known = [*scenario_fields(), *also]
     if not isinstance(content, Mapping):
         raise TraincastError(f"{where}: not a scenario; write fields by name, such as `workload: resnet50`")
@@ -43,10 +43,10 @@ def read_scenario(path: str | Path, *, also: Iterable[str] = ()) -> dict[str, An
     for name, value in values.items():
         if name not in known:
             names = ", ".join(known)
-            raise TraincastError(f"{where}: {unknown('field', name, known, f'It may have {names}.')}")
+            raise TraincastError(f"{where}: {make_unknown_error('field', name, known, f'It may have {names}.')}")
         info = scenario_fields().get(name)
         if info is not None and info.kind == "text" and not isinstance(value, str | int):
-            raise TraincastError(f"{where}: `{name}` {shown(value)}: give text")
+            raise TraincastError(f"{where}: `{name}` {shorten_value(value)}: give text")
     return {name: str(value) if _is_text(name) else value for name, value in values.items()}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
 from traincast.simulator.scenario.scenario import Scenario, scenario_fields
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
 
 if TYPE_CHECKING:
@@ -104,10 +104,11 @@ def _named_kind(name: str) -> str:
         return "program"
     if ".py" in name:
         raise TraincastError(
-            f"{shown(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` 'here'"
+            f"{shorten_value(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` "
+            "'here'"
         )
     known = (*models, *published_programs(), *built_in_names(), *BUILTIN_SETS)
-    raise unknown("model", name, known, "`traincast models` lists the built-in models.")
+    raise make_unknown_error("model", name, known, "`traincast models` lists the built-in models.")
 
 
 def _described_kind(path: Path) -> str:

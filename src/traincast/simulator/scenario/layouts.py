@@ -6,7 +6,7 @@ from typing import Any
 
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 """What data-parallel ranks share, by DeepSpeed's number of it (`zero`)."""
@@ -76,7 +76,7 @@ def check_sharing(scenario: Scenario) -> None:
         raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
     if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
         raise TraincastError(
-            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
+            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples per GPU has at a "
             "time; give one of them"
         )
 
@@ -99,7 +99,7 @@ def _overlaps(scenario: Scenario) -> dict[str, Any]:
     named = [] if none or text == "none" else str(text).split(",")
     for name in named:
         if name not in OVERLAPS:
-            raise unknown("communication", name, OVERLAPS, f"Choose from {', '.join(OVERLAPS)}, or none.")
+            raise make_unknown_error("communication", name, OVERLAPS, f"Choose from {', '.join(OVERLAPS)}, or none.")
     return {
         "overlap_gradients": "gradients" in named, "overlap_parameters": "parameters" in named,
         "overlap_tp": "all" if "tp" in named else "none", "overlap_ep": "experts" in named,

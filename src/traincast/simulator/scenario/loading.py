@@ -50,27 +50,27 @@ class Loader:
             )
         return fed
 
-    def limited(self, answer: Prediction) -> Prediction:
-        """The answer, as long as its batches take where workers are slower than the step."""
-        said: tuple[str, ...] = ()
-        batches = batches_of(answer.workload)
-        late = self.late(answer.workload)
+    def limited(self, result: Prediction) -> Prediction:
+        """The result, as long as its batches take where workers are slower than the step."""
+        notes: tuple[str, ...] = ()
+        batches = batches_of(result.workload)
+        late = self.late(result.workload)
         if late:
             made = "its batch" if batches == 1 else f"its {batches} batches"
-            said = (f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}",)
+            notes = (f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}",)
         period = self.period * batches
-        if period > answer.iteration + _HEADROOM:
+        if period > result.iteration + _HEADROOM:
             every = "a batch" if batches == 1 else f"{batches} batches"
-            said = (
+            notes = (
                 f"the data loader holds the step up: {every} every {1e3 * period:.3g} ms from {self.workers} workers, "
-                f"for a step of {1e3 * answer.iteration:.3g} ms; its time is taken as given and has no interval",
+                f"for a step of {1e3 * result.iteration:.3g} ms; its time is taken as given and has no interval",
             )
-            longer = period - answer.iteration
-            answer = replace(
-                answer, iteration=period, interval=(period, max(period, answer.interval[1])),
-                device_idle=answer.device_idle + longer,
+            longer = period - result.iteration
+            result = replace(
+                result, iteration=period, interval=(period, max(period, result.interval[1])),
+                device_idle=result.device_idle + longer,
             )  # fmt: skip
-        return replace(answer, warnings=(*answer.warnings, *said)) if said else answer
+        return replace(result, warnings=(*result.warnings, *notes)) if notes else result
 
 
 def batches_of(workload: Workload) -> int:

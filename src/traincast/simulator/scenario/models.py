@@ -13,7 +13,7 @@ from traincast.models.catalog import ModelInfo, list_models
 from traincast.models.published import PublishedProgram, published_programs
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
-from traincast.utils.results import Records, ResultList, flat
+from traincast.utils.results import Records, ResultList, drop_nested_values
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ModelList(ResultList[BuiltInModel]):
 
     def records(self) -> Records:
         """Table "models": one row per model."""
-        return {"models": [flat(row) for row in self.to_dict()]}
+        return {"models": [drop_nested_values(row) for row in self.to_dict()]}
 
     def coverage(self) -> CoverageList:
         """How every op of every model is lowered to kernels."""
@@ -70,7 +70,7 @@ class ModelList(ResultList[BuiltInModel]):
 
 
 class CoverageList(ResultList[tuple[str, OpCoverage]]):
-    """Models and their ops: how often an op occurs, how many kernels it launches, and whether those are known."""
+    """Models and their ops: how often per op occurs, how many kernels it launches, and whether those are known."""
 
     __slots__ = ()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.hardware.catalog import platform_keys
+from traincast.hardware.catalog import list_platform_keys
 from traincast.hardware.platform import Platform, load_platform
-from traincast.utils.results import Records, ResultList, flat
+from traincast.utils.results import Records, ResultList, drop_nested_values
 
 
 class PlatformList(ResultList[Platform]):
@@ -25,12 +25,12 @@ class PlatformList(ResultList[Platform]):
     def records(self) -> Records:
         """Table "platforms": one row per platform, with a column per peak rate (TFLOPS)."""
         peaks = [{f"{name}_tflops": rate for name, rate in row["peak_tflops"].items()} for row in self.to_dict()]
-        return {"platforms": [flat(row) | peak for row, peak in zip(self.to_dict(), peaks, strict=True)]}
+        return {"platforms": [drop_nested_values(row) | peak for row, peak in zip(self.to_dict(), peaks, strict=True)]}
 
 
 def built_in_platforms() -> PlatformList:
     """Every built-in GPU and node."""
-    return PlatformList([load_platform(key) for key in platform_keys()])
+    return PlatformList([load_platform(key) for key in list_platform_keys()])
 
 
 def _row(platform: Platform) -> dict[str, Any]:

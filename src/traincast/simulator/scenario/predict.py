@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.ir.edit import without_phase
 from traincast.ir.given import joined
@@ -38,20 +38,20 @@ def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> P
     its tables on one GPU too, so that a curve compares like with like."""
     resolved = resolve(scenario) if isinstance(scenario, Scenario) else scenario
     if resolved.kind == "parallel":
-        answer = _predict_parallel(resolved)
+        result = _predict_parallel(resolved)
     else:
         step, notes = load_step(resolved, always_sharded=always_sharded)
-        answer = _simulate(resolved, step, notes)
-    return replace(answer, scenario=settings_of(resolved, answer))
+        result = _simulate(resolved, step, notes)
+    return replace(result, scenario=settings_of(resolved, result))
 
 
 def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Prediction:
     """The prediction of a step that was loaded, with notes among its warnings."""
     scenario, alone = resolved.scenario, resolved.platform
     many = len(step.ranks) > 1 or resolved.kind == "tables"
-    platform = with_links(alone) if many else alone
+    platform = add_default_links(alone) if many else alone
     loader = loader_of(scenario)
-    answer = predict_step(
+    result = predict_step(
         step,
         platform,
         tf32=scenario.dtype == "tf32",
@@ -62,11 +62,11 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
         op_speed=resolved.op_speed,
     )
     if loader is not None:
-        answer = loader.limited(answer)
+        result = loader.limited(result)
     missing = missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
     said = (missing, *notes, platform.assumed if many and len(step.ranks) > 1 else "")
-    warnings = (*answer.warnings, *(note for note in said if note))
-    return replace(answer, warnings=warnings) if len(warnings) > len(answer.warnings) else answer
+    warnings = (*result.warnings, *(note for note in said if note))
+    return replace(result, warnings=warnings) if len(warnings) > len(result.warnings) else result
 
 
 def loader_of(scenario: Scenario) -> Loader | None:
@@ -92,16 +92,16 @@ def load_step(resolved: Resolved, *, always_sharded: bool = False) -> tuple[Work
     if loader is not None:
         step = loader.feeding(step)
     if resolved.scenario.is_graphed:
-        from traincast.transforms.cuda_graph import graphed_step  # only graphs need it
+        from traincast.transforms.cuda_graph import apply_cuda_graphs  # only graphs need it
 
-        step, said = graphed_step(step)
+        step, said = apply_cuda_graphs(step)
         notes.append(said)
     return step, [*notes, *step_notes(step)]
 
 
 def _loaded(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list[str]]:
     """The step on its GPUs with its structural edits."""
-    platform = with_links(resolved.platform)
+    platform = add_default_links(resolved.platform)
     if not _is_divided(resolved, always_sharded=always_sharded):
         whole, assumed = _one_gpu(resolved, platform)
         step, notes = _edited(whole, resolved.structural)
@@ -206,9 +206,9 @@ def _spread(
     _check_buckets(resolved, step)
     if sharding_of(resolved.scenario) is not None:
         return share_captured(resolved, step)
-    spread_out, said = _replicated(resolved, step, platform, always_sharded=always_sharded)
+    spread_out, notes = _replicated(resolved, step, platform, always_sharded=always_sharded)
     spread_out, more = accumulate_captured(resolved, spread_out)
-    return spread_out, [said, more]
+    return spread_out, [notes, more]
 
 
 def _replicated(
@@ -217,12 +217,12 @@ def _replicated(
     """The step on GPUs that each hold all of the model, but for tables."""
     if resolved.bucket_mb is None:
         return spread(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
-    from traincast.models.data_parallel import data_parallel
+    from traincast.models.data_parallel import apply_data_parallel
     from traincast.models.sharded_dlrm.recommender import is_shardable
 
     if is_shardable(step):
         raise TraincastError(f"{resolved.name} shards its tables over GPUs; its buckets are those of its program")
-    return data_parallel(step, resolved.gpus, bucket_mb=resolved.bucket_mb), ""
+    return apply_data_parallel(step, resolved.gpus, bucket_mb=resolved.bucket_mb), ""
 
 
 def _check_buckets(resolved: Resolved, step: Workload) -> None:
@@ -234,13 +234,13 @@ def _check_buckets(resolved: Resolved, step: Workload) -> None:
             "data parallel"
         )
     if resolved.gpus == 1:
-        raise TraincastError("one GPU exchanges no gradients: buckets need `gpus` of 2 or more")
+        raise TraincastError("one GPU reduces no gradients: buckets need `gpus` of 2 or more")
 
 
 def _written(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tuple[Workload, str]:
     """A described recommender on one GPU."""
     from traincast.models.dlrm.cross_config import DcnConfig
-    from traincast.models.dlrm.program import dlrm_workload
+    from traincast.models.dlrm.program import build_dlrm_workload
     from traincast.simulator.scenario.recommenders import AUTOCAST, hybrid_variant
     from traincast.transforms.retyping.edit import with_autocast, with_weights
 
@@ -253,7 +253,7 @@ def _written(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tupl
         raise TraincastError(
             f"{config.name} with one embedding bag per table is a capture; set embedding=batched to change its sizes"
         )
-    step = dlrm_workload(config, mode=mode).resized(batch_size=scenario.batch_size)
+    step = build_dlrm_workload(config, mode=mode).resized(batch_size=scenario.batch_size)
     if half := AUTOCAST[scenario.dtype]:
         step, _ = (with_weights if mode == "inference" else with_autocast)(step, half)
     return (without_phase(step, Phase.OPTIMIZER) if scenario.optimizer == "none" else step), ""
@@ -287,7 +287,7 @@ def _predict_parallel(resolved: Resolved) -> Prediction:
 
     assert resolved.layout is not None
     return predict_parallel(
-        resolved.of_transformer(), with_links(resolved.platform), resolved.layout, host=resolved.host,
+        resolved.of_transformer(), add_default_links(resolved.platform), resolved.layout, host=resolved.host,
         roofline_only=resolved.scenario.roofline_only,
     )  # fmt: skip
 
@@ -316,7 +316,7 @@ def _given(step: Workload) -> tuple[str, ...]:
 def missing_units(dtype: str, platform: Platform) -> str:
     """What is assumed of a device that has no units for the type asked for; "" where it has them.
 
-    TF32 is then fp32: the same four bytes, the same cores. In a 16-bit type tensors keep their two bytes, and products
+    TF32 is then fp32: the same four bytes, the same cores. In a 16-bit type tensors keep their two bytes, and GEMMs
     run at the rate of fp32, into which the cores widen their operands (convolutions without Winograd, as in any 16-bit
     type).
     """
@@ -324,4 +324,4 @@ def missing_units(dtype: str, platform: Platform) -> str:
         return ""
     if dtype == "tf32":
         return f"{platform.key} has no TF32 units; it computes in fp32"
-    return f"{platform.key} has no {dtype} units; products are taken to run at its fp32 rate with two bytes per element"
+    return f"{platform.key} has no {dtype} units; GEMMs are taken to run at its fp32 rate with two bytes per element"

@@ -26,7 +26,7 @@ def choices(model: str) -> tuple[str, ...]:
 
 
 def check_eager(name: str, gpus: int, scenario: Scenario) -> None:
-    """Refuses what the step of a recommender with sharded tables is not predicted as."""
+    """Rejects what the step of a recommender with sharded tables is not predicted as."""
     if scenario.is_compiled:
         raise TraincastError(
             f"{name} on {gpus} GPUs shards its tables; such a step is not predicted compiled: leave out `compiled`, or "
@@ -60,11 +60,11 @@ def recommender_on(
                 f"{published.name} is one published program: it trains {config.name} as built in, not with other "
                 f"tables, MLPs or lookups; give `program` {TORCHREC} or {PIPELINED}"
             )
-        step, said = published_step(published, gpus, scenario, platform.gpus_per_node)
-        return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
-    step, said = hybrid_variant(config, gpus, platform, scenario, pipelined=wanted == PIPELINED)
+        step, notes = published_step(published, gpus, scenario, platform.gpus_per_node)
+        return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", notes) if note)
+    step, notes = hybrid_variant(config, gpus, platform, scenario, pipelined=wanted == PIPELINED)
     others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
-    return step, said if program else f"{said}; this is TorchRec's program, `program` has others: {others}"
+    return step, notes if program else f"{notes}; this is TorchRec's program, `program` has others: {others}"
 
 
 def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str | None) -> tuple[Workload, str]:
@@ -75,16 +75,16 @@ def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str |
             f"{workload.name} was not published with the program '{wanted}'; `program` is one of "
             f"{', '.join(choices(workload.name))}"
         )
-    from traincast.models.sharded_dlrm.recommender import sharded_recommender
+    from traincast.models.sharded_dlrm.recommender import build_sharded_recommender
 
-    step, said = sharded_recommender(
+    step, notes = build_sharded_recommender(
         workload,
         gpus,
         memory_bytes=platform.device.memory_bytes,
         gpus_per_node=platform.gpus_per_node,
         pipelined=wanted == PIPELINED,
     )
-    return step, said if program else f"{said}; this is TorchRec's program, `program` has another: {PIPELINED}"
+    return step, notes if program else f"{notes}; this is TorchRec's program, `program` has another: {PIPELINED}"
 
 
 def no_program(name: str) -> TraincastError:

@@ -16,7 +16,7 @@ _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors tha
 def published_step(
     program: PublishedProgram, gpus: int, scenario: Scenario, gpus_per_node: int = 8
 ) -> tuple[Workload, str]:
-    """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are refused."""
+    """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are rejected."""
     for option in ("seq_len", "optimizer", "attention", "embedding"):
         choice = getattr(scenario, option)
         if choice is not None:

@@ -12,7 +12,7 @@ from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.placement.plan import Plan
-from traincast.models.sharded_dlrm.hybrid import hybrid_dlrm
+from traincast.models.sharded_dlrm.hybrid import build_hybrid_dlrm
 from traincast.models.sharded_dlrm.step import check_ranks
 from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.simulator.scenario.scenario import Scenario
@@ -32,7 +32,7 @@ def hybrid_variant(
     config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, *, pipelined: bool = False,
     plan: Plan | None = None,
 ) -> tuple[Workload, str]:  # fmt: skip
-    """`hybrid_dlrm` in a scenario, and what was assumed; what such a step does not have is refused."""
+    """`build_hybrid_dlrm` in a scenario, and what was assumed; what such a step does not have is rejected."""
     if scenario.embedding not in (None, "fbgemm"):
         raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{scenario.embedding}'; leave out `embedding`")
     if scenario.optimizer not in (None, "none"):
@@ -41,7 +41,7 @@ def hybrid_variant(
         raise TraincastError(f"`dtype={scenario.dtype}` is for described Transformers; give fp32, tf32, bf16 or fp16")
     check_ranks(gpus)
     batch = config.batch_size if scenario.batch_size is None else scenario.batch_size
-    workload, assumed = hybrid_dlrm(
+    workload, assumed = build_hybrid_dlrm(
         config,
         gpus,
         batch_size=batch,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.given import OpCost
 from traincast.ir.workload import Workload
@@ -17,7 +17,7 @@ from traincast.simulator.scenario.kinds import KINDS, check_used, source_kind, s
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import default_dtype
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import file_digest
+from traincast.utils.files.reading import compute_file_digest
 
 if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
@@ -139,7 +139,7 @@ class Resolved:
 
     def with_topology(self, **changes: Any) -> Resolved:
         """The step with other figures of its links."""
-        linked = with_links(self.platform)
+        linked = add_default_links(self.platform)
         assert linked.topology is not None
         return self.with_platform(replace(linked, topology=replace(linked.topology, **changes)))
 
@@ -166,7 +166,7 @@ def resolve(scenario: Scenario) -> Resolved:
     if scenario.dtype is None and kind != "tables":
         scenario = scenario.replace(dtype=default_dtype(kind))
     platform = _platform(scenario)
-    content = file_digest(scenario.workload) if isinstance(scenario.workload, str) else ""
+    content = compute_file_digest(scenario.workload) if isinstance(scenario.workload, str) else ""
     if kind == "workload" and isinstance(scenario.workload, str):
         from traincast.ir.file import load_workload
 
@@ -181,7 +181,7 @@ def resolve(scenario: Scenario) -> Resolved:
 def _platform(scenario: Scenario) -> Platform:
     """The platform asked for, its clock locked where one is given."""
     platform = load_platform(scenario.on) if isinstance(scenario.on, str) else scenario.on
-    return platform if scenario.clock_mhz is None else platform.at_clock(scenario.clock_mhz)
+    return platform if scenario.clock_mhz is None else platform.with_clock(scenario.clock_mhz)
 
 
 def _host(scenario: Scenario, kind: str) -> HostProfile | None:

@@ -25,11 +25,11 @@ def predict_scaling(scenario: Scenario, gpus: Sequence[int], scaling: str = "wea
     whole = _whole_batch(resolved)
     points: list[ScalingPoint] = []
     for count, batch in [(count, _batch_of_one(whole, count, scaling)) for count in counts]:
-        answer = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
-        throughput = count * batch / answer.iteration
+        result = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
+        throughput = count * batch / result.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
-        nodes = -(-count // answer.platform.gpus_per_node)
-        points.append(ScalingPoint(count, nodes, count * batch, throughput, throughput / count / alone, answer))
+        nodes = -(-count // result.platform.gpus_per_node)
+        points.append(ScalingPoint(count, nodes, count * batch, throughput, throughput / count / alone, result))
     return ScalingCurve(scaling, tuple(points))
 
 

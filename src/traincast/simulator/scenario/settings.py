@@ -18,27 +18,27 @@ _LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "micro_batch", "
 """Fields of a layout that are shown even where they were not given."""
 
 
-def settings_of(resolved: Resolved, answer: Prediction) -> dict[str, Any]:
+def settings_of(resolved: Resolved, result: Prediction) -> dict[str, Any]:
     """Every field by name with the value that was used; None where the kind of step does not use it, or where its
     default is nothing. Objects are shown by their names."""
     scenario, used = resolved.scenario, USED[resolved.kind]
-    settings = settings_of_kind(scenario, resolved.kind, answer)
-    if answer.parallel is not None:
+    settings = settings_of_kind(scenario, resolved.kind, result)
+    if result.parallel is not None:
         settings["batch_size"] = scenario.batch_size
         for name in _LAYOUT:
-            settings[name] = getattr(answer.parallel.layout, name)
+            settings[name] = getattr(result.parallel.layout, name)
     settings |= {name: value for name, value in _own_choices(resolved).items() if settings[name] is None}
     if "kernels" in used:
         settings["kernels"] = "compiled" if scenario.is_compiled else scenario.kernels or "eager"
     return settings
 
 
-def settings_of_kind(scenario: Scenario, kind: str, answer: Prediction) -> dict[str, Any]:
+def settings_of_kind(scenario: Scenario, kind: str, result: Prediction) -> dict[str, Any]:
     """The settings of a step of a kind as far as the scenario and the prediction say them."""
     used = USED[kind]
     settings = {name: plain_value(getattr(scenario, name)) if name in used else None for name in scenario_fields()}
-    settings |= {"gpus": answer.gpus, "host": answer.host_profile, "mode": answer.workload.mode}
-    return settings | {"batch_size": answer.workload.batch_size, "seq_len": answer.workload.seq_len or None}
+    settings |= {"gpus": result.gpus, "host": result.host_profile, "mode": result.workload.mode}
+    return settings | {"batch_size": result.workload.batch_size, "seq_len": result.workload.seq_len or None}
 
 
 def _own_choices(resolved: Resolved) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from traincast.models.placement.plan import Plan
 from traincast.models.placement.plan_file import load_plans, plan_from_json
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.files.reading import parse_json, read_document
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def load_dense(path: Path) -> Dense:
     """The dense part of a recommender from YAML: fields of `Dense`, or a whole DLRM, whose tables are left out."""
     content = read_document(path)
     if isinstance(content, Mapping) and "rows_per_table" in content:
-        return Dense.of(read_dlrm(path))
+        return Dense.from_dlrm(read_dlrm(path))
     names = [field.name for field in fields(Dense)]
     if not isinstance(content, Mapping) or not set(_LISTS) <= set(content):
-        raise TraincastError(f"{path}: give bottom_mlp and top_mlp, and where wanted interaction, loss and optimizer")
+        raise TraincastError(f"{path}: give bottom_mlp and top_mlp, and optionally interaction, loss and optimizer")
     for name in content:
         if name not in names:
-            raise unknown("field", str(name), names, f"{path} may have {', '.join(names)}.")
+            raise make_unknown_error("field", str(name), names, f"{path} may have {', '.join(names)}.")
     for name in _LISTS:
         widths = content[name]
         if not isinstance(widths, list) or not all(type(width) is int and 1 <= width <= 1 << 20 for width in widths):
@@ -66,7 +66,7 @@ def load_dense(path: Path) -> Dense:
 
 def tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
     """One training step of a set of tables under a plan, and what it leaves out."""
-    from traincast.models.sharded_dlrm.step import sharded_dlrm
+    from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 
     if plan is None:
         raise TraincastError(
@@ -77,7 +77,7 @@ def tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus:
     if tuple(table.name for table in tables) != plan.tables:
         raise TraincastError(f"the `plan` places other tables than those of {scenario.workload}; give one made for it")
     dense = None if scenario.dense is None else load_dense(Path(scenario.dense))
-    step = sharded_dlrm(
+    step = build_sharded_dlrm(
         dense, tables, plan, batch_size=scenario.batch_size or DEFAULT_BATCH,
         gpus_per_node=min(platform.gpus_per_node, gpus), name=Path(str(scenario.workload)).stem,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.step import inference_workload
 from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.groups import style_of
-from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
@@ -39,7 +39,7 @@ def described_step(source: str | Path | Transformer | Workload, scenario: Scenar
         kernels="compiled" if scenario.is_compiled else "eager",
         optimizer=scenario.optimizer or "adam",
     )
-    layout = completed(layout, model)
+    layout = complete_layout(layout, model)
     if scenario.mode == "inference":
         style = style_of(layout)
         return inference_workload(model, batch_size=layout.micro_batch, seq_len=layout.seq_len, style=style)

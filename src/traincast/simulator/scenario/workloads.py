@@ -62,17 +62,17 @@ def spread(
 
         if is_shardable(workload):
             return sharded_on(workload, gpus, platform, None)
-    from traincast.models.data_parallel import on_gpus
+    from traincast.models.data_parallel import replicate_on_gpus
 
-    return on_gpus(workload, gpus), ""
+    return replicate_on_gpus(workload, gpus), ""
 
 
 def as_compiled(workload: Workload) -> Workload:
     """A workload of eager ops as `torch.compile` of its model would run it."""
     from traincast.costs.kernels.registry import lowering_context
-    from traincast.transforms.fusion import compiled_step
+    from traincast.transforms.fusion import compile_step
 
-    return compiled_step(workload, lowering_context(workload))
+    return compile_step(workload, lowering_context(workload))
 
 
 def _at_size(workload: Workload, scenario: Scenario) -> Workload:
@@ -80,9 +80,9 @@ def _at_size(workload: Workload, scenario: Scenario) -> Workload:
     if scenario.is_compiled:
         return as_compiled(resized)
     from traincast.costs.kernels.registry import lowering_context
-    from traincast.transforms.fusion import compiled_regions
+    from traincast.transforms.fusion import compile_regions
 
-    return compiled_regions(resized, lowering_context(resized))
+    return compile_regions(resized, lowering_context(resized))
 
 
 def _held(workload: Workload, name: str, scenario: Scenario) -> Workload:

@@ -59,19 +59,19 @@ class Overheads:
 
     table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
 
-    def merged(self, other: Overheads) -> Overheads:
+    def merge_with(self, other: Overheads) -> Overheads:
         """The samples of both."""
         table = dict(self.table)
         for key, distribution in other.table.items():
-            table[key] = table[key].merged(distribution) if key in table else distribution
+            table[key] = table[key].merge_with(distribution) if key in table else distribution
         return Overheads(table)
 
-    def of_type(self, kind: str) -> dict[str, Distribution]:
+    def select_type(self, kind: str) -> dict[str, Distribution]:
         """Distributions of one type by name, those with the most time first."""
         by_name = {name: d for (k, name), d in self.table.items() if k == kind}
         return dict(sorted(by_name.items(), key=lambda item: -item[1].total))
 
-    def totals(self) -> dict[str, float]:
+    def sum_by_type(self) -> dict[str, float]:
         """Seconds by type over the whole trace."""
         totals: dict[str, float] = defaultdict(float)
         for (kind, _), distribution in self.table.items():
@@ -79,7 +79,7 @@ class Overheads:
         return dict(totals)
 
 
-def profiler_cost(linked: Linked) -> ProfilerCost:
+def estimate_profiler_cost(linked: Linked) -> ProfilerCost:
     """The study's figures, or less where this trace leaves no room for them.
 
     Recording an op cannot take longer than the time between the shortest-spaced starts of two ops of a thread, and
@@ -90,13 +90,13 @@ def profiler_cost(linked: Linked) -> ProfilerCost:
     spacing = np.diff(linked.events["start"][ops])[np.diff(linked.thread[ops]) == 0]
     launches = linked.events["duration"][linked.is_launch]
     return ProfilerCost(
-        op=min(_OP_COST_NS, _shortest(spacing)),
-        call=min(_CALL_COST_NS, 0.5 * _shortest(launches)),
-        frame=_frame_cost(linked),
+        op=min(_OP_COST_NS, _find_shortest(spacing)),
+        call=min(_CALL_COST_NS, 0.5 * _find_shortest(launches)),
+        frame=_estimate_frame_cost(linked),
     )
 
 
-def _frame_cost(linked: Linked) -> float:
+def _estimate_frame_cost(linked: Linked) -> float:
     """Nanoseconds a recorded Python frame takes: how the way from an op to the first one it calls grows with the
     depth of the stack; the weighted median over equal pairs of ops that were recorded at two depths."""
     events = linked.events
@@ -123,23 +123,23 @@ def _frame_cost(linked: Linked) -> float:
     return max(float(slopes[order[half]]), 0.0)
 
 
-def _shortest(values: IntArray) -> float:
+def _find_shortest(values: IntArray) -> float:
     return float(np.quantile(values, _BOUND_QUANTILE)) if len(values) else 0.0
 
 
 def measure_overheads(linked: Linked, cost: ProfilerCost | None = None) -> Overheads:
     """Every overhead of a timeline with the profiler's cost taken off (pass a zero cost to keep it in)."""
-    cost = profiler_cost(linked) if cost is None else cost
+    cost = estimate_profiler_cost(linked) if cost is None else cost
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-    _Extraction(linked, cost, samples).run()
-    return Overheads({key: Distribution.of(1e-9 * np.array(values)) for key, values in samples.items()})
+    _Extraction(linked, cost, samples).extract_all()
+    return Overheads({key: Distribution.from_samples(1e-9 * np.array(values)) for key, values in samples.items()})
 
 
-def pooled(overheads: Iterable[Overheads]) -> Overheads:
+def pool_overheads(overheads: Iterable[Overheads]) -> Overheads:
     """All samples of several traces together."""
     result = Overheads()
     for one in overheads:
-        result = result.merged(one)
+        result = result.merge_with(one)
     return result
 
 
@@ -147,55 +147,55 @@ class _Extraction:
     def __init__(self, linked: Linked, cost: ProfilerCost, samples: dict[tuple[str, str], list[float]]) -> None:
         self.linked, self.cost, self.samples = linked, cost, samples
         self.starts, self.ends = linked.events["start"], linked.end
-        self.launches = _by_scope(linked, linked.is_launch)
-        self.held = _by_scope(linked, linked.is_synchronise)
+        self.launches = _group_by_scope(linked, linked.is_launch)
+        self.held = _group_by_scope(linked, linked.is_synchronise)
         self.waited_until = {
             scope: np.maximum.accumulate(linked.end[waits]).tolist() for scope, waits in self.held.items()
         }
         kinds = linked.events["kind"]
-        self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
-        self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
+        self.records = _group_by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
+        self.calls = _group_by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
         self.frames = linked.events["frames"]
         self.all_spans = np.sort(self.starts[linked.scopes]), np.sort(self.ends[linked.scopes])
 
-    def run(self) -> None:
-        self._gaps()
+    def extract_all(self) -> None:
+        self._extract_gaps()
         for scope in self.linked.scopes.tolist():
-            self._scope(scope)
-        self._runtime()
+            self._extract_scope(scope)
+        self._extract_runtime()
 
-    def _scope(self, scope: int) -> None:
-        name = self.linked.name(scope)
+    def _extract_scope(self, scope: int) -> None:
+        name = self.linked.get_name(scope)
         begin, end = int(self.starts[scope]), int(self.ends[scope])
         launches = self.launches.get(scope, [])
         if not launches:
-            self._add("alone", name, scope, begin, end)
+            self._add_sample("alone", name, scope, begin, end)
             return
-        self._add("T2", name, scope, begin, int(self.starts[launches[0]]))
+        self._add_sample("T2", name, scope, begin, int(self.starts[launches[0]]))
         for before, after in zip(launches, launches[1:], strict=False):
-            self._add("T5", name, scope, int(self.ends[before]), int(self.starts[after]))
-        self._add("T3", name, scope, int(self.ends[launches[-1]]), end)
+            self._add_sample("T5", name, scope, int(self.ends[before]), int(self.starts[after]))
+        self._add_sample("T3", name, scope, int(self.ends[launches[-1]]), end)
 
-    def _add(self, kind: str, name: str, scope: int, begin: int, end: int) -> None:
+    def _add_sample(self, kind: str, name: str, scope: int, begin: int, end: int) -> None:
         """One span of an op without what the host was held for and what the recording inside it cost."""
         span = float(end - begin)
-        for row in self._held(scope, begin, end):
+        for row in self._find_waits(scope, begin, end):
             span -= max(min(int(self.ends[row]), end) - max(int(self.starts[row]), begin), 0)
-        records = self._begun(self.records, scope, begin, end)
+        records = self._find_begun(self.records, scope, begin, end)
         span -= self.cost.op * len(records)
-        span -= self.cost.call * len(self._begun(self.calls, scope, begin, end))
+        span -= self.cost.call * len(self._find_begun(self.calls, scope, begin, end))
         if self.cost.frame:
             inside = [scope, *records] if begin <= self.starts[scope] < end else records
             span -= self.cost.frame * float(self.frames[inside].sum())
         self.samples[kind, name].append(max(span, 0.0))
 
-    def _begun(self, rows: dict[int, list[int]], scope: int, begin: int, end: int) -> list[int]:
+    def _find_begun(self, rows: dict[int, list[int]], scope: int, begin: int, end: int) -> list[int]:
         """Those of a scope's rows that begin inside a span; found by halving, so that no op takes quadratic time."""
         under = rows.get(scope, [])
         start = self.starts.__getitem__
         return under[bisect_left(under, begin, key=start) : bisect_left(under, end, key=start)]
 
-    def _held(self, scope: int, begin: int, end: int) -> list[int]:
+    def _find_waits(self, scope: int, begin: int, end: int) -> list[int]:
         """Those of a scope's waits that can reach into a span."""
         waits = self.held.get(scope)
         if not waits:
@@ -203,7 +203,7 @@ class _Extraction:
         last = bisect_left(waits, end, key=self.starts.__getitem__)
         return waits[bisect_right(self.waited_until[scope], begin) : last]
 
-    def _gaps(self) -> None:
+    def _extract_gaps(self) -> None:
         """T1: from one top-level op of a thread to the next, unless it waited for another thread or a step began."""
         last: dict[int, int] = {}
         for scope in self.linked.scopes.tolist():
@@ -213,21 +213,21 @@ class _Extraction:
             if before < 0 or self.linked.step[before] != step:
                 continue
             begin, end = int(self.ends[before]), int(self.starts[scope])
-            if end - begin > _JOIN_NS and self._others_busy(thread, begin, end):
+            if end - begin > _JOIN_NS and self._is_other_thread_busy(thread, begin, end):
                 continue
-            self.samples["T1", issuer(self.linked.name(scope), main=thread == 0)].append(
+            self.samples["T1", issuer(self.linked.get_name(scope), main=thread == 0)].append(
                 max(end - begin - self.cost.op, 0.0)  # one op's end and the next one's begin are recorded in it
             )
 
-    def _others_busy(self, thread: int, begin: int, end: int) -> bool:
+    def _is_other_thread_busy(self, thread: int, begin: int, end: int) -> bool:
         """Whether another thread ran a top-level op in this span."""
         own_starts, own_ends = self.linked.scope_spans[thread]
-        return _inside(*self.all_spans, begin, end) > _inside(own_starts, own_ends, begin, end)
+        return _count_overlapping(*self.all_spans, begin, end) > _count_overlapping(own_starts, own_ends, begin, end)
 
-    def _runtime(self) -> None:
-        names = [runtime_class(name) for name in self.linked.trace.names]
-        rows = self.linked.trace.of_kind(Kind.RUNTIME)
-        blocking = blocking_copies(self.linked)
+    def _extract_runtime(self) -> None:
+        names = [classify_runtime_call(name) for name in self.linked.trace.names]
+        rows = self.linked.trace.find_rows(Kind.RUNTIME)
+        blocking = find_blocking_copies(self.linked)
         for row in rows.tolist():
             kind = names[self.linked.events["name"][row]]
             if not kind or blocking[row]:
@@ -236,17 +236,17 @@ class _Extraction:
             self.samples["T4", kind].append(max(duration - self.cost.call, 0.0))
 
 
-def _inside(starts: IntArray, ends: IntArray, begin: int, end: int) -> int:
+def _count_overlapping(starts: IntArray, ends: IntArray, begin: int, end: int) -> int:
     """How many spans of these starts and ends, each sorted, reach into the one from `begin` to `end`."""
     return int(np.searchsorted(starts, end)) - int(np.searchsorted(ends, begin, side="right"))
 
 
-def runtime_class(name: str) -> str:
+def classify_runtime_call(name: str) -> str:
     """Which T4 a runtime call counts for: "launch", "memcpy", "memset", "synchronize", or "" for none."""
     return next((kind for kind, pattern in _RUNTIME_CLASSES if pattern.match(name)), "")
 
 
-def blocking_copies(linked: Linked) -> BoolArray:
+def find_blocking_copies(linked: Linked) -> BoolArray:
     """Which runtime calls held the host for their own copy: from pageable memory, or returning after it had ended."""
     blocking = np.zeros(len(linked.events), dtype=np.bool_)
     copies = np.flatnonzero((linked.events["kind"] == Kind.MEMCPY) & (linked.launch >= 0))
@@ -256,7 +256,7 @@ def blocking_copies(linked: Linked) -> BoolArray:
     return blocking
 
 
-def _by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
+def _group_by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
     """The chosen events under each scope, by start; a scope does not count as under itself."""
     inside: dict[int, list[int]] = defaultdict(list)
     rows = linked.host[chosen[linked.host] & (linked.scope[linked.host] >= 0)]

@@ -24,9 +24,9 @@ class KernelRow:
     share: float
 
 
-def kernel_rows(linked: Linked) -> tuple[KernelRow, ...]:
+def make_kernel_rows(linked: Linked) -> tuple[KernelRow, ...]:
     """Kernels, copies and memsets by name, those with most time first."""
-    rows = inside_steps(linked)
+    rows = find_kernels_in_steps(linked)
     names, group = np.unique(linked.events["name"][rows], return_inverse=True)
     group = group.reshape(-1)
     seconds = 1e-9 * linked.events["duration"][rows]
@@ -38,7 +38,7 @@ def kernel_rows(linked: Linked) -> tuple[KernelRow, ...]:
     return tuple(
         KernelRow(
             name=linked.trace.names[int(names[i])],
-            family=linked.family_of(int(names[i])),
+            family=linked.find_family(int(names[i])),
             count=int(count[i]),
             total=float(total[i]),
             mean=float(total[i] / count[i]),
@@ -50,7 +50,7 @@ def kernel_rows(linked: Linked) -> tuple[KernelRow, ...]:
     )
 
 
-def inside_steps(linked: Linked) -> IntArray:
+def find_kernels_in_steps(linked: Linked) -> IntArray:
     """Kernels, copies and memsets that belong to a step, by start."""
     rows: IntArray = linked.device[linked.step[linked.device] >= 0]
     return rows

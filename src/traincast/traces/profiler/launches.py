@@ -9,7 +9,7 @@ import numpy as np
 from traincast.traces.events import Kind
 from traincast.traces.launch_queue import LaunchQueue
 from traincast.traces.link import Linked
-from traincast.traces.profiler.kernels import inside_steps
+from traincast.traces.profiler.kernels import find_kernels_in_steps
 from traincast.utils.arrays import FloatArray, IntArray
 
 _SHORT_NS = 10_000  # about what a launch takes its host: shorter kernels cannot keep the device busy
@@ -47,18 +47,19 @@ class GraphRow:
     idle: float
 
 
-def launch_rows(linked: Linked, queue: LaunchQueue) -> tuple[LaunchRow, ...]:
+def make_launch_rows(linked: Linked, queue: LaunchQueue) -> tuple[LaunchRow, ...]:
     """The launches of every step; nothing where none was recorded."""
-    rows = inside_steps(linked)
+    rows = find_kernels_in_steps(linked)
     rows = rows[linked.launch[rows] >= 0]
     if not len(linked.device) or not linked.launched:
         return ()
     return tuple(
-        _step(linked, queue, step.number, rows[linked.step[rows] == index]) for index, step in enumerate(linked.steps)
+        _make_launch_row(linked, queue, step.number, rows[linked.step[rows] == index])
+        for index, step in enumerate(linked.steps)
     )
 
 
-def _step(linked: Linked, queue: LaunchQueue, number: int, rows: IntArray) -> LaunchRow:
+def _make_launch_row(linked: Linked, queue: LaunchQueue, number: int, rows: IntArray) -> LaunchRow:
     calls = np.unique(linked.launch[rows])
     lengths = linked.events["duration"][rows]
     short = (linked.events["kind"][rows] == Kind.KERNEL) & (lengths < _SHORT_NS)
@@ -70,21 +71,21 @@ def _step(linked: Linked, queue: LaunchQueue, number: int, rows: IntArray) -> La
         waiting_mean=float(queue.waiting[calls].mean()) if len(calls) else 0.0,
         waiting_most=int(queue.waiting[calls].max(initial=0)),
         held=int(queue.held[calls].sum()),
-        delay_median=_quantile(delay, 0.5),
-        delay_p95=_quantile(delay, 0.95),
+        delay_median=_compute_quantile(delay, 0.5),
+        delay_p95=_compute_quantile(delay, 0.95),
         short=int(short.sum()),
         short_seconds=1e-9 * float(lengths[short].sum()),
         late=int((delay > lengths).sum()),
     )
 
 
-def _quantile(nanoseconds: IntArray, share: float) -> float:
+def _compute_quantile(nanoseconds: IntArray, share: float) -> float:
     return 1e-9 * float(np.quantile(nanoseconds, share)) if len(nanoseconds) else 0.0
 
 
-def graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
+def make_graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
     """The graphs that were launched, those with most device time first."""
-    rows = inside_steps(linked)
+    rows = find_kernels_in_steps(linked)
     rows = rows[linked.launch[rows] >= 0]
     rows = rows[linked.is_graph_launch[linked.launch[rows]]]
     launched: dict[int, list[int]] = {}
@@ -92,7 +93,7 @@ def graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
         launched.setdefault(int(linked.launch[row]), []).append(row)
     found: dict[tuple[str, int], list[FloatArray]] = {}
     for nodes in launched.values():
-        found.setdefault((linked.name(nodes[0]), len(nodes)), []).append(_times(linked, nodes))
+        found.setdefault((linked.get_name(nodes[0]), len(nodes)), []).append(_sum_node_times(linked, nodes))
     totals = {key: np.sum(times, axis=0) for key, times in found.items()}
     return tuple(
         GraphRow(
@@ -103,7 +104,7 @@ def graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
     )  # fmt: skip
 
 
-def _times(linked: Linked, nodes: list[int]) -> FloatArray:
+def _sum_node_times(linked: Linked, nodes: list[int]) -> FloatArray:
     """Device seconds of the nodes, from the first one's begin to the last one's end, and without any of them."""
     start, end = linked.events["start"][nodes], linked.end[nodes]
     reached = np.maximum.accumulate(end)

@@ -49,10 +49,10 @@ class _Curve:
     relative: bool
 
 
-def memory_rows(linked: Linked) -> tuple[MemoryRow, ...]:
+def make_memory_rows(linked: Linked) -> tuple[MemoryRow, ...]:
     """Every step on every device whose memory was recorded."""
     rows = []
-    for curve in _curves(linked):
+    for curve in _make_curves(linked):
         for step in linked.steps:
             first, last = np.searchsorted(curve.time, [step.start, step.end]).tolist()
             if first == last:
@@ -68,10 +68,10 @@ def memory_rows(linked: Linked) -> tuple[MemoryRow, ...]:
     return tuple(rows)
 
 
-def memory_points(linked: Linked) -> tuple[MemoryPoint, ...]:
+def make_memory_points(linked: Linked) -> tuple[MemoryPoint, ...]:
     """The curve of every device; a long one by the highest point of each of a thousand stretches."""
     points = []
-    for curve in _curves(linked):
+    for curve in _make_curves(linked):
         for chosen in np.array_split(np.arange(len(curve.time)), min(_MOST_POINTS, len(curve.time))):
             at = int(chosen[int(np.argmax(curve.allocated[chosen]))])
             seconds = 1e-9 * float(curve.time[at] - linked.steps[0].start)
@@ -84,7 +84,7 @@ def memory_points(linked: Linked) -> tuple[MemoryPoint, ...]:
     return tuple(points)
 
 
-def _curves(linked: Linked) -> list[_Curve]:
+def _make_curves(linked: Linked) -> list[_Curve]:
     memory = linked.trace.memory
     curves = []
     for device in np.unique(memory["device"]).tolist():

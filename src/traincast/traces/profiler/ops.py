@@ -31,7 +31,7 @@ _NEW_DEVICES = re.compile(r"\b(?:G?H[128]00|GH200|H20|G?B[23]00|MI3\d\d\w*)\b")
 _VECTOR_NORM = "vectorized_layer_norm"  # since 1.13
 
 
-def framework_version(linked: Linked) -> str:
+def infer_framework_version(linked: Linked) -> str:
     """The PyTorch version a timeline looks like: autograd nodes are numbered since 1.11; ops have ids (not in every
     profile), and names that only PyTorch 2 has, since 2.0."""
     names = linked.trace.names
@@ -45,7 +45,7 @@ def framework_version(linked: Linked) -> str:
     return "1.13" if any(_VECTOR_NORM in name for name in names) else "1.12"
 
 
-def version_context(version: str) -> LoweringContext:
+def make_version_context(version: str) -> LoweringContext:
     """How that version lowers."""
     major, _, minor = version.partition(".")
     return LoweringContext(framework_version=(int(major), int(minor)))
@@ -59,37 +59,37 @@ class OpFinder:
     reader: SignatureReader
     _anchors: dict[int, int] = field(default_factory=dict)
 
-    def anchor(self, launch: int) -> int:
+    def find_anchor(self, launch: int) -> int:
         """The outermost op above a launch that lowering knows, else the innermost with shapes, else the innermost;
         -1 for none."""
         row = int(self.linked.parent[launch])
         if row in self._anchors:
             return self._anchors[row]
-        chain = self.chain(launch)
-        ops = [op for op in chain if not COMPOSITE.match(self.linked.name(op))]
-        known = [op for op in ops if self._lowered(op)]
-        anchor = known[-1] if known else next((op for op in ops if self._shapes(op)), chain[0] if chain else -1)
+        chain = self.list_enclosing_ops(launch)
+        ops = [op for op in chain if not COMPOSITE.match(self.linked.get_name(op))]
+        known = [op for op in ops if self._is_lowered(op)]
+        anchor = known[-1] if known else next((op for op in ops if self._has_shapes(op)), chain[0] if chain else -1)
         self._anchors[row] = anchor
         return anchor
 
-    def chain(self, launch: int) -> list[int]:
+    def list_enclosing_ops(self, launch: int) -> list[int]:
         """The ops that enclose a launch, innermost first."""
-        return [row for row in self.linked.enclosing(launch) if self.linked.events["kind"][row] == Kind.OP]
+        return [row for row in self.linked.iterate_enclosing(launch) if self.linked.events["kind"][row] == Kind.OP]
 
-    def _lowered(self, op: int) -> bool:
-        name = self.linked.name(op)
+    def _is_lowered(self, op: int) -> bool:
+        name = self.linked.get_name(op)
         if name not in registered_ops() and "SplitLookupFunction" not in name:
             return False
-        return self.reader.signature(op) is not None
+        return self.reader.get_signature(op) is not None
 
-    def _shapes(self, op: int) -> bool:
-        name = self.linked.name(op)
-        return name.startswith(("aten::", "fbgemm::")) and self.reader.signature(op) is not None
+    def _has_shapes(self, op: int) -> bool:
+        name = self.linked.get_name(op)
+        return name.startswith(("aten::", "fbgemm::")) and self.reader.get_signature(op) is not None
 
-    def copy(self, row: int) -> KernelCall | None:
+    def read_copy(self, row: int) -> KernelCall | None:
         """Copies and memsets say themselves what they move and where."""
         kind, nbytes = self.linked.events["kind"][row], int(self.linked.events["bytes"][row])
-        name = self.linked.name(row)
+        name = self.linked.get_name(row)
         if kind == Kind.KERNEL or nbytes < 0:
             return None
         if kind == Kind.MEMSET:
@@ -100,9 +100,11 @@ class OpFinder:
                 return MEMCPY.call(family_kind, "int8", bytes=nbytes)
         return None
 
-    def items(self, op: int, context: LoweringContext, *, strided: bool) -> tuple[Signature | None, tuple[Item, ...]]:
+    def lower_op(
+        self, op: int, context: LoweringContext, *, strided: bool
+    ) -> tuple[Signature | None, tuple[Item, ...]]:
         """The signature of an op and what it lowers to; nothing where what was recorded does not make a whole op."""
-        signature = self.reader.signature(op, strided=strided)
+        signature = self.reader.get_signature(op, strided=strided)
         if signature is None:
             return None, ()
         try:

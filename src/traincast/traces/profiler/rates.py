@@ -1,4 +1,5 @@
-"""What ops of known arithmetic reached: operations and bytes a second by op and shape, beside the device's peaks."""
+"""What ops of known arithmetic reached: operations and bytes per second by op and shape, alongside the device's
+peaks."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ import numpy as np
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.lower import registered_ops
 from traincast.costs.kernels.work import count_work
-from traincast.hardware.catalog import device_by_name
+from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.device import Device
 from traincast.ir.ops import Signature
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
-from traincast.traces.profiler.kernels import inside_steps
-from traincast.traces.profiler.ops import COMPOSITE, OpFinder, framework_version, version_context
+from traincast.traces.profiler.kernels import find_kernels_in_steps
+from traincast.traces.profiler.ops import COMPOSITE, OpFinder, infer_framework_version, make_version_context
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -63,33 +64,33 @@ class RateRow:
         return 1e-12 * self.bytes / self.mean if self.mean else 0.0
 
 
-def rate_rows(linked: Linked, reader: SignatureReader) -> tuple[RateRow, ...]:
+def make_rate_rows(linked: Linked, reader: SignatureReader) -> tuple[RateRow, ...]:
     """Ops of `FAMILIES` whose shapes were recorded, by op and shape, those with most time first."""
-    rows, anchor = _anchored(linked)
+    rows, anchor = _find_anchored_kernels(linked)
     if not len(rows):
         return ()
     try:
-        device: Device | None = device_by_name(linked.trace.device_name)
+        device: Device | None = find_device_by_name(linked.trace.device_name)
     except TraincastError:
         device = None
     finder = OpFinder(linked, reader)
-    context = version_context(framework_version(linked))
-    found: dict[tuple[Signature, str], _Sum] = {}
-    for op, count, seconds, tf32 in _shapes(linked, rows, anchor):
-        signature, items = finder.items(op, replace(context, tf32=tf32), strided=False)
+    context = make_version_context(infer_framework_version(linked))
+    found: dict[tuple[Signature, str], _RateSum] = {}
+    for op, count, seconds, tf32 in _group_by_shape(linked, rows, anchor):
+        signature, items = finder.lower_op(op, replace(context, tf32=tf32), strided=False)
         calls = [item for item in items if isinstance(item, KernelCall) and not item.estimated]
         main = [call for call in calls if call.family.name in FAMILIES]
         if signature is None or not main:
             continue
-        flops, moved, compute = _work(main)
-        entry = found.setdefault((signature, compute), _Sum(main[0].family.name, flops, moved))
+        flops, moved, compute = _compute_work(main)
+        entry = found.setdefault((signature, compute), _RateSum(main[0].family.name, flops, moved))
         entry.count, entry.seconds = entry.count + count, entry.seconds + seconds
     ordered = sorted(found.items(), key=lambda item: -item[1].seconds)
-    return tuple(_row(signature, compute, entry, device) for (signature, compute), entry in ordered)
+    return tuple(_make_row(signature, compute, entry, device) for (signature, compute), entry in ordered)
 
 
 @dataclass(slots=True)
-class _Sum:
+class _RateSum:
     family: str
     flops: float
     bytes: float
@@ -97,9 +98,9 @@ class _Sum:
     seconds: float = 0.0
 
 
-def _anchored(linked: Linked) -> tuple[IntArray, IntArray]:
+def _find_anchored_kernels(linked: Linked) -> tuple[IntArray, IntArray]:
     """Kernels below an op that lowering knows, with the outermost such op; only ops that ran a kernel of `FAMILIES`."""
-    rows = inside_steps(linked)
+    rows = find_kernels_in_steps(linked)
     rows = rows[(linked.launch[rows] >= 0) & (linked.events["kind"][rows] == Kind.KERNEL)]
     known = registered_ops()
     wanted: BoolArray = np.array([_is_known(name, known) for name in linked.trace.names], dtype=np.bool_)
@@ -112,7 +113,7 @@ def _anchored(linked: Linked) -> tuple[IntArray, IntArray]:
         here = inside & wanted_op[np.maximum(above, 0)]
         anchor[here] = above[here]
         above = np.where(inside, linked.parent[np.maximum(above, 0)], -1)
-    arithmetic = np.isin(linked.families(rows), FAMILIES)
+    arithmetic = np.isin(linked.find_families(rows), FAMILIES)
     chosen = np.isin(anchor, np.unique(anchor[arithmetic & (anchor >= 0)]))
     return rows[chosen], anchor[chosen]
 
@@ -121,7 +122,7 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
     return (name in known or "SplitLookupFunction" in name) and not COMPOSITE.match(name)
 
 
-def _shapes(linked: Linked, rows: IntArray, anchor: IntArray) -> list[tuple[int, int, float, bool]]:
+def _group_by_shape(linked: Linked, rows: IntArray, anchor: IntArray) -> list[tuple[int, int, float, bool]]:
     """(an op, how many like it, their kernels' seconds, whether in TF32) for every name and recorded arguments."""
     cores = np.array([bool(_TENSOR_CORES.search(name)) for name in linked.trace.names], dtype=np.bool_)
     ops, group = np.unique(anchor, return_inverse=True)
@@ -140,7 +141,7 @@ def _shapes(linked: Linked, rows: IntArray, anchor: IntArray) -> list[tuple[int,
     return [(int(ops[first[i]]), int(count[i]), float(total[i]), bool(tf32[first[i]])) for i in most.tolist()]
 
 
-def _work(calls: list[KernelCall]) -> tuple[float, float, str]:
+def _compute_work(calls: list[KernelCall]) -> tuple[float, float, str]:
     """Operations, bytes and compute type of an op's calls."""
     flops = moved = 0.0
     for call in calls:
@@ -151,7 +152,7 @@ def _work(calls: list[KernelCall]) -> tuple[float, float, str]:
     return flops, moved, calls[0].compute
 
 
-def _row(signature: Signature, compute: str, entry: _Sum, device: Device | None) -> RateRow:
+def _make_row(signature: Signature, compute: str, entry: _RateSum, device: Device | None) -> RateRow:
     mean = entry.seconds / entry.count
     known = device is not None and mean > 0
     return RateRow(
@@ -164,6 +165,6 @@ def _row(signature: Signature, compute: str, entry: _Sum, device: Device | None)
         mean=mean,
         flops=entry.flops,
         bytes=entry.bytes,
-        of_flops=entry.flops / mean / device.peak(compute) if known and device and entry.flops else None,
+        of_flops=entry.flops / mean / device.get_peak_flops(compute) if known and device and entry.flops else None,
         of_bandwidth=entry.bytes / mean / device.dram_bandwidth if known and device else None,
     )

@@ -9,12 +9,12 @@ from typing import Any
 from traincast.traces.collectives import Collective
 from traincast.traces.launch_queue import launch_queue
 from traincast.traces.link import Linked
-from traincast.traces.profiler.exchanges import ExchangeRow, SharedExchangeRow, exchange_rows
-from traincast.traces.profiler.kernels import KernelRow, kernel_rows
-from traincast.traces.profiler.launches import GraphRow, LaunchRow, graph_rows, launch_rows
-from traincast.traces.profiler.memory import MemoryPoint, MemoryRow, memory_points, memory_rows
-from traincast.traces.profiler.places import PlaceRow, annotation_rows, module_rows
-from traincast.traces.profiler.rates import RateRow, rate_rows
+from traincast.traces.profiler.communication import CommunicationRow, SharedCommunicationRow, make_communication_rows
+from traincast.traces.profiler.kernels import KernelRow, make_kernel_rows
+from traincast.traces.profiler.launches import GraphRow, LaunchRow, make_graph_rows, make_launch_rows
+from traincast.traces.profiler.memory import MemoryPoint, MemoryRow, make_memory_points, make_memory_rows
+from traincast.traces.profiler.places import PlaceRow, make_annotation_rows, make_module_rows
+from traincast.traces.profiler.rates import RateRow, make_rate_rows
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.results import Records
 
@@ -39,7 +39,7 @@ class ProfileTables:
     rates: tuple[RateRow, ...]
     modules: tuple[PlaceRow, ...]
     annotations: tuple[PlaceRow, ...]
-    exchanges: tuple[ExchangeRow, ...]
+    exchanges: tuple[CommunicationRow, ...]
     launches: tuple[LaunchRow, ...]
     graphs: tuple[GraphRow, ...]
     memory: tuple[MemoryRow, ...]
@@ -48,46 +48,46 @@ class ProfileTables:
     def to_dict(self) -> Records:
         """The tables as plain rows; columns say their units."""
         rates = [
-            {**_plain(row), "tflops": row.tflops, "tbytes": row.tbytes} for row in self.rates
+            {**_convert_row(row), "tflops": row.tflops, "tbytes": row.tbytes} for row in self.rates
         ]  # derived, so not among the fields
         return {
-            "top_kernels": plain_rows(self.kernels),
+            "top_kernels": convert_rows(self.kernels),
             "rates": rates,
-            "modules": plain_rows(self.modules),
-            "annotations": plain_rows(self.annotations),
-            "exchanges": plain_rows(self.exchanges),
-            "launches": plain_rows(self.launches),
-            "graphs": plain_rows(self.graphs),
-            "memory": plain_rows(self.memory),
-            "memory_curve": plain_rows(self.memory_curve),
+            "modules": convert_rows(self.modules),
+            "annotations": convert_rows(self.annotations),
+            "exchanges": convert_rows(self.exchanges),
+            "launches": convert_rows(self.launches),
+            "graphs": convert_rows(self.graphs),
+            "memory": convert_rows(self.memory),
+            "memory_curve": convert_rows(self.memory_curve),
         }
 
 
 def profile_tables(linked: Linked, reader: SignatureReader, calls: Sequence[Collective]) -> ProfileTables:
     """Everything of one rank."""
     return ProfileTables(
-        kernels=kernel_rows(linked),
-        rates=rate_rows(linked, reader),
-        modules=module_rows(linked),
-        annotations=annotation_rows(linked),
-        exchanges=exchange_rows(calls, linked.trace.world_size),
-        launches=launch_rows(linked, launch_queue(linked)),
-        graphs=graph_rows(linked),
-        memory=memory_rows(linked),
-        memory_curve=memory_points(linked),
+        kernels=make_kernel_rows(linked),
+        rates=make_rate_rows(linked, reader),
+        modules=make_module_rows(linked),
+        annotations=make_annotation_rows(linked),
+        exchanges=make_communication_rows(calls, linked.trace.world_size),
+        launches=make_launch_rows(linked, launch_queue(linked)),
+        graphs=make_graph_rows(linked),
+        memory=make_memory_rows(linked),
+        memory_curve=make_memory_points(linked),
     )
 
 
-def plain_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
+def convert_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Rows of any of the tables with columns that say their units."""
-    return [_plain(row) for row in rows]
+    return [_convert_row(row) for row in rows]
 
 
-def _plain(row: KernelRow | RateRow | PlaceRow | SharedExchangeRow) -> dict[str, Any]:
+def _convert_row(row: KernelRow | RateRow | PlaceRow | SharedCommunicationRow) -> dict[str, Any]:
     plain = {}
     for name, value in asdict(row).items():
         column, factor = _UNITS.get(name, (name, 1))
-        if column == "longest_us" and isinstance(row, SharedExchangeRow):
+        if column == "longest_us" and isinstance(row, SharedCommunicationRow):
             column = "longest_wait_us"
         plain[column] = value if value is None or factor == 1 else factor * value
     return plain

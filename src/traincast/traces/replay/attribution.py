@@ -1,6 +1,7 @@
-"""Why a traced step is predicted as it is: the error split into the walk's, the kernels' and the overheads' share.
+"""Why a traced step is predicted as it is: the error split into the simulation's, the kernels' and the overheads'
+share.
 
-The same instructions are walked with measured times, with predicted kernels, and with predicted kernels and pooled
+The same instructions are simulated with measured times, with predicted kernels, and with predicted kernels and pooled
 overheads. Each difference is one share, so the shares add up to the error of the full prediction.
 """
 
@@ -18,12 +19,12 @@ from traincast.simulator.schedule import Code
 from traincast.traces.link import Linked
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
 from traincast.traces.overheads.extraction import Overheads
-from traincast.traces.replay.host import TYPES, TracedHost, pooled_host
+from traincast.traces.replay.host import TYPES, TracedHost, pool_host
 from traincast.traces.replay.kernels import KEPT as KEPT_KERNELS
 from traincast.traces.replay.kernels import Known, TracedKernels, predict_kernels
-from traincast.traces.replay.shares import StepShares, gmae
-from traincast.traces.replay.steady import cycle, steady_seconds
-from traincast.traces.replay.steps import Replay, device_work, rewalk
+from traincast.traces.replay.shares import StepShares, compute_gmae
+from traincast.traces.replay.steady import compute_steady_seconds, select_marked_steps
+from traincast.traces.replay.steps import Replay, compute_device_work, simulate_replay
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray
@@ -54,7 +55,7 @@ class TracedShares(StepShares):
         return {
             "number": self.number, "measured_ms": 1e3 * self.measured, "replayed_ms": 1e3 * self.replayed,
             "with_predicted_kernels_ms": 1e3 * self.stages["kernels"], "predicted_ms": 1e3 * self.full,
-            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.shares(),
+            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.compute_shares(),
         }  # fmt: skip
 
 
@@ -87,29 +88,29 @@ class Attribution:
     @property
     def gmae(self) -> float:
         """Geometric mean of the absolute relative errors of the steps."""
-        return gmae([step.error for step in self.steps])
+        return compute_gmae([step.error for step in self.steps])
 
-    def by_family(self) -> dict[str, Pair]:
+    def sum_by_family(self) -> dict[str, Pair]:
         """(measured, predicted) kernel seconds per step by family of the measured kernel, largest first."""
-        return self._kernel_totals(self.kernels.family)
+        return self._sum_kernels(self.kernels.family)
 
-    def by_op(self) -> dict[str, Pair]:
+    def sum_by_op(self) -> dict[str, Pair]:
         """(measured, predicted) kernel seconds per step by the op that was lowered, largest first."""
-        return self._kernel_totals([op or "(no op)" for op in self.kernels.op])
+        return self._sum_kernels([op or "(no op)" for op in self.kernels.op])
 
-    def by_type(self) -> dict[str, Pair]:
+    def sum_by_type(self) -> dict[str, Pair]:
         """(measured, pooled) host seconds per step by overhead type."""
         sums: dict[str, Pair] = dict.fromkeys(TYPES, (0.0, 0.0))
-        for (kind, _), pair in self.host_ops().items():
+        for (kind, _), pair in self.sum_host_by_op().items():
             sums[kind] = (sums[kind][0] + pair[0], sums[kind][1] + pair[1])
         return sums
 
-    def host_ops(self) -> dict[tuple[str, str], Pair]:
+    def sum_host_by_op(self) -> dict[tuple[str, str], Pair]:
         """(measured, pooled) host seconds per step by overhead type and op, the largest differences first."""
         n = len(self.steps)
-        return {key: (measured / n, pooled / n) for key, (measured, pooled) in self.host.totals().items()}
+        return {key: (measured / n, pooled / n) for key, (measured, pooled) in self.host.sum_by_op().items()}
 
-    def _kernel_totals(self, names: Sequence[str]) -> dict[str, Pair]:
+    def _sum_kernels(self, names: Sequence[str]) -> dict[str, Pair]:
         sums: dict[str, Pair] = {}
         n = len(self.steps)
         for name, m, p in zip(names, self.kernels.measured.tolist(), self.kernels.predicted.tolist(), strict=True):
@@ -129,29 +130,29 @@ class Attribution:
             "gmae": self.gmae,
             "steady_step_ms": 1e3 * self.steady,
             "steps": [step.to_dict() for step in self.steps],
-            "kernels_by_family": _in_ms(self.by_family()),
-            "kernels_by_op": _in_ms(self.by_op()),
+            "kernels_by_family": _convert_to_ms(self.sum_by_family()),
+            "kernels_by_op": _convert_to_ms(self.sum_by_op()),
             "step_change_by_family_ms": {name: 1e3 * s for name, s in self.change_by_family.items()},
-            "overheads_by_type": _in_ms(self.by_type()),
+            "overheads_by_type": _convert_to_ms(self.sum_by_type()),
             "step_change_by_overhead_ms": {name: 1e3 * s for name, s in self.change_by_type.items()},
             "overheads_by_op": [
                 {"type": kind, "op": op, "measured_ms": 1e3 * m / n, "predicted_ms": 1e3 * p / n}
-                for (kind, op), (m, p) in self.host.totals().items()
+                for (kind, op), (m, p) in self.host.sum_by_op().items()
             ],
-            "kernels_by_source": {known.name.lower(): self._source(known) for known in Known},
+            "kernels_by_source": {known.name.lower(): self._describe_source(known) for known in Known},
         }
 
-    def _source(self, known: Known) -> dict[str, Any]:
+    def _describe_source(self, known: Known) -> dict[str, Any]:
         chosen = self.kernels.known == known
         milliseconds = 1e3 * float(self.kernels.measured[chosen].sum()) / len(self.steps)
         return {"count": int(chosen.sum()), "measured_ms": milliseconds, "kept": known in KEPT_KERNELS}
 
 
-def _in_ms(pairs: dict[str, Pair]) -> dict[str, dict[str, float]]:
+def _convert_to_ms(pairs: dict[str, Pair]) -> dict[str, dict[str, float]]:
     return {name: {"measured_ms": 1e3 * m, "predicted_ms": 1e3 * p} for name, (m, p) in pairs.items()}
 
 
-def measured_here(profile: HostProfile, linked: Linked) -> bool:
+def is_measured_here(profile: HostProfile, linked: Linked) -> bool:
     """Whether a host profile was built from this very trace, as its provenance says."""
     path = linked.trace.path
     return f"{path.parent.name}/{path.name}" in str(profile.provenance)
@@ -162,20 +163,20 @@ def choose_profile(platform: Platform, linked: Linked, name: str | None = None) 
     if name is not None:
         return load_host_profile(name)
     profile = load_host_profile(platform.device.host, platform.device.host_slowness)
-    if not measured_here(profile, linked):
+    if not is_measured_here(profile, linked):
         return profile
     return load_host_profile(_OTHER_SERVER.get(profile.name, FALLBACK_PROFILE))
 
 
-def host_scale(overheads: Overheads, profile: HostProfile) -> float:
+def compute_host_scale(overheads: Overheads, profile: HostProfile) -> float:
     """How many times as long as the profile's host this one takes, told from its launch calls alone."""
     launches = overheads.table.get(("T4", "launch"))
     if launches is None or profile.t4["launch"] <= 0:
         return 1.0
-    return min(max(launches.robust()[0] / profile.t4["launch"], _SCALES[0]), _SCALES[1])
+    return min(max(launches.compute_robust_moments()[0] / profile.t4["launch"], _SCALES[0]), _SCALES[1])
 
 
-def attribute(
+def attribute_error(
     linked: Linked,
     instructions: TimelineInstructions,
     reader: SignatureReader,
@@ -188,55 +189,55 @@ def attribute(
     """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
     `own_host` the host's times are those of the trace, and `profile` is not used."""
     kernels = predict_kernels(linked, reader, platform.device)
-    host, shipped = (pooled_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
+    host, shipped = (pool_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
     if own_host:
         host, shipped = host.as_measured(), shipped.as_measured()
-    predicted = replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, None))
+    predicted = replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, None))
     unscaled, complete = (
-        replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *OVERHEAD_TYPES))
+        replace(predicted, host_seconds=pooled.replace_measured(instructions.host_seconds, *OVERHEAD_TYPES))
         for pooled in (shipped, host)
     )
     variants = (instructions, predicted, unscaled, complete)
-    walks = [rewalk(linked, variant) for variant in variants]
-    floors = [device_work(linked, variant) for variant in variants]
+    simulations = [simulate_replay(linked, variant) for variant in variants]
+    floors = [compute_device_work(linked, variant) for variant in variants]
     families = (
-        (family, replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family)))
+        (family, replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, family)))
         for family in sorted(set(kernels.family))
     )
     types = (
-        (kind, replace(predicted, host_seconds=host.replaced(instructions.host_seconds, kind)))
+        (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
         for kind in OVERHEAD_TYPES
     )
     return Attribution(
         platform=platform.key,
         host_profile=OWN_HOST if own_host else profile.name,
         host_scale=scale,
-        circular=not own_host and measured_here(profile, linked),
+        circular=not own_host and is_measured_here(profile, linked),
         kernels=kernels,
         host=host,
-        steps=_shares(walks, floors),
+        steps=_make_shares(simulations, floors),
         predicted=predicted,
         complete=complete,
-        full=walks[-1],
-        steady=_steady(linked, complete, floors[-1]),
-        change_by_family=_changes(linked, walks[0], families),
-        change_by_type=_changes(linked, walks[1], types),
+        full=simulations[-1],
+        steady=_compute_steady_seconds(linked, complete, floors[-1]),
+        change_by_family=_compute_changes(linked, simulations[0], families),
+        change_by_type=_compute_changes(linked, simulations[1], types),
     )
 
 
-def _steady(linked: Linked, complete: TimelineInstructions, floors: FloatArray) -> float:
+def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floors: FloatArray) -> float:
     """Seconds of a step that goes on for ever."""
-    seconds = float(steady_seconds(linked, [cycle(linked, complete)])[0])
+    seconds = float(compute_steady_seconds(linked, [select_marked_steps(linked, complete)])[0])
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _shares(walks: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
-    """The stages of every step, from walks as measured, with predicted kernels, and with two hosts.
+def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
+    """The stages of every step, from simulations as measured, with predicted kernels, and with two hosts.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
     work that it gives to a stream, except by as much as the measured one is.
     """
-    seconds = [walked.walked for walked in walks]
+    seconds = [simulated.walked for simulated in simulations]
     ahead = np.minimum(seconds[0] / np.maximum(floors[0], 1e-12), 1.0)
     stages = [seconds[0], *(np.maximum(s, ahead * floor) for s, floor in zip(seconds[1:], floors[1:], strict=True))]
     return tuple(
@@ -246,11 +247,11 @@ def _shares(walks: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[Trac
             stages={"walk": float(replayed), "kernels": float(kernels), "overheads": float(full)},
             unscaled=float(as_shipped),
         )
-        for step, replayed, kernels, as_shipped, full in zip(walks[0].steps, *stages, strict=True)
+        for step, replayed, kernels, as_shipped, full in zip(simulations[0].steps, *stages, strict=True)
     )
 
 
-def _replaced(
+def _replace_kernel_seconds(
     linked: Linked, instructions: TimelineInstructions, kernels: TracedKernels, family: str | None
 ) -> FloatArray:
     """Kernel seconds with predicted durations, of one family or of all.
@@ -267,16 +268,18 @@ def _replaced(
     seconds = instructions.kernel_seconds.copy()
     launches = np.flatnonzero((instructions.schedule.code == Code.LAUNCH) & (instructions.point >= 0))
     events = instructions.row[launches]
-    pieces = np.bincount(events, minlength=len(linked.events))[events]
+    blocks = np.bincount(events, minlength=len(linked.events))[events]
     share = np.ones(len(launches))
-    split = (pieces > 1) & (length[events] > 0)
+    split = (blocks > 1) & (length[events] > 0)
     share[split] = np.minimum(seconds[launches[split]] / length[events[split]], 1.0)
     seconds[launches] = np.maximum(seconds[launches] + share * change[events], 0.0)
     return seconds
 
 
-def _changes(linked: Linked, base: Replay, variants: Iterable[tuple[str, TimelineInstructions]]) -> dict[str, float]:
+def _compute_changes(
+    linked: Linked, base: Replay, variants: Iterable[tuple[str, TimelineInstructions]]
+) -> dict[str, float]:
     """Mean change of a step, in seconds, for each variant; the largest first."""
     before = np.mean(base.walked)
-    changes = {name: float(np.mean(rewalk(linked, variant).walked) - before) for name, variant in variants}
+    changes = {name: float(np.mean(simulate_replay(linked, variant).walked) - before) for name, variant in variants}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))

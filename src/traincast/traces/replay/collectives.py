@@ -6,12 +6,12 @@ from traincast.ir.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.traces.collectives import Collective
 from traincast.traces.matched_collectives import Match
-from traincast.traces.replay.predicted_together import message_bytes
+from traincast.traces.replay.predicted_together import compute_message_bytes
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.errors import TraincastError
 
 
-def world_of(report: TraceReport) -> int:
+def find_world_size(report: TraceReport) -> int:
     """How many ranks the run had, as far as the traces say."""
     sizes = [rank.linked.trace.world_size or 1 for rank in report.ranks]
     sizes += [rank.rank + 1 for rank in report.ranks]
@@ -19,9 +19,9 @@ def world_of(report: TraceReport) -> int:
     return max(sizes)
 
 
-def collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dict[int, Signature]], list[str]]:
+def make_collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dict[int, Signature]], list[str]]:
     """For every rank the ops of the collective kernels of step number `step` by event, and what to know about them."""
-    calls = [[c for c in rank.collectives if _number(rank, c) == step] for rank in report.ranks]
+    calls = [[c for c in rank.collectives if _find_communicator(rank, c) == step] for rank in report.ranks]
     together = report.together.replay if report.together else None
     matches = together.matches.collectives if together else ()
     notes = []
@@ -30,19 +30,19 @@ def collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dic
         notes.append(f"{len(report.ranks)} of {world} ranks were traced; the others are taken to run the same")
     everyone = tuple(range(world))
     matched = {(m, call.row): match for match in matches for m, call in zip(match.members, match.calls, strict=True)}
-    groups = sorted({_group(c, everyone) for made in calls for c in made} - {("", everyone)})
+    groups = sorted({_find_group(c, everyone) for made in calls for c in made} - {("", everyone)})
     numbers = {group: number + 1 for number, group in enumerate(groups)}
     ops: list[dict[int, Signature]] = []
     for index, rank in enumerate(report.ranks):
         signatures = {}
         for call in calls[index]:
-            _, members = group = _group(call, everyone)
+            _, members = group = _find_group(call, everyone)
             if not complete and members != everyone:
                 raise TraincastError(
                     f"rank {rank.rank} talks to ranks {members} of {world}; give the traces of all ranks for a workload"
                 )
             match = matched.get((index, call.row), Match(members=(index,), calls=(call,)))
-            signature = _signature(call, match, members, numbers.get(group, 0), splits=complete)
+            signature = _make_signature(call, match, members, numbers.get(group, 0), splits=complete)
             if signature is not None:
                 signatures[call.row] = signature
         ops.append(signatures)
@@ -52,21 +52,21 @@ def collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dic
     return ops, notes
 
 
-def _number(rank: RankReport, call: Collective) -> int:
+def _find_communicator(rank: RankReport, call: Collective) -> int:
     return rank.linked.steps[call.step].number if call.step >= 0 else -1
 
 
-def _group(call: Collective, everyone: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def _find_group(call: Collective, everyone: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """A process group: the world, however it is called, or what the trace says."""
     members = call.group_ranks or everyone
     return ("" if members == everyone else call.group, members)
 
 
-def _signature(
+def _make_signature(
     call: Collective, match: Match, members: tuple[int, ...], communicator: int, *, splits: bool
 ) -> Signature | None:
     record, kind = COLLECTIVES.get(call.kind), call.kind
-    nbytes = BARRIER_BYTES if kind == "barrier" else message_bytes(match, len(members))
+    nbytes = BARRIER_BYTES if kind == "barrier" else compute_message_bytes(match, len(members))
     if record is None or not record.matched or nbytes < 0:
         return None
     ends: tuple[tuple[str, Scalar], ...] = ()
@@ -74,7 +74,10 @@ def _signature(
         ends = (("root", members[0]),)  # not recorded
     if kind in UNEVEN_FORM and splits and len(call.in_splits) == len(call.out_splits) == len(members):
         kind = UNEVEN_FORM[kind]
-        sent, received = _in_bytes(call.in_splits, call.message_bytes), _in_bytes(call.out_splits, call.output_bytes)
+        sent, received = (
+            _convert_to_bytes(call.in_splits, call.message_bytes),
+            _convert_to_bytes(call.out_splits, call.output_bytes),
+        )
         ends, nbytes = (("send_splits", sent), ("recv_splits", received)), call.message_bytes
     scalars: tuple[tuple[str, Scalar], ...] = (
         ("collective", kind), ("group", members), ("communicator", communicator), ("bytes", nbytes), *ends,
@@ -84,6 +87,6 @@ def _signature(
     return Signature(f"c10d::{record.ops[0]}", (buffer,), (buffer,), scalars, (("tensors", 1),))
 
 
-def _in_bytes(splits: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
+def _convert_to_bytes(splits: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
     whole = sum(splits)
     return tuple(nbytes * n // whole for n in splits) if whole else splits

@@ -14,7 +14,7 @@ from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.arrays import IntArray
-from traincast.utils.display.text import milliseconds
+from traincast.utils.display.text import format_milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
@@ -79,10 +79,10 @@ class TraceComparison(Result):
     def headline(self) -> str:
         """Both steps and their difference."""
         before, after = self.step
-        change = f"{milliseconds(abs(after - before))} ms {'longer' if after >= before else 'shorter'}"
+        change = f"{format_milliseconds(abs(after - before))} ms {'longer' if after >= before else 'shorter'}"
         return (
             f"{self.after.linked.trace.path.name} against {self.before.linked.trace.path.name}: "
-            f"{milliseconds(after)} ms a step, {change} ({after / (before or 1.0) - 1:+.1%})"
+            f"{format_milliseconds(after)} ms per step, {change} ({after / (before or 1.0) - 1:+.1%})"
         )
 
     def records(self) -> Records:
@@ -90,29 +90,29 @@ class TraceComparison(Result):
         return {name: [c.to_dict() for c in getattr(self, name)] for name in ("parts", "families", "ops", "host")}
 
 
-def slowest_rank(report: TraceReport) -> RankReport:
+def find_slowest_rank(report: TraceReport) -> RankReport:
     """The rank with the longest median step."""
     return max(report.ranks, key=lambda rank: rank.median_step.step)
 
 
-def compare(before: TraceReport, after: TraceReport) -> TraceComparison:
+def compare_reports(before: TraceReport, after: TraceReport) -> TraceComparison:
     """What changed from one run to the other."""
-    old, new = slowest_rank(before), slowest_rank(after)
+    old, new = find_slowest_rank(before), find_slowest_rank(after)
     for rank in (old, new):
         if not rank.steps:
             raise TraincastError(f"'{rank.linked.trace.path}' has no step to compare")
     pairs = {
-        "parts": (_parts(old), _parts(new)),
-        "families": (_families(old), _families(new)),
-        "ops": (_ops(old.linked), _ops(new.linked)),
-        "host": (_host(old.linked), _host(new.linked)),
+        "parts": (_sum_parts(old), _sum_parts(new)),
+        "families": (_sum_families(old), _sum_families(new)),
+        "ops": (_sum_ops(old.linked), _sum_ops(new.linked)),
+        "host": (_sum_host(old.linked), _sum_host(new.linked)),
     }
     steps = tuple(float(np.mean([step.step for step in rank.steps])) for rank in (old, new))
-    changes = {name: _changes(first, second) for name, (first, second) in pairs.items()}
+    changes = {name: _list_changes(first, second) for name, (first, second) in pairs.items()}
     return TraceComparison(before=old, after=new, step=(steps[0], steps[1]), **changes)
 
 
-def _changes(before: Times, after: Times) -> tuple[Change, ...]:
+def _list_changes(before: Times, after: Times) -> tuple[Change, ...]:
     whole = sum(seconds for _, seconds in after.values()) - sum(seconds for _, seconds in before.values())
     rows = []
     for key in {**before, **after}:
@@ -126,44 +126,44 @@ def _changes(before: Times, after: Times) -> tuple[Change, ...]:
     return tuple(sorted(rows, key=lambda row: -abs(row.change)))
 
 
-def _parts(rank: RankReport) -> Times:
+def _sum_parts(rank: RankReport) -> Times:
     return {(name, ""): (1.0, float(np.mean([getattr(step, name) for step in rank.steps]))) for name in PARTS}
 
 
-def _families(rank: RankReport) -> Times:
+def _sum_families(rank: RankReport) -> Times:
     linked = rank.linked
-    rows = _in_steps(linked, linked.device)
-    return _totals(zip(linked.families(rows).tolist(), [""] * len(rows), strict=True), linked, rows)
+    rows = _filter_in_steps(linked, linked.device)
+    return _sum_by_key(zip(linked.find_families(rows).tolist(), [""] * len(rows), strict=True), linked, rows)
 
 
-def _host(linked: Linked) -> Times:
-    rows = _in_steps(linked, linked.scopes)
-    return _totals(((linked.name(row), "") for row in rows.tolist()), linked, rows)
+def _sum_host(linked: Linked) -> Times:
+    rows = _filter_in_steps(linked, linked.scopes)
+    return _sum_by_key(((linked.get_name(row), "") for row in rows.tolist()), linked, rows)
 
 
-def _ops(linked: Linked) -> Times:
+def _sum_ops(linked: Linked) -> Times:
     """Kernel time by the innermost op whose shapes were recorded, else by the innermost op, else by the kernel."""
-    rows = _in_steps(linked, linked.device)
-    op = _innermost(linked, rows)
-    described = {number: shapes_text(linked.trace.details[number]) for number in _details_of(linked, op)}
+    rows = _filter_in_steps(linked, linked.device)
+    op = _find_innermost(linked, rows)
+    described = {number: format_shapes(linked.trace.details[number]) for number in _find_details(linked, op)}
     keys = (
-        (linked.name(at), described[int(linked.events["details"][at])]) if at >= 0 else (linked.name(row), "")
+        (linked.get_name(at), described[int(linked.events["details"][at])]) if at >= 0 else (linked.get_name(row), "")
         for row, at in zip(rows.tolist(), op.tolist(), strict=True)
     )
-    return _totals(keys, linked, rows)
+    return _sum_by_key(keys, linked, rows)
 
 
-def _details_of(linked: Linked, ops: IntArray) -> list[int]:
+def _find_details(linked: Linked, ops: IntArray) -> list[int]:
     numbers: list[int] = np.unique(linked.events["details"][ops[ops >= 0]]).tolist()
     return numbers
 
 
-def _in_steps(linked: Linked, rows: IntArray) -> IntArray:
+def _filter_in_steps(linked: Linked, rows: IntArray) -> IntArray:
     chosen: IntArray = rows[linked.step[rows] >= 0]
     return chosen
 
 
-def _innermost(linked: Linked, rows: IntArray) -> IntArray:
+def _find_innermost(linked: Linked, rows: IntArray) -> IntArray:
     is_op = linked.events["kind"] == Kind.OP
     described = is_op & (linked.events["details"] > 0)
     launch = linked.launch[rows]
@@ -180,7 +180,7 @@ def _innermost(linked: Linked, rows: IntArray) -> IntArray:
     return np.where(found >= 0, found, first)
 
 
-def _totals(keys: Iterable[tuple[str, str]], linked: Linked, rows: IntArray) -> Times:
+def _sum_by_key(keys: Iterable[tuple[str, str]], linked: Linked, rows: IntArray) -> Times:
     steps = len(linked.steps)
     totals: Times = {}
     for key, nanoseconds in zip(keys, linked.events["duration"][rows].tolist(), strict=True):
@@ -189,7 +189,7 @@ def _totals(keys: Iterable[tuple[str, str]], linked: Linked, rows: IntArray) -> 
     return totals
 
 
-def shapes_text(details: bytes) -> str:
+def format_shapes(details: bytes) -> str:
     """Recorded shapes in one line: "1024x512 512x96"; "" where there are none."""
     try:
         dims = msgspec.json.decode(details).get("dims") if details else None

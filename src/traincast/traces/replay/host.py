@@ -13,7 +13,12 @@ from traincast.costs.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProf
 from traincast.simulator.schedule import Code
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
-from traincast.traces.overheads.extraction import LONGEST_GAP, ProfilerCost, profiler_cost, runtime_class
+from traincast.traces.overheads.extraction import (
+    LONGEST_GAP,
+    ProfilerCost,
+    classify_runtime_call,
+    estimate_profiler_cost,
+)
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.utils.arrays import FloatArray, IntArray
@@ -34,7 +39,7 @@ _NO_OVERHEAD, _TIMES = 1e-3, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class HostPiece:
+class HostSpan:
     """A stretch of one instruction's host time: its overhead type, its op, and its two lengths in seconds."""
 
     instruction: int
@@ -48,48 +53,48 @@ class HostPiece:
 class TracedHost:
     """Host seconds of every instruction by overhead type, as measured and as pooled."""
 
-    pieces: tuple[HostPiece, ...]
+    pieces: tuple[HostSpan, ...]
     size: int
 
-    def replaced(self, host_seconds: FloatArray, *kinds: str) -> FloatArray:
+    def replace_measured(self, host_seconds: FloatArray, *kinds: str) -> FloatArray:
         """Host seconds with these types pooled instead of measured."""
         change = np.zeros(self.size)
-        for piece in self.pieces:
-            if piece.kind in kinds:
-                change[piece.instruction] += piece.pooled - piece.measured
+        for block in self.pieces:
+            if block.kind in kinds:
+                change[block.instruction] += block.pooled - block.measured
         return np.maximum(host_seconds + change, 0.0)
 
     def as_measured(self) -> TracedHost:
         """The same with the measured lengths in place of the pooled ones."""
-        return replace(self, pieces=tuple(replace(piece, pooled=piece.measured) for piece in self.pieces))
+        return replace(self, pieces=tuple(replace(block, pooled=block.measured) for block in self.pieces))
 
-    def totals(self) -> dict[tuple[str, str], tuple[float, float]]:
+    def sum_by_op(self) -> dict[tuple[str, str], tuple[float, float]]:
         """(measured, pooled) seconds by (type, op) over the whole trace, the largest differences first."""
         totals: dict[tuple[str, str], tuple[float, float]] = {}
-        for piece in self.pieces:
-            measured, pooled = totals.get((piece.kind, piece.op), (0.0, 0.0))
-            totals[piece.kind, piece.op] = (measured + piece.measured, pooled + piece.pooled)
+        for block in self.pieces:
+            measured, pooled = totals.get((block.kind, block.op), (0.0, 0.0))
+            totals[block.kind, block.op] = (measured + block.measured, pooled + block.pooled)
         return dict(sorted(totals.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
 
 
-def pooled_host(linked: Linked, instructions: TimelineInstructions, profile: HostProfile) -> TracedHost:
+def pool_host(linked: Linked, instructions: TimelineInstructions, profile: HostProfile) -> TracedHost:
     """Every host instruction under a profile. What recording cost is put back: the measured step contains it."""
-    cutter = _Cutter(linked, instructions, profile, profiler_cost(linked))
-    cutter.run()
+    cutter = _HostSplitter(linked, instructions, profile, estimate_profiler_cost(linked))
+    cutter.split_all()
     return TracedHost(pieces=tuple(cutter.pieces), size=len(instructions.row))
 
 
-class _Cutter:
+class _HostSplitter:
     def __init__(
         self, linked: Linked, instructions: TimelineInstructions, profile: HostProfile, cost: ProfilerCost
     ) -> None:
         self.linked, self.instructions, self.profile, self.cost = linked, instructions, profile, cost
-        self.pieces: list[HostPiece] = []
+        self.pieces: list[HostSpan] = []
         self.launched: set[int] = set()
         self.scopes = linked.scopes_by_thread
         self.next = dict.fromkeys(self.scopes, 0)
         self.records = self._record_starts()
-        names = list(dict.fromkeys(linked.name(row) for row in linked.scopes.tolist()))
+        names = list(dict.fromkeys(linked.get_name(row) for row in linked.scopes.tolist()))
         self.parts: Mapping[str, FloatArray] = dict(
             zip(names, profile.scope_seconds([current_name(name) for name in names]), strict=True)
         )
@@ -111,28 +116,28 @@ class _Cutter:
             records[thread] = (linked.events["start"][rows], np.concatenate(([0.0], np.cumsum(cost))))
         return records
 
-    def run(self) -> None:
+    def split_all(self) -> None:
         instructions = self.instructions
         charged: set[int] = set()
         for i in range(len(instructions.row)):
             point, thread = int(instructions.point[i]), int(instructions.schedule.thread[i])
             if instructions.gap_end[i] >= 0:
-                self._gap(i, thread, point, int(instructions.gap_begin[i]), int(instructions.gap_end[i]))
+                self._split_gap(i, thread, point, int(instructions.gap_begin[i]), int(instructions.gap_end[i]))
             elif point >= 0 and instructions.schedule.code[i] in (Code.LAUNCH, Code.HOST):
-                self._call(i, point, first=point not in charged)
+                self._split_call(i, point, first=point not in charged)
                 charged.add(point)
 
-    def _call(self, i: int, point: int, *, first: bool) -> None:
-        name, measured = self.linked.name(point), float(self.instructions.host_seconds[i])
+    def _split_call(self, i: int, point: int, *, first: bool) -> None:
+        name, measured = self.linked.get_name(point), float(self.instructions.host_seconds[i])
         if self.linked.is_graph_launch[point]:  # takes the longer the more nodes the graph has
             if measured:
-                self.pieces.append(HostPiece(i, KEPT, name, measured, measured))
+                self.pieces.append(HostSpan(i, KEPT, name, measured, measured))
             return
-        kind = runtime_class(name)
+        kind = classify_runtime_call(name)
         seconds = self.profile.t4.get(kind, self.profile.t4["launch"]) + 1e-9 * self.cost.call if first else 0.0
-        self._piece(i, "T4", name, measured, seconds)
+        self._add_span(i, "T4", name, measured, seconds)
 
-    def _gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
+    def _split_gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
         """The way from a thread's last call to this one, through the ends and beginnings of scopes."""
         inside = int(self.linked.scope[point]) if point >= 0 else -1
         launches = point >= 0 and bool(self.linked.is_launch[point]) and not self.linked.is_synchronise[point]
@@ -141,26 +146,28 @@ class _Cutter:
         place = self.next.get(thread, 0)
         while place < len(rows) and starts[rows[place]] < end:
             scope = int(rows[place])
-            name, first, last = self.linked.name(scope), int(starts[scope]), int(ends[scope])
+            name, first, last = self.linked.get_name(scope), int(starts[scope]), int(ends[scope])
             if last <= begin and last < end:  # done while the thread had to wait for another one
                 place += 1
                 continue
             if first >= at:
                 gap = self.profile.t1[issuer(name, main=thread == 0)]
-                self._between(i, first - at, gap + 1e-9 * self.cost.op)
+                self._add_time_between_ops(i, first - at, gap + 1e-9 * self.cost.op)
             at = max(at, first)
             covered = max(min(last, end) - at, 0)
             at = max(at, min(last, end))
             if last > end or scope == inside:
                 if launches and scope == inside:
                     again = scope in self.launched
-                    self._scope(i, "T5" if again else "T2", name, covered, BETWEEN if again else BEFORE, thread, end)
+                    self._add_scope_part(
+                        i, "T5" if again else "T2", name, covered, BETWEEN if again else BEFORE, thread, end
+                    )
                     self.launched.add(scope)
                 else:
-                    self._add(i, "T5" if scope in self.launched else "T2", name, covered, 0.0)
+                    self._add_overhead(i, "T5" if scope in self.launched else "T2", name, covered, 0.0)
                 break
             ended = scope in self.launched
-            self._scope(i, "T3" if ended else "alone", name, covered, AFTER if ended else ALONE, thread, last)
+            self._add_scope_part(i, "T3" if ended else "alone", name, covered, AFTER if ended else ALONE, thread, last)
             place += 1
         else:
             self._to_end(i, max(end - at, 0), outside=point >= 0 and inside < 0)
@@ -169,31 +176,31 @@ class _Cutter:
     def _to_end(self, i: int, measured_ns: int, *, outside: bool) -> None:
         """The way from the last op to a step's edge, or to a call that no op made: a program's own launches."""
         if outside:
-            self._add(i, KEPT, "", measured_ns, 1e-9 * measured_ns)
+            self._add_overhead(i, KEPT, "", measured_ns, 1e-9 * measured_ns)
         else:
-            self._between(i, measured_ns, 0.0)
+            self._add_time_between_ops(i, measured_ns, 0.0)
 
-    def _between(self, i: int, measured_ns: int, pooled: float) -> None:
+    def _add_time_between_ops(self, i: int, measured_ns: int, pooled: float) -> None:
         """Time between two ops; profiles hold the mean of short ones, long ones are work of the user's own."""
         long = 1e-9 * measured_ns > LONGEST_GAP
-        self._add(i, KEPT if long else "T1", "", measured_ns, 1e-9 * measured_ns if long else pooled)
+        self._add_overhead(i, KEPT if long else "T1", "", measured_ns, 1e-9 * measured_ns if long else pooled)
 
-    def _scope(self, i: int, kind: str, name: str, covered: int, part: int, thread: int, end: int) -> None:
+    def _add_scope_part(self, i: int, kind: str, name: str, covered: int, part: int, thread: int, end: int) -> None:
         """One part of a scope's host time, with the cost of what was recorded during it."""
         if _KEPT.match(name):
-            self._add(i, KEPT, name, covered, 1e-9 * covered)
+            self._add_overhead(i, KEPT, name, covered, 1e-9 * covered)
             return
         seconds = float(self.parts[name][part])
         starts, summed = self.records[thread]
         low, high = np.searchsorted(starts, [end - covered, end])
-        self._add(i, kind, name, covered, seconds + 1e-9 * float(summed[high] - summed[low]))
+        self._add_overhead(i, kind, name, covered, seconds + 1e-9 * float(summed[high] - summed[low]))
 
-    def _add(self, i: int, kind: str, op: str, measured_ns: int, pooled: float) -> None:
+    def _add_overhead(self, i: int, kind: str, op: str, measured_ns: int, pooled: float) -> None:
         if measured_ns or pooled:
-            self._piece(i, kind, op, 1e-9 * measured_ns, pooled)
+            self._add_span(i, kind, op, 1e-9 * measured_ns, pooled)
 
-    def _piece(self, i: int, kind: str, op: str, measured: float, pooled: float) -> None:
+    def _add_span(self, i: int, kind: str, op: str, measured: float, pooled: float) -> None:
         """A stretch of host time under a profile; one that is far longer than any overhead stays as it was."""
         if measured > _NO_OVERHEAD and measured > _TIMES * pooled and kind != KEPT:
             kind, pooled = SET_UP, measured
-        self.pieces.append(HostPiece(i, kind, op, measured, pooled))
+        self.pieces.append(HostSpan(i, kind, op, measured, pooled))

@@ -13,11 +13,11 @@ from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import MEMCPY
-from traincast.hardware.catalog import device_by_name
+from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.device import Device
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
-from traincast.traces.profiler.ops import OpFinder, framework_version, version_context
+from traincast.traces.profiler.ops import OpFinder, infer_framework_version, make_version_context
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -44,7 +44,7 @@ _BOUND_BY_ARITHMETIC = ("gemm", "conv", "attention")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedKernels:
     """The kernels of a timeline with their measured and predicted durations in seconds. `KEPT` ones are equal, or on
-    another device than the trace's scaled (collectives are not): products, convolutions and attention by the rate of
+    another device than the trace's scaled (collectives are not): GEMMs, convolutions and attention by the rate of
     half-precision arithmetic, all others by the bandwidth of the memory.
 
     `row` is the event, `op` the name of the op that was lowered ("" for none), `family` that of the measured kernel.
@@ -61,18 +61,18 @@ class TracedKernels:
 
 def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> TracedKernels:
     """Predicts every kernel whose op recorded its shapes; all others keep what was measured."""
-    version = framework_version(linked)
+    version = infer_framework_version(linked)
     rows = linked.device[linked.launch[linked.device] >= 0]
-    matcher = _Matcher(linked, OpFinder(linked, reader), version_context(version), rows)
-    matcher.run()
+    matcher = _Matcher(linked, OpFinder(linked, reader), make_version_context(version), rows)
+    matcher.match_all()
     measured = 1e-9 * linked.events["duration"][rows]
-    families = linked.families(rows)
+    families = linked.find_families(rows)
     kept = np.isin(matcher.known, [int(known) for known in KEPT if known != Known.COMMUNICATION])
-    predicted = matcher.seconds(measured, device)
-    predicted[kept] *= _device_ratio(linked.trace.device_name, device, families[kept])
+    predicted = matcher.predict_seconds(measured, device)
+    predicted[kept] *= _compute_device_ratio(linked.trace.device_name, device, families[kept])
     return TracedKernels(
         row=rows,
-        op=tuple(linked.name(op) if op >= 0 else "" for op in matcher.op.tolist()),
+        op=tuple(linked.get_name(op) if op >= 0 else "" for op in matcher.op.tolist()),
         family=tuple(families.tolist()),
         measured=measured,
         predicted=predicted,
@@ -91,29 +91,29 @@ class _Matcher:
         self.single: dict[int, KernelCall] = {}  # kernel -> its call
         self.groups: list[tuple[list[int], list[KernelCall]]] = []  # kernels of an op -> all calls of the op
 
-    def run(self) -> None:
+    def match_all(self) -> None:
         by_op: dict[int, list[int]] = {}
         for index, (row, exchanges) in enumerate(
-            zip(self.rows.tolist(), self.linked.communicates(self.rows), strict=True)
+            zip(self.rows.tolist(), self.linked.find_communication(self.rows), strict=True)
         ):
             if exchanges:
                 self.known[index] = Known.COMMUNICATION
                 continue
-            anchor = self.finder.anchor(int(self.linked.launch[row]))
+            anchor = self.finder.find_anchor(int(self.linked.launch[row]))
             self.op[index] = anchor
-            copy = self.finder.copy(row)
+            copy = self.finder.read_copy(row)
             if copy is not None:
                 self.single[index], self.known[index] = copy, Known.MODEL
             elif anchor >= 0:
                 by_op.setdefault(anchor, []).append(index)
         for anchor, indices in by_op.items():
-            self._match(anchor, indices)
+            self._match_op(anchor, indices)
 
-    def _match(self, anchor: int, indices: list[int]) -> None:
+    def _match_op(self, anchor: int, indices: list[int]) -> None:
         strided = all(self.linked.events["kind"][self.rows[index]] == Kind.KERNEL for index in indices)
         # which type a product computed in is the library's choice and stands in its kernels' names
-        tf32 = any(_TENSOR_CORES.search(self.linked.name(int(self.rows[index]))) for index in indices)
-        _, items = self.finder.items(anchor, replace(self.context, tf32=tf32), strided=strided)
+        tf32 = any(_TENSOR_CORES.search(self.linked.get_name(int(self.rows[index]))) for index in indices)
+        _, items = self.finder.lower_op(anchor, replace(self.context, tf32=tf32), strided=strided)
         calls = [item for item in items if isinstance(item, KernelCall)]
         if any(call.family is MEMCPY for call in calls) and strided:
             kernels = [call for call in calls if call.family is not MEMCPY]
@@ -129,10 +129,10 @@ class _Matcher:
             known = Known.OP
         self.known[indices] = known
 
-    def seconds(self, measured: FloatArray, device: Device) -> FloatArray:
+    def predict_seconds(self, measured: FloatArray, device: Device) -> FloatArray:
         """Predicted durations; where only an op's total is predicted, it is split as the measured one was."""
         every = list(self.single.values()) + [call for _, calls in self.groups for call in calls]
-        price = _prices(every, device)
+        price = _predict_calls(every, device)
         predicted = measured.copy()
         for index, call in self.single.items():
             predicted[index] = price[call]
@@ -144,19 +144,19 @@ class _Matcher:
         return predicted
 
 
-def _device_ratio(name: str, device: Device, families: npt.NDArray[np.str_]) -> FloatArray:
+def _compute_device_ratio(name: str, device: Device, families: npt.NDArray[np.str_]) -> FloatArray:
     """How many times as long kernels of these families take on `device` as on the one the trace names; 1 where that is
     the same or unknown."""
     try:
-        traced = device_by_name(name)
+        traced = find_device_by_name(name)
     except TraincastError:
         return np.ones(len(families))
-    arithmetic = traced.sustained("fp16") / device.sustained("fp16")
+    arithmetic = traced.get_sustained_flops("fp16") / device.get_sustained_flops("fp16")
     memory = traced.dram_bandwidth / device.dram_bandwidth
     return np.where(np.isin(families, _BOUND_BY_ARITHMETIC), arithmetic, memory)
 
 
-def _prices(calls: list[KernelCall], device: Device) -> dict[KernelCall, float]:
+def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, float]:
     """Device seconds of every distinct call."""
     by_family: dict[str, list[KernelCall]] = {}
     for call in dict.fromkeys(calls):

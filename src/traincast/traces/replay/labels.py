@@ -12,7 +12,7 @@ from traincast.simulator.critical import PathPart, Segment
 from traincast.simulator.schedule import Code
 from traincast.traces.link import Linked
 from traincast.traces.replay.timeline import TimelineInstructions
-from traincast.utils.arrays import FloatArray, IntArray, grouped
+from traincast.utils.arrays import FloatArray, IntArray, group_positions
 
 HOST = "host"
 """What the path and the gains call all work of the host."""
@@ -33,20 +33,20 @@ class Labels:
         self.linked, self.instructions = linked, instructions
         launches = instructions.schedule.code == Code.LAUNCH
         self.family = np.full(len(instructions.row), "", dtype=object)
-        self.family[launches] = linked.families(instructions.row[launches])
+        self.family[launches] = linked.find_families(instructions.row[launches])
         self.family[launches & (instructions.point < 0)] = BACKLOG
-        self.late = _late(linked, instructions)
+        self.late = _describe_late_starts(linked, instructions)
         self.gap = instructions.gap_end >= 0
         called = np.where(instructions.point >= 0, linked.scope[instructions.point], -1)
-        scope = np.where(self.gap, _main_scope(linked, instructions), called)
+        scope = np.where(self.gap, _find_main_scope(linked, instructions), called)
         names = np.array([*linked.trace.names, ""], dtype=object)
         self.op = names[np.where(scope >= 0, linked.events["name"][scope], len(names) - 1)]
         self.families = sorted({*self.family[launches], *self.late} - {BACKLOG, ""})
-        self.ops = sorted({linked.name(row) for row in linked.scopes.tolist()})
+        self.ops = sorted({linked.get_name(row) for row in linked.scopes.tolist()})
 
-    def parts(self, rank: int, segment: Segment) -> Iterator[PathPart]:
+    def describe_segment(self, rank: int, segment: Segment) -> Iterator[PathPart]:
         """A stretch of the path in words: a kernel that began late is two."""
-        what, op, name = self._words(segment.instruction, segment.where)
+        what, op, name = self._describe_instruction(segment.instruction, segment.where)
         begin, late = segment.start, str(self.late[segment.instruction])
         if segment.where == "device" and late and what != BACKLOG:
             kept = float(self.instructions.kept_seconds[segment.instruction])
@@ -54,16 +54,16 @@ class Labels:
             yield PathPart(rank, late, op, name, segment.start, begin)
         yield PathPart(rank, what, op, name, begin, segment.end)
 
-    def _words(self, instruction: int, where: str) -> tuple[str, str, str]:
+    def _describe_instruction(self, instruction: int, where: str) -> tuple[str, str, str]:
         """(what, op, name) of an instruction on the path."""
         op = str(self.op[instruction])
         if self.family[instruction] == BACKLOG:
-            return BACKLOG, BACKLOG, self.linked.name(int(self.instructions.row[instruction]))
+            return BACKLOG, BACKLOG, self.linked.get_name(int(self.instructions.row[instruction]))
         if where == "device":
-            return str(self.family[instruction]), op, self.linked.name(int(self.instructions.row[instruction]))
+            return str(self.family[instruction]), op, self.linked.get_name(int(self.instructions.row[instruction]))
         return HOST, op, op or "between ops"
 
-    def halved(self, name: str) -> TimelineInstructions:
+    def halve_time(self, name: str) -> TimelineInstructions:
         """The instructions with half the time for a family, for an op (its kernels and its own host time), or for
         all of the host's work."""
         instructions = self.instructions
@@ -78,17 +78,17 @@ class Labels:
             mine = (self.op == name) & ~self.gap
             kernels[mine] *= 0.5
             host[mine] *= 0.5
-            host -= 0.5 * self._inside(name)
+            host -= 0.5 * self._compute_seconds_inside(name)
         return replace(instructions, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels, kept_seconds=kept)
 
-    def _inside(self, name: str) -> FloatArray:
+    def _compute_seconds_inside(self, name: str) -> FloatArray:
         """Seconds of each way to a call that the host spent inside of ops of this name."""
         linked, instructions = self.linked, self.instructions
         inside = np.zeros(len(instructions.row))
-        named = linked.scopes[[linked.name(row) == name for row in linked.scopes.tolist()]]
+        named = linked.scopes[[linked.get_name(row) == name for row in linked.scopes.tolist()]]
         gaps = np.flatnonzero(self.gap)
-        gaps_of = {thread: gaps[places] for thread, places in grouped(instructions.schedule.thread[gaps])}
-        for thread, places in grouped(linked.thread[named]):
+        gaps_of = {thread: gaps[places] for thread, places in group_positions(instructions.schedule.thread[gaps])}
+        for thread, places in group_positions(linked.thread[named]):
             rows = named[places]
             edges = np.stack([linked.events["start"][rows], linked.end[rows]], axis=1)
             spent = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
@@ -101,7 +101,7 @@ class Labels:
         return np.minimum(inside, instructions.host_seconds)
 
 
-def _late(linked: Linked, instructions: TimelineInstructions) -> npt.NDArray[np.object_]:
+def _describe_late_starts(linked: Linked, instructions: TimelineInstructions) -> npt.NDArray[np.object_]:
     """What the time is called for which each launch's kernel was kept; "" where that is next to nothing."""
     of_graph = (instructions.point >= 0) & linked.is_graph_launch[np.maximum(instructions.point, 0)]
     names = np.where(of_graph, GRAPH, LATE).astype(object)
@@ -109,20 +109,20 @@ def _late(linked: Linked, instructions: TimelineInstructions) -> npt.NDArray[np.
     return names
 
 
-def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
+def _find_main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
     """For each way to a call the top-level op that takes most of it, or -1 where the time between ops is longer."""
     main = np.full(len(instructions.row), -1, dtype=np.int64)
     gaps = np.flatnonzero(instructions.gap_end >= 0)
-    for thread, places in grouped(instructions.schedule.thread[gaps]):
+    for thread, places in group_positions(instructions.schedule.thread[gaps]):
         if thread not in linked.scope_spans:
             continue
         rows, mine = linked.scopes_by_thread[thread], gaps[places]
         begin, end = instructions.gap_begin[mine], instructions.gap_end[mine]
-        main[mine] = np.append(rows, -1)[_longest(*linked.scope_spans[thread], begin, end)]
+        main[mine] = np.append(rows, -1)[_find_longest_span(*linked.scope_spans[thread], begin, end)]
     return main
 
 
-def _longest(starts: IntArray, ends: IntArray, begin: IntArray, end: IntArray) -> IntArray:
+def _find_longest_span(starts: IntArray, ends: IntArray, begin: IntArray, end: IntArray) -> IntArray:
     """For each window the span that takes most of it, of equal ones the first; -1 where what no span covers is longer.
     Spans are disjoint and in order."""
     first = np.searchsorted(ends, begin, side="right")

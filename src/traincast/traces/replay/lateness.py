@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
-from traincast.utils.arrays import IntArray, grouped
+from traincast.utils.arrays import IntArray, group_positions
 
 # a launched kernel starts within a few microseconds; one that waited longer than this was kept by something
 _LATE_NS = 10_000
@@ -40,16 +40,16 @@ class Lateness:
     gap: int
 
 
-def lateness(linked: Linked) -> Lateness:
+def compute_lateness(linked: Linked) -> Lateness:
     """The lateness of everything that ran on a device."""
     rows, count = linked.device, len(linked.events)
     free = np.zeros(count, dtype=np.int64)
     issue = np.zeros(count, dtype=np.int64)
-    for _, places in grouped(linked.stream[rows]):
+    for _, places in group_positions(linked.stream[rows]):
         mine = rows[places]
         free[mine[1:]] = np.maximum.accumulate(linked.end[mine])[:-1]
-        issue[mine] = _issued(linked, mine)
-    start, after, ready = linked.events["start"], _ordered_after(linked), np.maximum(free, issue)
+        issue[mine] = _find_issue_times(linked, mine)
+    start, after, ready = linked.events["start"], _find_ordered_after(linked), np.maximum(free, issue)
     for source in (linked.waited_for, after):
         ready = np.where(source >= 0, np.maximum(ready, linked.end[np.maximum(source, 0)]), ready)
     late = np.zeros(count, dtype=np.int64)
@@ -58,13 +58,13 @@ def lateness(linked: Linked) -> Lateness:
     queued = (free > 0) & (free >= ready)
     gaps = late[rows[queued[rows] & (late[rows] < _LATE_NS)]]
     gap = int(np.quantile(gaps, _USUAL_GAP)) if len(gaps) else 0
-    behind = _crowded_out(linked, rows[late[rows] > _LATE_NS], ready)
+    behind = _find_crowding_kernels(linked, rows[late[rows] > _LATE_NS], ready)
     kept = np.where(queued, late - gap, np.where(late > _LATE_NS, late, 0))
     kept = np.where(behind >= 0, start - linked.end[np.maximum(behind, 0)], kept)
     return Lateness(free=free, behind=behind, after=after, kept=np.maximum(kept, 0), gap=gap)
 
 
-def _issued(linked: Linked, rows: IntArray) -> IntArray:
+def _find_issue_times(linked: Linked, rows: IntArray) -> IntArray:
     """When the calls of a stream's kernels had returned, or their kernels begun if that was earlier; a kernel without
     a call counts as issued with the one before it."""
     launch = linked.launch[rows]
@@ -72,27 +72,27 @@ def _issued(linked: Linked, rows: IntArray) -> IntArray:
     return np.maximum.accumulate(np.minimum(returned, linked.events["start"][rows]))
 
 
-def _crowded_out(linked: Linked, late: IntArray, ready: IntArray) -> IntArray:
+def _find_crowding_kernels(linked: Linked, late: IntArray, ready: IntArray) -> IntArray:
     """The kernel of another stream after which each of these kernels began, if the device had been busy until then."""
     behind = np.full(len(linked.events), -1, dtype=np.int64)
     start, device = linked.events["start"], linked.events["device"]
-    for number, places in grouped(device[late]):
+    for number, places in group_positions(device[late]):
         there = linked.device[(device[linked.device] == number) & (linked.launch[linked.device] >= 0)]
-        busy = Intervals.union(start[there], linked.end[there])
+        busy = Intervals.from_spans(start[there], linked.end[there])
         by_end = there[np.argsort(linked.end[there], kind="stable")]
         rows = late[places]
         rows = rows[linked.launch[rows] >= 0]
         waited = start[rows] - ready[rows]
-        rows = rows[busy.covered(ready[rows], start[rows]) > _CROWDED_SHARE * waited]
+        rows = rows[busy.compute_covered(ready[rows], start[rows]) > _CROWDED_SHARE * waited]
         ended = np.searchsorted(linked.end[by_end], start[rows], side="right")
         for row, count in zip(rows.tolist(), ended.tolist(), strict=True):
-            behind[row] = _last_before(linked, by_end, row, count)
+            behind[row] = _find_last_before(linked, by_end, row, count)
     return behind
 
 
-def _last_before(linked: Linked, by_end: IntArray, row: int, ended: int) -> int:
+def _find_last_before(linked: Linked, by_end: IntArray, row: int, ended: int) -> int:
     """The kernel of another stream, called earlier, that ended last before this one began, if that was just before; of
-    those in the order of their ends so many had ended by then."""
+    those in the order of their ends this many had ended by then."""
     start, called = int(linked.events["start"][row]), int(linked.events["start"][linked.launch[row]])
     place = ended - 1
     while place >= 0 and linked.end[by_end[place]] >= start - _FOLLOWS_NS:
@@ -103,7 +103,7 @@ def _last_before(linked: Linked, by_end: IntArray, row: int, ended: int) -> int:
     return -1
 
 
-def _ordered_after(linked: Linked) -> IntArray:
+def _find_ordered_after(linked: Linked) -> IntArray:
     """For the first kernel that a stream got after a wait call: the last one called before on another stream.
 
     No trace says which event a wait call means; streams are made to wait for what was given to another one just before.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.traces.calls import processes
+from traincast.traces.calls import number_processes
 from traincast.traces.intervals import Intervals
-from traincast.traces.join import other_shapes
+from traincast.traces.join import compute_shape_mismatch
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.replay.steps import Replay
@@ -34,7 +34,7 @@ def step_notes(linked: Linked) -> list[str]:
     return ["no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"]
 
 
-def device_notes(linked: Linked) -> list[str]:
+def note_devices(linked: Linked) -> list[str]:
     """What is odd about the devices of a trace: none, or several."""
     device = linked.device
     if not len(device):
@@ -45,7 +45,7 @@ def device_notes(linked: Linked) -> list[str]:
             f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
         ]
     numbers = np.unique(linked.events["device"][device])
-    merged = len(np.unique(processes(linked.trace, device)))
+    merged = len(np.unique(number_processes(linked.trace, device)))
     if merged > len(numbers):
         return [
             f"kernels of {merged} processes: 'active' means that any of them ran; give every rank of a run a file of "
@@ -58,7 +58,7 @@ def device_notes(linked: Linked) -> list[str]:
     shares = []
     for number in numbers.tolist():
         mine = inside[linked.events["device"][inside] == number]
-        busy = Intervals.union(linked.events["start"][mine], linked.end[mine]).total
+        busy = Intervals.from_spans(linked.events["start"][mine], linked.end[mine]).total
         shares.append(f"device {number} {1e-9 * busy / whole:.0%}")
     return [f"kernels of {len(numbers)} devices: 'active' means that any of them ran ({', '.join(shares)})"]
 
@@ -84,7 +84,7 @@ def launch_notes(linked: Linked) -> list[str]:
             f"{what} is in the trace: kernels count to the step in which they ran, why the device was idle cannot be "
             "told, and there are no what-ifs, launches or host times; record CPU activities too",
         ]
-    notes += _clock_notes(linked)
+    notes += _note_clocks(linked)
     lost = int((linked.follows[device] >= 0).sum())
     before = int(unlinked.sum()) - lost
     if before:
@@ -100,7 +100,7 @@ def launch_notes(linked: Linked) -> list[str]:
     return notes
 
 
-def _clock_notes(linked: Linked) -> list[str]:
+def _note_clocks(linked: Linked) -> list[str]:
     """Whether kernels begin before the calls that launched them, which no device can do."""
     rows = linked.device[linked.launch[linked.device] >= 0]
     early = linked.events["start"][linked.launch[rows]] - linked.events["start"][rows]
@@ -114,9 +114,9 @@ def _clock_notes(linked: Linked) -> list[str]:
     ]
 
 
-def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:
+def note_execution(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:
     """Why the execution trace given seems to be of another run; nothing where it fits."""
-    differ = other_shapes(linked, execution, node)
+    differ = compute_shape_mismatch(linked, execution, node)
     if joined >= _OF_ANOTHER_RUN and differ <= 1 - _OF_ANOTHER_RUN:
         return []
     why = f"{joined:.0%} of the ops are in it" if joined < _OF_ANOTHER_RUN else f"{differ:.0%} of its shapes differ"
@@ -124,7 +124,7 @@ def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, j
 
 
 def replay_notes(linked: Linked, replayed: Replay) -> list[str]:
-    """One line for every step that the walk misses by more than 3 %: before which kernel most of it arises."""
+    """One line for every step that the simulation misses by more than 3 %: before which kernel most of it arises."""
     notes = []
     for index, step in enumerate(replayed.steps):
         if abs(step.error) <= _WELL:
@@ -140,10 +140,10 @@ def replay_notes(linked: Linked, replayed: Replay) -> list[str]:
         jump = np.diff(lag)
         worst = int(np.argmax(np.abs(jump)))
         row = int(rows[worst + 1])
-        scope = linked.scope_of_kernel(row)
-        place = f" of {linked.name(scope)}" if scope >= 0 else ""
+        scope = linked.find_scope_of_kernel(row)
+        place = f" of {linked.get_name(scope)}" if scope >= 0 else ""
         notes.append(
-            f"{text}; {1e3 * jump[worst]:+.2f} ms of it arise before kernel '{linked.name(row)[:60]}'{place}: "
+            f"{text}; {1e3 * jump[worst]:+.2f} ms of it arise before kernel '{linked.get_name(row)[:60]}'{place}: "
             "the trace does not say what it waited for"
         )
     return notes

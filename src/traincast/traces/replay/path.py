@@ -10,13 +10,13 @@ from typing import Any
 from traincast.simulator.critical import PathPart, Segment, critical_path
 from traincast.traces.link import Linked
 from traincast.traces.replay.labels import HOST, Labels
-from traincast.traces.replay.steady import cycle, steady_path, steady_seconds, whole_walk
+from traincast.traces.replay.steady import compute_steady_seconds, find_steady_path, select_marked_steps, simulate_once
 from traincast.traces.replay.timeline import TimelineInstructions
-from traincast.utils.errors import TraincastError, unknown
-from traincast.utils.totals import totals
+from traincast.utils.errors import TraincastError, make_unknown_error
+from traincast.utils.totals import sum_by_key
 
 SHOWN_OPS = 6
-"""So many of the ops that take most of the path are tried at twice their speed: the whole table of a page."""
+"""This many of the ops that take most of the path are tried at twice their speed: the whole table of a page."""
 
 _TAKEN_OVER = 0.25  # gain for each share of the path; half of the time would be 0.5, had the step but one path
 
@@ -61,11 +61,11 @@ class PathReport:
             "steady_step_ms": 1e3 * self.steady,
             "share_by_what_after": self.after,
             "critical_on_all_paths": self.critical,
-            "segments": [segment_dict(part) for part in self.segments],
+            "segments": [convert_segment(part) for part in self.segments],
         }
 
 
-def segment_dict(part: PathPart) -> dict[str, Any]:
+def convert_segment(part: PathPart) -> dict[str, Any]:
     """A stretch of a path in microseconds, without its rank."""
     return {
         "what": part.what, "op": part.op, "name": part.name,
@@ -73,7 +73,7 @@ def segment_dict(part: PathPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[str, float]) -> dict[str, float]:
+def sort_by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[str, float]) -> dict[str, float]:
     """Gains with those that were asked for first, each part with the largest first; of equal ones what has more of the
     path."""
 
@@ -83,23 +83,27 @@ def by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[s
     return {name: gains[name] for name in sorted(gains, key=place)}
 
 
-def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
+def make_path_report(
+    rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()
+) -> PathReport:
     """The path of a timeline, and the gains of what is on it and of all that is named in `twice`; nothing where no
     launch was recorded, since then nobody knows what waited for what."""
     if not linked.launched:
-        return _unknown(linked, twice)
+        return _make_empty_report(linked, twice)
     labels = Labels(linked, instructions)
-    segments = _in_words(rank, labels, critical_path([whole_walk(instructions)]))
-    repeated = cycle(linked, instructions)
+    segments = _describe_path(rank, labels, critical_path([simulate_once(instructions)]))
+    repeated = select_marked_steps(linked, instructions)
     settled = Labels(linked, repeated)
-    shown = _shares(rank, linked, settled, repeated)
+    shown = _compute_shares(rank, linked, settled, repeated)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
-            raise unknown("op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace.")
+            raise make_unknown_error(
+                "op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace."
+            )
     ops = [op for op in shown.by_op if op in labels.ops][:SHOWN_OPS]
     names = list(dict.fromkeys((*twice, HOST, *labels.families, *ops)))
-    variants = chain((repeated,), map(settled.halved, names))
-    before, *after = steady_seconds(linked, variants).tolist()
+    variants = chain((repeated,), map(settled.halve_time, names))
+    before, *after = compute_steady_seconds(linked, variants).tolist()
     gains = {name: 1.0 - seconds / before if before > 0 else 0.0 for name, seconds in zip(names, after, strict=True)}
     first, share = next(iter(shown.by_what.items()), ("", 0.0))
     taken_over = gains.get(first, share) < _TAKEN_OVER * share
@@ -109,22 +113,22 @@ def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, t
         segments=segments,
         by_what={what: shown.by_what[what] for what in ranked},
         by_op=shown.by_op,
-        faster=by_gain(gains, twice, shown.by_what),
+        faster=sort_by_gain(gains, twice, shown.by_what),
         steady=before / steps,
-        after=_shares(rank, linked, settled, settled.halved(first)).by_what if taken_over else {},
+        after=_compute_shares(rank, linked, settled, settled.halve_time(first)).by_what if taken_over else {},
         kinds=frozenset((HOST, *labels.families)),
     )
 
 
-def _unknown(linked: Linked, twice: Sequence[str]) -> PathReport:
+def _make_empty_report(linked: Linked, twice: Sequence[str]) -> PathReport:
     if twice:
         raise TraincastError(f"'{linked.trace.path}' has no launches of its kernels: what-ifs ({twice[0]}) need them")
     steady = sum(step.seconds for step in linked.steps) / len(linked.steps)
     return PathReport(segments=(), by_what={}, by_op={}, faster={}, steady=steady, after={}, kinds=frozenset())
 
 
-def _in_words(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathPart, ...]:
-    return tuple(part for segment in path for part in labels.parts(rank, segment))
+def _describe_path(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathPart, ...]:
+    return tuple(part for segment in path for part in labels.describe_segment(rank, segment))
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,12 @@ class _Shares:
     by_op: dict[str, float]
 
 
-def _shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
+def _compute_shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
     """What the path through these instructions is made of: those of `labels`, with whatever lengths."""
-    path = steady_path(instructions) if linked.marked else critical_path([whole_walk(instructions)])
-    segments = _in_words(rank, labels, path)
+    path = find_steady_path(instructions) if linked.marked else critical_path([simulate_once(instructions)])
+    segments = _describe_path(rank, labels, path)
     whole = max(sum(segment.seconds for segment in segments), 1e-12)
     return _Shares(
-        totals((segment.what, segment.seconds / whole) for segment in segments),
-        totals((segment.op, segment.seconds / whole) for segment in segments),
+        sum_by_key((segment.what, segment.seconds / whole) for segment in segments),
+        sum_by_key((segment.op, segment.seconds / whole) for segment in segments),
     )

@@ -15,10 +15,10 @@ from traincast.simulator.critical import PathPart, critical_path
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.link import Linked
 from traincast.traces.replay.labels import HOST, Labels
-from traincast.traces.replay.path import SHOWN_OPS, by_gain, segment_dict
-from traincast.traces.replay.together import RanksSchedule, RanksWalk, walk_together
+from traincast.traces.replay.path import SHOWN_OPS, convert_segment, sort_by_gain
+from traincast.traces.replay.together import RanksSchedule, RanksSimulation, simulate_together
 from traincast.utils.arrays import FloatArray
-from traincast.utils.totals import totals
+from traincast.utils.totals import sum_by_key
 
 K = TypeVar("K", bound=Hashable)
 
@@ -48,27 +48,27 @@ class RanksPath:
                 {"rank": rank, "op": op, "share": share} for (rank, op), share in self.by_place.items()
             ],
             "twice_as_fast_saves": self.faster,
-            "segments": [{"rank": part.rank, **segment_dict(part)} for part in self.segments],
+            "segments": [{"rank": part.rank, **convert_segment(part)} for part in self.segments],
         }
 
 
-def ranks_path(
-    numbers: Sequence[int], ranks: Sequence[Linked], walked: RanksWalk, twice: Sequence[str] = ()
+def find_ranks_path(
+    numbers: Sequence[int], ranks: Sequence[Linked], simulated: RanksSimulation, twice: Sequence[str] = ()
 ) -> RanksPath:
-    """The path of a run whose ranks were walked together; `numbers` are the ranks' own."""
-    labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, walked.schedule.timelines, strict=True)]
+    """The path of a run whose ranks were simulated together; `numbers` are the ranks' own."""
+    labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, simulated.schedule.timelines, strict=True)]
     segments = tuple(
         part
-        for segment in critical_path(walked.walks, walked.schedule.meetings)
-        for part in labels[segment.crew].parts(numbers[segment.crew], segment)
+        for segment in critical_path(simulated.walks, simulated.schedule.meetings)
+        for part in labels[segment.group].describe_segment(numbers[segment.group], segment)
     )
-    by_rank = _shares(segments, lambda s: s.rank)
-    by_what = _shares(segments, lambda s: s.what)
-    ops = [op for op in _shares(segments, lambda s: s.op) if any(op in rank.ops for rank in labels)][:SHOWN_OPS]
+    by_rank = _compute_shares(segments, lambda s: s.rank)
+    by_what = _compute_shares(segments, lambda s: s.what)
+    ops = [op for op in _compute_shares(segments, lambda s: s.op) if any(op in rank.ops for rank in labels)][:SHOWN_OPS]
     families = [what for what in by_what if any(what in rank.families for rank in labels)]
-    halved = _Halved(walked.schedule, labels, {f"rank {rank}": index for index, rank in enumerate(numbers)})
+    halved = _HalvedSchedule(simulated.schedule, labels, {f"rank {rank}": index for index, rank in enumerate(numbers)})
     gains = {
-        name: 1.0 - walk_together(halved.named(name)).seconds / walked.seconds
+        name: 1.0 - simulate_together(halved.halve_time(name)).seconds / simulated.seconds
         for name in dict.fromkeys((*twice, HOST, *families, *ops, *(f"rank {rank}" for rank in by_rank)))
     }
     return RanksPath(
@@ -76,20 +76,20 @@ def ranks_path(
         skew=segments[0].start if segments else 0.0,
         by_rank=by_rank,
         by_what=by_what,
-        by_place=_shares(segments, lambda s: (s.rank, s.op)),
-        faster=by_gain(gains, twice, by_what),
+        by_place=_compute_shares(segments, lambda s: (s.rank, s.op)),
+        faster=sort_by_gain(gains, twice, by_what),
     )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Halved:
+class _HalvedSchedule:
     """Instructions of all ranks with half the time for something."""
 
     schedule: RanksSchedule
     labels: list[Labels]
     rank_names: dict[str, int]
 
-    def named(self, name: str) -> RanksSchedule:
+    def halve_time(self, name: str) -> RanksSchedule:
         """Half the time for a rank, a family, an op or all of the host's work."""
         schedule = self.schedule
         timelines = list(schedule.timelines)
@@ -102,21 +102,23 @@ class _Halved:
             return replace(schedule, timelines=tuple(timelines))
         for index, labels in enumerate(self.labels):
             if name == HOST or name in labels.families or name in labels.ops:
-                timelines[index] = labels.halved(name)
+                timelines[index] = labels.halve_time(name)
         shorter = replace(schedule, timelines=tuple(timelines))
-        return shorter.with_seconds(schedule.meetings.seconds * self._transfers(name))
+        return shorter.replace_seconds(schedule.meetings.seconds * self._scale_transfers(name))
 
-    def _transfers(self, name: str) -> FloatArray:
+    def _scale_transfers(self, name: str) -> FloatArray:
         """The factor on each collective's transfer: it is faster if all members call it under the op that is."""
         m = self.schedule.meetings
         if name == COMMUNICATION:
             return np.full(len(m.seconds), 0.5)
         other = np.zeros(len(m.seconds), dtype=np.bool_)
-        for meeting, rank, instruction in zip(m.meeting.tolist(), m.crew.tolist(), m.instruction.tolist(), strict=True):
-            other[meeting] |= self.labels[rank].op[instruction] != name
+        for collective, rank, instruction in zip(
+            m.collective.tolist(), m.group.tolist(), m.instruction.tolist(), strict=True
+        ):
+            other[collective] |= self.labels[rank].op[instruction] != name
         return np.where(other, 1.0, 0.5)
 
 
-def _shares(segments: Sequence[PathPart], key: Callable[[PathPart], K]) -> dict[K, float]:
+def _compute_shares(segments: Sequence[PathPart], key: Callable[[PathPart], K]) -> dict[K, float]:
     whole = max(sum(s.seconds for s in segments), 1e-12)
-    return totals((key(s), s.seconds / whole) for s in segments)
+    return sum_by_key((key(s), s.seconds / whole) for s in segments)

@@ -20,9 +20,9 @@ from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM
 from traincast.traces.link import Linked
 from traincast.traces.matched_collectives import Match
 from traincast.traces.replay.attribution import Attribution
-from traincast.traces.replay.shares import StepShares, gmae
+from traincast.traces.replay.shares import StepShares, compute_gmae
 from traincast.traces.replay.steps import Replay
-from traincast.traces.replay.together import RankReplay, RanksReplay, compared_ranks, walk_together
+from traincast.traces.replay.together import RankReplay, RanksReplay, compare_ranks, simulate_together
 from traincast.utils.arrays import FloatArray
 
 
@@ -38,7 +38,7 @@ class TogetherShares(StepShares):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RanksPrediction:
+class TracedRanksPrediction:
     """All ranks predicted together. `transfers` are (kind, bytes, measured, predicted seconds) by collective."""
 
     topology: str
@@ -49,7 +49,7 @@ class RanksPrediction:
     @property
     def gmae(self) -> float:
         """Geometric mean of the absolute relative errors of all steps of all ranks."""
-        return gmae([step.error for steps in self.steps for step in steps])
+        return compute_gmae([step.error for steps in self.steps for step in steps])
 
     def to_dict(self, numbers: Sequence[int]) -> dict[str, Any]:
         """In milliseconds and microseconds, as the names say; `numbers` are those of the ranks."""
@@ -59,7 +59,7 @@ class RanksPrediction:
             "steps": [
                 {
                     "rank": number, "number": s.number, "measured_ms": 1e3 * s.measured, "predicted_ms": 1e3 * s.full,
-                    "error": s.error, "shares": s.shares(),
+                    "error": s.error, "shares": s.compute_shares(),
                     "exposed_comm_ms": 1e3 * s.exposed_measured, "predicted_exposed_comm_ms": 1e3 * s.exposed,
                 }
                 for number, steps in zip(numbers, self.steps, strict=True)
@@ -77,27 +77,29 @@ def predict_ranks(
     attributions: Sequence[Attribution],
     replayed: RanksReplay,
     topology: Topology,
-) -> RanksPrediction:
-    """Walks all ranks with predicted kernels, then predicted transfers, then pooled overheads too."""
+) -> TracedRanksPrediction:
+    """Simulates all ranks with predicted kernels, then predicted transfers, then pooled overheads too."""
     base = replayed.walked.schedule
-    measured, seconds = base.meetings.seconds, _transfers(replayed.matches.collectives, topology)
+    measured, seconds = base.meetings.seconds, _predict_transfers(replayed.matches.collectives, topology)
     kernels = replace(base, timelines=tuple(attribution.predicted for attribution in attributions))
-    collectives = kernels.with_seconds(seconds)
+    collectives = kernels.replace_seconds(seconds)
     full = replace(collectives, timelines=tuple(attribution.complete for attribution in attributions))
-    walks = [compared_ranks(ranks, walk_together(stage)) for stage in (kernels, collectives, full)]
-    return RanksPrediction(
+    simulations = [compare_ranks(ranks, simulate_together(stage)) for stage in (kernels, collectives, full)]
+    return TracedRanksPrediction(
         topology=topology.key,
-        steps=tuple(_shares(rank, [walk[i] for walk in walks]) for i, rank in enumerate(replayed.ranks)),
+        steps=tuple(
+            _make_shares(rank, [simulation[i] for simulation in simulations]) for i, rank in enumerate(replayed.ranks)
+        ),
         transfers=tuple(
-            (match.kind, message_bytes(match, _ranks(match)), float(m), float(p))
+            (match.kind, compute_message_bytes(match, _count_ranks(match)), float(m), float(p))
             for match, m, p in zip(replayed.matches.collectives, measured, seconds, strict=True)
         ),
-        full=tuple(replay for replay, _ in walks[-1]),
+        full=tuple(replay for replay, _ in simulations[-1]),
     )
 
 
-def _shares(rank: RankReplay, walks: Sequence[tuple[Replay, list[float]]]) -> tuple[TogetherShares, ...]:
-    kernels, collectives, full = (replay.steps for replay, _ in walks)
+def _make_shares(rank: RankReplay, simulations: Sequence[tuple[Replay, list[float]]]) -> tuple[TogetherShares, ...]:
+    kernels, collectives, full = (replay.steps for replay, _ in simulations)
     return tuple(
         TogetherShares(
             number=step.number,
@@ -107,34 +109,35 @@ def _shares(rank: RankReplay, walks: Sequence[tuple[Replay, list[float]]]) -> tu
             exposed=predicted,
         )
         for step, a, b, c, (measured, _), predicted in zip(
-            rank.replay.steps, kernels, collectives, full, rank.exposed, walks[-1][1], strict=True
+            rank.replay.steps, kernels, collectives, full, rank.exposed, simulations[-1][1], strict=True
         )
     )
 
 
-def _transfers(matches: Sequence[Match], topology: Topology) -> FloatArray:
+def _predict_transfers(matches: Sequence[Match], topology: Topology) -> FloatArray:
     """Predicted seconds of every collective from its last arrival; as measured where the trace has no size."""
     seconds = np.array([match.seconds for match in matches])
-    known = [i for i, match in enumerate(matches) if message_bytes(match, _ranks(match)) >= 0]
-    calls = [_call(matches[i], topology) for i in known]
+    known = [i for i, match in enumerate(matches) if compute_message_bytes(match, _count_ranks(match)) >= 0]
+    calls = [_make_call(matches[i], topology) for i in known]
     if calls:
         seconds[known] = shipped_collectives().predict(Calls.of(COLLECTIVE, calls), topology).seconds
     return seconds
 
 
-def _ranks(match: Match) -> int:
+def _count_ranks(match: Match) -> int:
     return max(match.calls[0].group_size, len(match.members))
 
 
-def _call(match: Match, topology: Topology) -> KernelCall:
-    ranks = _ranks(match)
+def _make_call(match: Match, topology: Topology) -> KernelCall:
+    ranks = _count_ranks(match)
     group = match.calls[0].group_ranks
-    nodes = len({rank // topology.gpus_per_node for rank in group}) if group else topology.nodes_for(ranks)
-    return COLLECTIVE.call(match.kind, "fp32", bytes=message_bytes(match, ranks), ranks=ranks, nodes=nodes)
+    nodes = len({rank // topology.gpus_per_node for rank in group}) if group else topology.count_nodes(ranks)
+    return COLLECTIVE.call(match.kind, "fp32", bytes=compute_message_bytes(match, ranks), ranks=ranks, nodes=nodes)
 
 
-def message_bytes(match: Match, ranks: int) -> int:
-    """nccl-tests' size of a collective of so many ranks: the larger buffer of one, -1 where the trace does not say."""
+def compute_message_bytes(match: Match, ranks: int) -> int:
+    """nccl-tests' size of a collective of this many ranks: the larger buffer of one, -1 where the trace does not
+    say."""
     sent = max(call.message_bytes for call in match.calls)
     received = max(call.output_bytes for call in match.calls)
     if match.kind in COLLECTIVES and COLLECTIVES[match.kind].gathers:

@@ -16,19 +16,19 @@ from traincast.traces.collectives import Collective
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.overheads.extraction import TYPES, Overheads
-from traincast.traces.profiler.exchanges import SharedExchangeRow
-from traincast.traces.profiler.tables import ProfileTables, plain_rows
+from traincast.traces.profiler.communication import SharedCommunicationRow
+from traincast.traces.profiler.tables import ProfileTables, convert_rows
 from traincast.traces.replay.attribution import Attribution
 from traincast.traces.replay.path import PathReport
 from traincast.traces.replay.path_together import RanksPath
-from traincast.traces.replay.predicted_together import RanksPrediction
+from traincast.traces.replay.predicted_together import TracedRanksPrediction
 from traincast.traces.replay.steps import Replay
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.replay.together import RanksReplay
 from traincast.traces.slowdowns import Slowdown
 from traincast.utils.arrays import IntArray
-from traincast.utils.display.text import milliseconds
-from traincast.utils.results import Records, Result, flat
+from traincast.utils.display.text import format_milliseconds
+from traincast.utils.results import Records, Result, drop_nested_values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,9 +73,9 @@ class RankReport:
                 for step, replayed in zip(self.steps, self.replay.steps, strict=True)
             ],
             "overheads_us": {
-                kind: {name: d.summary_us() for name, d in self.overheads.of_type(kind).items()} for kind in TYPES
+                kind: {name: d.summarise_us() for name, d in self.overheads.select_type(kind).items()} for kind in TYPES
             },
-            "collectives": [_collective_dict(collective) for collective in self.collectives],
+            "collectives": [_convert_collective(collective) for collective in self.collectives],
             "beside_collectives": {
                 name: {"count": s.count, "ratio": s.ratio, "quartiles": list(s.quartiles)}
                 for name, s in self.slowdowns.items()
@@ -85,19 +85,22 @@ class RankReport:
             "prediction": self.attribution and self.attribution.to_dict(),
         }
 
-    def kernel_rows(self) -> list[dict[str, Any]]:
+    def list_kernels(self) -> list[dict[str, Any]]:
         """One row per kernel: measured, and predicted where the run was predicted; microseconds."""
         linked, kernels = self.linked, self.attribution.kernels if self.attribution else None
         predicted = dict(zip(kernels.row.tolist(), kernels.predicted.tolist(), strict=True)) if kernels else {}
         rows = []
-        for row, family in zip(linked.device.tolist(), linked.families(linked.device).tolist(), strict=True):
-            scope = linked.scope_of_kernel(row)
+        for row, family in zip(linked.device.tolist(), linked.find_families(linked.device).tolist(), strict=True):
+            scope = linked.find_scope_of_kernel(row)
             entry = {
-                "step": int(linked.step[row]), "stream": int(linked.events["stream"][row]), "name": linked.name(row),
-                "family": family, "op": linked.name(scope) if scope >= 0 else "",
+                "step": int(linked.step[row]),
+                "stream": int(linked.events["stream"][row]),
+                "name": linked.get_name(row),
+                "family": family,
+                "op": linked.get_name(scope) if scope >= 0 else "",
                 "start_us": 1e-3 * (int(linked.events["start"][row]) - self.replay.origin),
                 "length_us": 1e-3 * int(linked.events["duration"][row]),
-            }  # fmt: skip
+            }
             if kernels:
                 entry["predicted_us"] = 1e6 * predicted[row] if row in predicted else None
             rows.append(entry)
@@ -115,7 +118,7 @@ def _step_dict(step: StepBreakdown) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _collective_dict(call: Collective) -> dict[str, Any]:
+def _convert_collective(call: Collective) -> dict[str, Any]:
     return {
         "kind": call.kind, "latency_us": 1e6 * call.seconds, "message_bytes": call.message_bytes, "step": call.step,
         "group": call.group, "group_size": call.group_size, "group_ranks": list(call.group_ranks),
@@ -130,10 +133,10 @@ class TogetherReport:
 
     numbers: tuple[int, ...]
     breakdown: RanksBreakdown
-    exchanges: tuple[SharedExchangeRow, ...]
+    exchanges: tuple[SharedCommunicationRow, ...]
     replay: RanksReplay | None
     path: RanksPath | None
-    prediction: RanksPrediction | None
+    prediction: TracedRanksPrediction | None
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +146,7 @@ class TogetherReport:
             "eg_comm": self.breakdown.eg_comm,
             "eg_imbalance": self.breakdown.eg_imbalance,
             "notes": list(self.notes),
-            "exchanges": plain_rows(self.exchanges),
+            "exchanges": convert_rows(self.exchanges),
             "replay": self.replay and _replay_dict(self.numbers, self.replay),
             "critical_path": self.path and self.path.to_dict(),
             "prediction": self.prediction and self.prediction.to_dict(self.numbers),
@@ -151,11 +154,11 @@ class TogetherReport:
 
 
 def _replay_dict(numbers: Sequence[int], replay: RanksReplay) -> dict[str, Any]:
-    measured, walked = replay.slowest
+    measured, simulated = replay.slowest
     begins = replay.walked.schedule.begin.tolist()
     return {
         "slowest_measured_ms": 1e3 * measured,
-        "slowest_replayed_ms": 1e3 * walked,
+        "slowest_replayed_ms": 1e3 * simulated,
         "clock_spread_us": 1e6 * replay.matches.spread,
         "ranks": [
             {
@@ -200,7 +203,7 @@ class TraceReport(Result):
 
     def headline(self) -> str:
         """A line per rank: its file, steps, how busy its device was, and how well it replays and is predicted."""
-        return "\n".join(_headline(rank) for rank in self.ranks)
+        return "\n".join(_format_headline(rank) for rank in self.ranks)
 
     def records(self) -> Records:
         """Tables "steps", "kernels", "overheads", "collectives", "critical_path", those of a profiler's page
@@ -212,9 +215,9 @@ class TraceReport(Result):
         for rank in self.ranks:
             entry, label = rank.to_dict(), {"rank": rank.rank}
             rows: Records = {
-                "steps": [flat(step) for step in entry["steps"]],
-                "kernels": rank.kernel_rows(),
-                "overheads": _overhead_rows(entry["overheads_us"]),
+                "steps": [drop_nested_values(step) for step in entry["steps"]],
+                "kernels": rank.list_kernels(),
+                "overheads": _make_overhead_rows(entry["overheads_us"]),
                 "collectives": entry["collectives"],
                 "critical_path": entry["critical_path"]["segments"],
                 "prediction": [_step_row(step) for step in (entry["prediction"] or {"steps": []})["steps"]],
@@ -222,23 +225,23 @@ class TraceReport(Result):
             }
             for name, table in rows.items():
                 tables.setdefault(name, []).extend({**label, **row} for row in table)
-        return tables | _together_records(self.together.to_dict() if self.together else {})
+        return tables | _make_together_records(self.together.to_dict() if self.together else {})
 
 
-def _headline(rank: RankReport) -> str:
+def _format_headline(rank: RankReport) -> str:
     step, count = rank.median_step, len(rank.steps)
     active = step.active / step.step if step.step else 0.0
     furthest = max(abs(replayed.error) for replayed in rank.replay.steps)
     text = (
         f"rank {rank.rank} ({rank.linked.trace.path.name}): {count} step{'s' * (count > 1)}, median "
-        f"{milliseconds(step.step)} ms, device active {active:.0%}, replayed within {furthest:.1%}"
+        f"{format_milliseconds(step.step)} ms, device active {active:.0%}, replayed within {furthest:.1%}"
     )
     if rank.attribution is None:
         return text
     return f"{text}, predicted on {rank.attribution.platform} with GMAE {rank.attribution.gmae:.1%}"
 
 
-def _overhead_rows(overheads: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
+def _make_overhead_rows(overheads: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
     return [
         {"type": kind, "op": op, **{key if key == "count" else f"{key}_us": value for key, value in summary.items()}}
         for kind, ops in overheads.items()
@@ -247,10 +250,10 @@ def _overhead_rows(overheads: dict[str, dict[str, dict[str, float]]]) -> list[di
 
 
 def _step_row(step: dict[str, Any]) -> dict[str, Any]:
-    return {**flat(step), **step["shares"]}
+    return {**drop_nested_values(step), **step["shares"]}
 
 
-def _together_records(document: dict[str, Any]) -> Records:
+def _make_together_records(document: dict[str, Any]) -> Records:
     replay, path, prediction = (document.get(name) or {} for name in ("replay", "critical_path", "prediction"))
     steps = [{"rank": rank["rank"], **step} for rank in replay.get("ranks", ()) for step in rank["steps"]]
     predicted = {(step["rank"], step["number"]): _step_row(step) for step in prediction.get("steps", ())}

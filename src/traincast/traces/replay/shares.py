@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _LEAST_ERROR = 1e-4  # errors below 0.01 % count as that: one that happens to be zero must not make the mean zero
 
 
-def gmae(errors: Sequence[float]) -> float:
+def compute_gmae(errors: Sequence[float]) -> float:
     """Geometric mean of the absolute relative errors; those below 0.01 % count as that."""
     return math.exp(sum(math.log(max(abs(error), _LEAST_ERROR)) for error in errors) / len(errors)) if errors else 0.0
 
@@ -27,7 +27,7 @@ class StepShares:
 
     @property
     def replayed(self) -> float:
-        """Seconds of the step walked with measured times."""
+        """Seconds of the step simulated with measured times."""
         return self.stages["walk"]
 
     @property
@@ -40,7 +40,7 @@ class StepShares:
         """Signed relative error of the full prediction."""
         return self.full / self.measured - 1.0 if self.measured else 0.0
 
-    def shares(self) -> dict[str, float]:
+    def compute_shares(self) -> dict[str, float]:
         """What each stage adds to the relative error; together they are the error."""
         moments = [self.measured, *self.stages.values()]
         changes = zip(self.stages, moments[1:], moments, strict=False)

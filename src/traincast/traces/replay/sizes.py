@@ -21,7 +21,7 @@ _GRADIENT = re.compile(
 _TOLD = 0.995  # share of kernel time with sizes from which nothing need be said
 
 
-def sizes_of(signatures: Iterable[Signature], linked: Linked) -> tuple[int, int, str]:
+def infer_sizes(signatures: Iterable[Signature], linked: Linked) -> tuple[int, int, str]:
     """Samples of a step, tokens of a sample (0 where there are none), and what is to be said about them.
 
     Products have samples x tokens as rows. How they divide is told by attention (samples, heads, tokens, width), by
@@ -49,16 +49,16 @@ def sizes_of(signatures: Iterable[Signature], linked: Linked) -> tuple[int, int,
     if images:
         return max(images.most_common(1)[0][0], 1), 0, ""
     if any(_ATTENTION.search(name) for name in linked.trace.names):
-        return 1, most, f"products have {most} rows: tokens, and the trace does not say of how many samples"
+        return 1, most, f"GEMMs have {most} rows: tokens, and the trace does not say of how many samples"
     return most, 0, ""
 
 
-def mode_of(linked: Linked) -> str:
+def infer_mode(linked: Linked) -> str:
     """ "training" where something of a gradient or an optimizer was recorded, else "inference"."""
     return "training" if any(_GRADIENT.search(name) for name in linked.trace.names) else "inference"
 
 
-def coverage(covered: float, total: float) -> str:
+def describe_coverage(covered: float, total: float) -> str:
     """What of the kernel time (seconds) a workload has the sizes of, in a line of its own; "" where it has all."""
     share = covered / total if total else 1.0
     if share >= _TOLD:

@@ -1,4 +1,4 @@
-"""What a walk over a timeline's instructions makes of its steps, against what was measured."""
+"""What a simulation over a timeline's instructions makes of its steps, against what was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.simulator.clocks import Clocks, RankTimes
-from traincast.simulator.one_rank import walk
+from traincast.simulator.one_rank import simulate_rank
 from traincast.simulator.schedule import Code
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
@@ -17,7 +17,7 @@ from traincast.utils.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A step measured and walked, in seconds."""
+    """A step measured and simulated, in seconds."""
 
     number: int
     measured: float
@@ -25,13 +25,13 @@ class ReplayedStep:
 
     @property
     def error(self) -> float:
-        """Signed relative error of the walk."""
+        """Signed relative error of the simulation."""
         return self.walked / self.measured - 1.0 if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Replay:
-    """What the walk made of a timeline: its steps, and when each kernel (event `kernel_row`) ran.
+    """What the simulation made of a timeline: its steps, and when each kernel (event `kernel_row`) ran.
 
     Kernel times are seconds from `origin`, a moment in nanoseconds on the trace's clock.
     """
@@ -44,23 +44,27 @@ class Replay:
 
     @property
     def walked(self) -> FloatArray:
-        """Seconds of every step as walked."""
+        """Seconds of every step as simulated."""
         return np.array([step.walked for step in self.steps])
 
 
-def rewalk(linked: Linked, instructions: TimelineInstructions) -> Replay:
-    """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
+def simulate_replay(linked: Linked, instructions: TimelineInstructions) -> Replay:
+    """Simulates instructions whose times may have been replaced, and compares each step with the measured one."""
     schedule = instructions.schedule
     clocks = Clocks.at_zero(schedule, instructions.gap)
-    times = walk(schedule, instructions.host_seconds, instructions.device_seconds, clocks, gap=instructions.gap)
-    return compare(linked, instructions, times)
+    times = simulate_rank(
+        schedule, instructions.host_seconds, instructions.device_seconds, clocks, gap=instructions.gap
+    )
+    return compare_with_measured(linked, instructions, times)
 
 
-def compare(linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float = 0.0) -> Replay:
-    """What a walk that began at `begin` made of the timeline, each step against the measured one."""
+def compare_with_measured(
+    linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float = 0.0
+) -> Replay:
+    """What a simulation that began at `begin` made of the timeline, each step against the measured one."""
     launches = instructions.schedule.code == Code.LAUNCH
     return Replay(
-        steps=_compared(linked, instructions, times, begin),
+        steps=_compare_steps(linked, instructions, times, begin),
         origin=instructions.origin,
         kernel_row=instructions.row[launches],
         kernel_start=times.kernel_start + instructions.kept_seconds[launches] - begin,
@@ -69,25 +73,26 @@ def compare(linked: Linked, instructions: TimelineInstructions, times: RankTimes
 
 
 def step_edges(instructions: TimelineInstructions, times: RankTimes) -> FloatArray:
-    """When the walk came to each step's start and to the last one's end, in seconds."""
+    """When the simulation came to each step's start and to the last one's end, in seconds."""
     edges: FloatArray = times.host_after[instructions.row == STEP_EDGE]
     return edges
 
 
-def _compared(
+def _compare_steps(
     linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float
 ) -> tuple[ReplayedStep, ...]:
-    """Walked step = host time between its markers; without markers, until host and device are done."""
+    """Simulated step = host time between its markers; without markers, until host and device are done."""
     if not linked.marked:
-        walked = max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin
-        return (ReplayedStep(0, linked.steps[0].seconds, walked),)
+        simulated = max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin
+        return (ReplayedStep(0, linked.steps[0].seconds, simulated),)
     lengths = np.diff(step_edges(instructions, times)).tolist()
     return tuple(
-        ReplayedStep(step.number, step.seconds, walked) for step, walked in zip(linked.steps, lengths, strict=True)
+        ReplayedStep(step.number, step.seconds, simulated)
+        for step, simulated in zip(linked.steps, lengths, strict=True)
     )
 
 
-def device_work(linked: Linked, instructions: TimelineInstructions) -> FloatArray:
+def compute_device_work(linked: Linked, instructions: TimelineInstructions) -> FloatArray:
     """Seconds that every step gives to its busiest stream, gaps between kernels included."""
     launches = (instructions.schedule.code == Code.LAUNCH) & (instructions.point >= 0)
     step, stream = linked.step[instructions.row[launches]], instructions.schedule.target[launches]
@@ -99,19 +104,19 @@ def device_work(linked: Linked, instructions: TimelineInstructions) -> FloatArra
     return most
 
 
-def exposed_communication(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
-    """Seconds of every walked step in which a collective ran and nothing else did."""
+def compute_exposed_communication(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
+    """Seconds of every simulated step in which a collective ran and nothing else did."""
     launches = instructions.schedule.code == Code.LAUNCH
-    exchanging = linked.communicates(instructions.row[launches])
+    exchanging = linked.find_communication(instructions.row[launches])
     began = times.kernel_start + instructions.kept_seconds[launches]
     start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (began, times.kernel_end))
-    compute = Intervals.union(start[~exchanging], end[~exchanging])
-    collectives = Intervals.union(start[exchanging], end[exchanging])
+    compute = Intervals.from_spans(start[~exchanging], end[~exchanging])
+    collectives = Intervals.from_spans(start[exchanging], end[exchanging])
     if linked.marked:
         edges = np.rint(1e9 * step_edges(instructions, times)).astype(np.int64).tolist()
     else:
         edges = [int(min(start.min(initial=0), 0)), int(end.max(initial=0))]
     return [
-        1e-9 * collectives.clip(low, high).minus(compute.clip(low, high))
+        1e-9 * collectives.clip_to(low, high).subtract_length(compute.clip_to(low, high))
         for low, high in zip(edges, edges[1:], strict=False)
     ]

@@ -1,4 +1,4 @@
-"""A measured timeline as instructions for the walk.
+"""A measured timeline as instructions for the simulation.
 
 Host segments, launch calls and kernels keep their measured lengths. What is simulated is everything that waits:
 kernels for their stream, streams for each other and for the device, the host for the device and for room in the queue
@@ -17,11 +17,11 @@ from traincast.simulator.schedule import Code, Schedule
 from traincast.traces.events import Kind
 from traincast.traces.launch_queue import LaunchQueue, launch_queue
 from traincast.traces.link import Linked
-from traincast.traces.replay.lateness import Lateness, lateness
-from traincast.traces.replay.waiting import Ended, Running
+from traincast.traces.replay.lateness import Lateness, compute_lateness
+from traincast.traces.replay.waiting import EndedThreads, RunningStreams
 from traincast.utils.arrays import FloatArray, IntArray
 
-_NS = 1e-9  # seconds: traces count in nanoseconds, the walk in seconds
+_NS = 1e-9  # seconds: traces count in nanoseconds, the simulation in seconds
 STEP_EDGE = -2
 """The `row` of an instruction that stands for the start or end of a step."""
 
@@ -39,8 +39,9 @@ class TimelineInstructions:
 
     `point` is the runtime call that an instruction belongs to or leads to (-1 for a step's edge). An instruction that
     is the host's way to that call has `gap_begin` and `gap_end`, nanoseconds on the trace's clock; others have -1.
-    `origin` is the moment at which the walk begins, on the same clock. `kept_seconds` is how long a kernel that could
-    have begun was kept by what no trace shows, `gap` the usual time between two kernels of a queue, both in seconds.
+    `origin` is the moment at which the simulation begins, on the same clock. `kept_seconds` is how long a kernel that
+    could have begun was kept by what no trace shows, `gap` the usual time between two kernels of a queue, both in
+    seconds.
     """
 
     origin: int
@@ -70,12 +71,12 @@ class _Point:
     row: int
 
 
-def timeline_instructions(linked: Linked) -> TimelineInstructions:
+def make_timeline_instructions(linked: Linked) -> TimelineInstructions:
     """The timeline as instructions, with all times as measured."""
-    return _Builder(linked).build(_points(linked))
+    return _Builder(linked).build_instructions(_list_points(linked))
 
 
-def _points(linked: Linked) -> list[_Point]:
+def _list_points(linked: Linked) -> list[_Point]:
     """Runtime calls that touch the device and the step markers, in the order in which the host came to them."""
     events = linked.events
     calls = np.flatnonzero(linked.is_launch | linked.is_synchronise)
@@ -99,30 +100,30 @@ class _Builder:
         self.blocks: list[list[npt.NDArray[Any]]] = []
         self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
-        self.ended = Ended()
-        self.late, self.queue, self.running = lateness(linked), launch_queue(linked), Running(linked)
-        self.event = _sources(linked, self.late, self.queue)
-        self.before, self.followers = _without_call(linked)
+        self.ended = EndedThreads()
+        self.late, self.queue, self.running = compute_lateness(linked), launch_queue(linked), RunningStreams(linked)
+        self.event = _number_event_sources(linked, self.late, self.queue)
+        self.before, self.followers = _find_kernels_without_call(linked)
         self.begin = 0
 
-    def build(self, points: list[_Point]) -> TimelineInstructions:
+    def build_instructions(self, points: list[_Point]) -> TimelineInstructions:
         self.begin = points[0].start
         for row in self.before:
-            self._backlog(row)
+            self._add_backlog(row)
         for point in points:
             self.point = point.row
-            self._gap(point)
+            self._add_gap(point)
             if point.row < 0:
-                self._emit(Code.HOST, point.thread, row=STEP_EDGE)
+                self._emit_instruction(Code.HOST, point.thread, row=STEP_EDGE)
             elif self.linked.is_synchronise[point.row] and point.row not in self.linked.kernels_of:
-                self._synchronise(point)
+                self._add_synchronisation(point)
             else:
-                self._launch(point)
+                self._add_launch(point)
             self.last[point.thread] = point.end
-            self.ended.put(point.thread, point.end)
-        return self._finish()
+            self.ended.add_point(point.thread, point.end)
+        return self._finish_instructions()
 
-    def _emit(
+    def _emit_instruction(
         self,
         code: Code,
         thread: int,
@@ -137,63 +138,65 @@ class _Builder:
     ) -> None:
         self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, _NS * kept, row, self.point, *gap))
         if len(self.rows) == _ROWS:
-            self._gather()
+            self._gather_columns()
 
-    def _gather(self) -> None:
+    def _gather_columns(self) -> None:
         """Rows as columns, which take a fifth of the memory."""
         columns = zip(*self.rows, strict=True)
         self.blocks.append([np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS, strict=True)])
         self.rows = []
 
-    def _backlog(self, row: int) -> None:
-        """A kernel from before the trace: it runs when it ran, as far as that lies inside the walk."""
+    def _add_backlog(self, row: int) -> None:
+        """A kernel from before the trace: it runs when it ran, as far as that is inside the simulation."""
         start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
         if end <= self.begin:
             return
         since = max(int(self.late.free[row]), self.begin)
         kept = max(start - since - (self.late.gap if since > self.begin else 0), 0)
-        self._put(0, row, host=0, kernel=end - max(start, self.begin), kept=kept)
+        self._put_kernel(0, row, host=0, kernel=end - max(start, self.begin), kept=kept)
 
-    def _put(self, thread: int, row: int, *, host: int, kernel: int, kept: int) -> None:
+    def _put_kernel(self, thread: int, row: int, *, host: int, kernel: int, kept: int) -> None:
         """Puts a kernel on its stream, and says so to whoever waits for its end."""
         stream = int(self.linked.stream[row])
-        self._emit(Code.LAUNCH, thread, target=stream, host=host, kernel=kernel, kept=kept, row=row)
+        self._emit_instruction(Code.LAUNCH, thread, target=stream, host=host, kernel=kernel, kept=kept, row=row)
         if row in self.event:
-            self._emit(Code.EVENT_RECORD, thread, target=stream, event=self.event[row])
+            self._emit_instruction(Code.EVENT_RECORD, thread, target=stream, event=self.event[row])
 
-    def _gap(self, point: _Point) -> None:
+    def _add_gap(self, point: _Point) -> None:
         """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
         previous = self.last.get(point.thread, self.begin)
         if point.start - previous > JOIN_NS:
-            other, worked_until = self.ended.latest(point.start, without=point.thread)
-            if other >= 0 and worked_until > previous and self._silent(point.thread, previous, point.start):
-                self._emit(Code.JOIN, point.thread, target=other)
+            other, worked_until = self.ended.find_latest(point.start, without=point.thread)
+            if other >= 0 and worked_until > previous and self._is_silent(point.thread, previous, point.start):
+                self._emit_instruction(Code.JOIN, point.thread, target=other)
                 previous = worked_until
         gap = (min(previous, point.start), point.start)
-        self._emit(Code.HOST, point.thread, host=max(point.start - previous, 0), gap=gap)
+        self._emit_instruction(Code.HOST, point.thread, host=max(point.start - previous, 0), gap=gap)
 
-    def _silent(self, thread: int, begin: int, end: int) -> bool:
+    def _is_silent(self, thread: int, begin: int, end: int) -> bool:
         """Whether the thread ran no op for most of this time."""
         starts, ends = self.linked.scope_spans.get(thread, (_NOTHING, _NOTHING))
         first, last = int(np.searchsorted(ends, begin)), int(np.searchsorted(starts, end))
         worked = np.minimum(ends[first:last], end) - np.maximum(starts[first:last], begin)
         return float(np.maximum(worked, 0).sum()) < 0.5 * (end - begin)
 
-    def _launch(self, point: _Point) -> None:
+    def _add_launch(self, point: _Point) -> None:
         """A call and its kernels; a call that a full queue holds waits for the kernel that made room for it."""
         rows = self.linked.kernels_of.get(point.row, [])
         length = point.end - point.start
         released_by = int(self.queue.released_by[point.row])
         if not rows:
-            self._emit(Code.HOST, point.thread, host=length)
+            self._emit_instruction(Code.HOST, point.thread, host=length)
         elif self._holds_host(point, rows):
-            self._blocking_copy(point, rows[0])
+            self._add_blocking_copy(point, rows[0])
         else:
             if released_by >= 0:
-                self._emit(Code.EVENT_SYNCHRONIZE, point.thread, target=self.event[released_by], row=point.row)
+                self._emit_instruction(
+                    Code.EVENT_SYNCHRONIZE, point.thread, target=self.event[released_by], row=point.row
+                )
                 length = min(point.end - int(self.linked.end[released_by]), self.queue.usual)
             for index, row in enumerate(rows):
-                self._kernel(point.thread, row, host=0 if index else length)
+                self._add_kernel(point.thread, row, host=0 if index else length)
 
     def _holds_host(self, point: _Point, rows: list[int]) -> bool:
         """Whether the call itself took part in its copy (pageable memory): it lasted for most of it."""
@@ -202,52 +205,52 @@ class _Builder:
         start, length = int(self.linked.events["start"][rows[0]]), int(self.linked.events["duration"][rows[0]])
         return length > 0 and min(point.end, start + length) - start > 0.5 * length
 
-    def _blocking_copy(self, point: _Point, row: int) -> None:
-        """The host is held for as much of the copy as lies inside the call."""
+    def _add_blocking_copy(self, point: _Point, row: int) -> None:
+        """The host is held for as much of the copy as is inside the call."""
         start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
         stream, free = int(self.linked.stream[row]), int(self.late.free[row])
         before = 0 if free > point.start else max(start - point.start, 0)  # the host's own way to the copy
-        self._kernel(point.thread, row, host=before, length=min(end, point.end) - start)
-        self._emit(Code.STREAM_SYNCHRONIZE, point.thread, target=stream, row=point.row)
+        self._add_kernel(point.thread, row, host=before, length=min(end, point.end) - start)
+        self._emit_instruction(Code.STREAM_SYNCHRONIZE, point.thread, target=stream, row=point.row)
         if end > point.end:
-            self._emit(Code.LAUNCH, point.thread, target=stream, kernel=end - point.end, row=row)
-        self._emit(Code.HOST, point.thread, host=max(point.end - end, 0))
+            self._emit_instruction(Code.LAUNCH, point.thread, target=stream, kernel=end - point.end, row=row)
+        self._emit_instruction(Code.HOST, point.thread, host=max(point.end - end, 0))
 
-    def _kernel(self, thread: int, row: int, *, host: int, length: int | None = None) -> None:
+    def _add_kernel(self, thread: int, row: int, *, host: int, length: int | None = None) -> None:
         """Puts one kernel on its stream, behind the kernels it waited for elsewhere, and what came after it without a
         call of its own."""
         for sources in (self.linked.waited_for, self.late.behind, self.late.after):
             source = int(sources[row])
             if source >= 0:
                 stream = int(self.linked.stream[row])
-                self._emit(Code.STREAM_WAIT_EVENT, thread, target=stream, event=self.event[source])
+                self._emit_instruction(Code.STREAM_WAIT_EVENT, thread, target=stream, event=self.event[source])
         # a copy that its call takes part in begins when that comes to it, unless it stands in a queue
         kept = int(self.late.kept[row]) if length is None or not host else 0
         kernel = int(self.linked.events["duration"][row]) if length is None else length
-        self._put(thread, row, host=host, kernel=kernel, kept=kept)
+        self._put_kernel(thread, row, host=host, kernel=kernel, kept=kept)
         for follower in self.followers.get(row, ()):
             duration, kept = int(self.linked.events["duration"][follower]), int(self.late.kept[follower])
-            self._put(thread, follower, host=0, kernel=duration, kept=kept)
+            self._put_kernel(thread, follower, host=0, kernel=duration, kept=kept)
 
-    def _synchronise(self, point: _Point) -> None:
+    def _add_synchronisation(self, point: _Point) -> None:
         """Holds the host for the stream that the call can have waited for; which one is not recorded.
 
         All that had been launched on it must have ended when the call returned; of several the last one counts.
         """
-        ends = self.running.at(point.start)
+        ends = self.running.find_running(point.start)
         possible = {stream: end for stream, end in ends.items() if point.start < end <= point.end}
         if not possible:
-            self._emit(Code.HOST, point.thread, host=point.end - point.start, row=point.row)
+            self._emit_instruction(Code.HOST, point.thread, host=point.end - point.start, row=point.row)
             return
         last = max(possible, key=lambda stream: (possible[stream], -stream))
-        everything = "Device" in self.linked.name(point.row) and max(ends.values()) <= point.end
+        everything = "Device" in self.linked.get_name(point.row) and max(ends.values()) <= point.end
         code = Code.DEVICE_SYNCHRONIZE if everything else Code.STREAM_SYNCHRONIZE
-        self._emit(code, point.thread, target=-1 if everything else last, row=point.row)
-        self._emit(Code.HOST, point.thread, host=point.end - possible[last])
+        self._emit_instruction(code, point.thread, target=-1 if everything else last, row=point.row)
+        self._emit_instruction(Code.HOST, point.thread, host=point.end - possible[last])
 
-    def _finish(self) -> TimelineInstructions:
+    def _finish_instructions(self) -> TimelineInstructions:
         if self.rows:
-            self._gather()
+            self._gather_columns()
         columns = [np.concatenate(column) for column in zip(*self.blocks, strict=True)]
         code, thread, target, event, host, kernel, kept, row, point, gap_begin, gap_end = columns
         blank = np.full(len(code), -1, dtype=np.int32)
@@ -270,13 +273,13 @@ class _Builder:
         )
 
 
-def _sources(linked: Linked, late: Lateness, queue: LaunchQueue) -> dict[int, int]:
+def _number_event_sources(linked: Linked, late: Lateness, queue: LaunchQueue) -> dict[int, int]:
     """The kernels whose end something waits for, numbered as events."""
     rows = np.concatenate([linked.waited_for, late.behind, late.after, queue.released_by])
     return {int(row): number for number, row in enumerate(np.unique(rows[rows >= 0]))}
 
 
-def _without_call(linked: Linked) -> tuple[list[int], dict[int, list[int]]]:
+def _find_kernels_without_call(linked: Linked) -> tuple[list[int], dict[int, list[int]]]:
     """Kernels whose launch is not in the trace: those launched before it began, and the others by the kernel that they
     follow."""
     rows = linked.device[linked.launch[linked.device] < 0]

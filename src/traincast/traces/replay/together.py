@@ -1,7 +1,7 @@
 """All ranks of a traced run replayed together: a collective ends when the last rank has come and the transfer is done.
 
 A replay of one rank takes its collectives' durations as measured, waiting for other ranks included. Here only the
-transfer is measured, which is what the rank that came last needed; who waits for whom and for how long is walked.
+transfer is measured, which is what the rank that came last needed; who waits for whom and for how long is simulated.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.simulator.clocks import Clocks, RankTimes
-from traincast.simulator.crew import Crew, CrewWalk
-from traincast.simulator.ranks import Meetings, Stuck, walk_ranks
+from traincast.simulator.many_ranks import Collectives, Deadlock, simulate_ranks
+from traincast.simulator.rank_group import GroupSimulation, RankGroup
 from traincast.simulator.schedule import Code
 from traincast.traces.breakdown import StepBreakdown
 from traincast.traces.link import Linked
 from traincast.traces.matched_collectives import Matches
-from traincast.traces.replay.steps import Replay, compare, exposed_communication
+from traincast.traces.replay.steps import Replay, compare_with_measured, compute_exposed_communication
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.utils.arrays import FloatArray, IntArray
 
@@ -26,39 +26,39 @@ from traincast.utils.arrays import FloatArray, IntArray
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RanksSchedule:
     """The instructions of all ranks, when each rank begins (seconds on a common clock), and where they meet: every rank
-    is a crew of its own."""
+    is a rank group of its own."""
 
     timelines: tuple[TimelineInstructions, ...]
     begin: FloatArray
-    meetings: Meetings
+    meetings: Collectives
 
-    def with_seconds(self, seconds: FloatArray) -> RanksSchedule:
+    def replace_seconds(self, seconds: FloatArray) -> RanksSchedule:
         """The same with other lengths of the collectives' transfers, in seconds."""
         return replace(self, meetings=replace(self.meetings, seconds=seconds))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RanksWalk:
-    """What the walk made of all ranks: one crew per rank, on the common clock."""
+class RanksSimulation:
+    """What the simulation made of all ranks: one rank group per rank, on the common clock."""
 
     schedule: RanksSchedule
-    walks: tuple[CrewWalk, ...]
+    walks: tuple[GroupSimulation, ...]
 
     @property
     def times(self) -> list[RankTimes]:
         """When every instruction of each rank was done."""
-        return [walk.times(0) for walk in self.walks]
+        return [simulation.times(0) for simulation in self.walks]
 
     @property
     def seconds(self) -> float:
         """Seconds from the begin of the first rank to the end of the last."""
-        return max(float(walk.latest().max()) for walk in self.walks) - float(self.schedule.begin.min())
+        return max(float(simulation.latest().max()) for simulation in self.walks) - float(self.schedule.begin.min())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankReplay:
-    """One rank of a replay of all. `exposed` is exposed communication per step, measured and walked; `waited` the time
-    that its collectives waited for other ranks over the whole walk, in seconds; `last` how often it came last."""
+    """One rank of a replay of all. `exposed` is exposed communication per step, measured and simulated; `waited` the
+    time that its collectives waited for other ranks over the whole walk, in seconds; `last` how often it came last."""
 
     replay: Replay
     exposed: tuple[tuple[float, float], ...]
@@ -71,15 +71,15 @@ class RanksReplay:
     """All ranks replayed together."""
 
     matches: Matches
-    walked: RanksWalk
+    walked: RanksSimulation
     ranks: tuple[RankReplay, ...]
 
     @property
     def slowest(self) -> tuple[float, float]:
-        """Measured and walked seconds of the slowest rank: the longest of the ranks' median steps."""
+        """Measured and simulated seconds of the slowest rank: the longest of the ranks' median steps."""
         steps = [[(s.measured, s.walked) for s in rank.replay.steps] for rank in self.ranks]
-        measured, walked = (max(float(np.median([s[i] for s in rank])) for rank in steps) for i in (0, 1))
-        return measured, walked
+        measured, simulated = (max(float(np.median([s[i] for s in rank])) for rank in steps) for i in (0, 1))
+        return measured, simulated
 
 
 def schedule_ranks(
@@ -88,25 +88,25 @@ def schedule_ranks(
     """Puts the instructions of all ranks on one clock and finds their collectives among them."""
     first = min(timeline.origin for timeline in timelines)
     begin = np.array([float(timeline.origin - first) for timeline in timelines]) - matches.offset
-    places = _launches(ranks, timelines)
+    places = _find_launches(ranks, timelines)
     entries = [
         (number, member, int(places[member][call.row]))
         for number, match in enumerate(matches.collectives)
         for member, call in zip(match.members, match.calls, strict=True)
     ]
-    meeting, rank, instruction = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    collective, rank, instruction = np.array(entries, dtype=np.int64).reshape(-1, 3).T
     # what kept a kernel that was ready from starting is part of its length: that of the last rank counts too
     seconds = np.full(len(matches.collectives), np.inf)
     lengths = [timelines[r].device_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
-    np.minimum.at(seconds, meeting, lengths)
+    np.minimum.at(seconds, collective, lengths)
     return RanksSchedule(
         timelines=tuple(timelines),
         begin=1e-9 * (begin - begin.min()),
-        meetings=Meetings(meeting, rank, np.zeros_like(rank), instruction, seconds),
+        meetings=Collectives(collective, rank, np.zeros_like(rank), instruction, seconds),
     )
 
 
-def _launches(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]) -> list[IntArray]:
+def _find_launches(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]) -> list[IntArray]:
     """For every rank the instruction that launches each event; -1 for none."""
     places = []
     for linked, timeline in zip(ranks, timelines, strict=True):
@@ -117,9 +117,9 @@ def _launches(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]
     return places
 
 
-def _launched(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions], matches: Matches) -> Matches:
-    """The collectives that every member launched by a call that the walk knows; others stay as measured."""
-    places = _launches(ranks, timelines)
+def _filter_launched(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions], matches: Matches) -> Matches:
+    """The collectives that every member launched by a call that the simulation knows; others stay as measured."""
+    places = _find_launches(ranks, timelines)
     kept = tuple(
         match
         for match in matches.collectives
@@ -128,23 +128,25 @@ def _launched(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]
     return replace(matches, collectives=kept)
 
 
-def walk_together(schedule: RanksSchedule) -> RanksWalk:
-    """Walks all ranks; raises `Stuck` if the collectives cannot be as they were matched."""
-    crews = [Crew(t.schedule, t.host_seconds[None], t.device_seconds[None]) for t in schedule.timelines]
+def simulate_together(schedule: RanksSchedule) -> RanksSimulation:
+    """Simulates all ranks; raises `Deadlock` if the collectives cannot be as they were matched."""
+    groups = [RankGroup(t.schedule, t.host_seconds[None], t.device_seconds[None]) for t in schedule.timelines]
     gap = min(timeline.gap for timeline in schedule.timelines)  # ranks of a run hardly differ
     clocks = [
         [Clocks([begin] * s.num_threads, [begin - gap] * s.num_streams, [begin] * s.num_events)]
-        for s, begin in zip((crew.schedule for crew in crews), schedule.begin.tolist(), strict=True)
+        for s, begin in zip((group.schedule for group in groups), schedule.begin.tolist(), strict=True)
     ]
-    return RanksWalk(schedule=schedule, walks=tuple(walk_ranks(crews, schedule.meetings, clocks=clocks, gap=gap)))
+    return RanksSimulation(
+        schedule=schedule, walks=tuple(simulate_ranks(groups, schedule.meetings, clocks=clocks, gap=gap))
+    )
 
 
-def compared_ranks(ranks: Sequence[Linked], walked: RanksWalk) -> list[tuple[Replay, list[float]]]:
+def compare_ranks(ranks: Sequence[Linked], simulated: RanksSimulation) -> list[tuple[Replay, list[float]]]:
     """Every rank's steps against the measured ones, and its exposed communication by step in seconds."""
-    schedule = walked.schedule
-    rows = zip(ranks, schedule.timelines, walked.times, schedule.begin.tolist(), strict=True)
+    schedule = simulated.schedule
+    rows = zip(ranks, schedule.timelines, simulated.times, schedule.begin.tolist(), strict=True)
     return [
-        (compare(linked, timeline, times, begin), exposed_communication(linked, timeline, times))
+        (compare_with_measured(linked, timeline, times, begin), compute_exposed_communication(linked, timeline, times))
         for linked, timeline, times, begin in rows
     ]
 
@@ -156,17 +158,17 @@ def replay_ranks(
     steps: Sequence[Sequence[StepBreakdown]],
 ) -> RanksReplay | None:
     """Replays all ranks together, or gives None where no collective could be matched or they contradict each other."""
-    matches = _launched(ranks, timelines, matches)
+    matches = _filter_launched(ranks, timelines, matches)
     if not matches.collectives:
         return None
     try:
-        walked = walk_together(schedule_ranks(ranks, timelines, matches))
-    except Stuck:
+        simulated = simulate_together(schedule_ranks(ranks, timelines, matches))
+    except Deadlock:
         return None
-    waited, last = _waits(walked)
+    waited, last = _compute_waits(simulated)
     return RanksReplay(
         matches=matches,
-        walked=walked,
+        walked=simulated,
         ranks=tuple(
             RankReplay(
                 replay=replay,
@@ -174,23 +176,23 @@ def replay_ranks(
                 waited=float(waited[i]),
                 last=int(last[i]),
             )
-            for i, ((replay, exposed), measured) in enumerate(zip(compared_ranks(ranks, walked), steps, strict=True))
+            for i, ((replay, exposed), measured) in enumerate(zip(compare_ranks(ranks, simulated), steps, strict=True))
         ),
     )
 
 
-def _waits(walked: RanksWalk) -> tuple[FloatArray, IntArray]:
+def _compute_waits(simulated: RanksSimulation) -> tuple[FloatArray, IntArray]:
     """Seconds each rank waited for others, and how often it came last."""
-    timelines, m = walked.schedule.timelines, walked.schedule.meetings
-    start = np.empty(len(m.meeting))
-    for number, (timeline, times) in enumerate(zip(timelines, walked.times, strict=True)):
+    timelines, m = simulated.schedule.timelines, simulated.schedule.meetings
+    start = np.empty(len(m.collective))
+    for number, (timeline, times) in enumerate(zip(timelines, simulated.times, strict=True)):
         launch = np.cumsum(timeline.schedule.code == Code.LAUNCH) - 1
-        mine = m.crew == number
+        mine = m.group == number
         start[mine] = times.kernel_start[launch[m.instruction[mine]]]
     latest = np.full(len(m.seconds), -np.inf)
-    np.maximum.at(latest, m.meeting, start)
+    np.maximum.at(latest, m.collective, start)
     waited = np.zeros(len(timelines))
-    np.add.at(waited, m.crew, latest[m.meeting] - start)
+    np.add.at(waited, m.group, latest[m.collective] - start)
     last = np.zeros(len(timelines), dtype=np.int64)
-    np.add.at(last, m.crew[start == latest[m.meeting]], 1)
+    np.add.at(last, m.group[start == latest[m.collective]], 1)
     return waited, last

@@ -15,14 +15,14 @@ from traincast.ir.ops import Phase, Scalar, Signature
 from traincast.ir.program import Program
 from traincast.ir.workload import COVERS, Workload
 from traincast.traces.link import Linked
-from traincast.traces.profiler.ops import framework_version, version_context
-from traincast.traces.replay.collectives import collective_ops, world_of
-from traincast.traces.replay.pieces import Piece, step_pieces
+from traincast.traces.profiler.ops import infer_framework_version, make_version_context
+from traincast.traces.replay.collectives import find_world_size, make_collective_ops
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.traces.replay.sizes import coverage, mode_of, sizes_of
+from traincast.traces.replay.sizes import describe_coverage, infer_mode, infer_sizes
+from traincast.traces.replay.step_ops import StepOp, list_step_ops
 from traincast.traces.replay.timeline import JOIN_NS
 from traincast.traces.signatures import SignatureReader
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 _MOST_NAMED = 8  # ops without shapes: the largest say what is missing
 RIGID = "it was made from a trace, which shows one size only"
@@ -32,9 +32,9 @@ _BACKWARD = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|autograd::")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Rank:
+class _RankStep:
     program: Program
-    pieces: list[Piece]
+    pieces: list[StepOp]
 
 
 def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -> Workload:
@@ -43,16 +43,16 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     Ops whose shapes were not recorded stand in as empty kernels; `meta` says which, and what else is assumed.
     """
     first = report.ranks[0]
-    number = _median_step(first) if step is None else step
-    world = world_of(report)
-    ops, notes = collective_ops(report, world, number)
-    ranks = [_rank(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
-    batch, tokens, said = sizes_of((piece.signature for rank in ranks for piece in rank.pieces), first.linked)
+    number = _find_median_step(first) if step is None else step
+    world = find_world_size(report)
+    ops, notes = make_collective_ops(report, world, number)
+    ranks = [_make_rank_step(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
+    batch, tokens, said = infer_sizes((block.signature for rank in ranks for block in rank.pieces), first.linked)
     notes += [said] if said else []
     programs = tuple(replace(rank.program, batch_size=batch, seq_len=tokens, rigid=RIGID) for rank in ranks)
     if any(_TENSOR_CORES.search(name) for rank in report.ranks for name in rank.linked.trace.names):
-        notes.append("products ran in TF32: predict with dtype tf32")
-    loading = _loading(report, number)
+        notes.append("GEMMs ran in TF32: predict with dtype tf32")
+    loading = _compute_loading_seconds(report, number)
     if loading:
         notes.append(f"loading data took {1e3 * loading:.2f} ms of the step and is not predicted")
     traced = [rank.rank for rank in report.ranks]
@@ -61,72 +61,74 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
         name=name,
         programs=programs,
         ranks=tuple(int(p) for p in place),
-        mode=mode_of(first.linked),
-        framework_version=framework_version(first.linked),
-        meta=_meta(report, number, ranks, notes),
+        mode=infer_mode(first.linked),
+        framework_version=infer_framework_version(first.linked),
+        meta=_make_meta(report, number, ranks, notes),
     )
 
 
-def _median_step(rank: RankReport) -> int:
+def _find_median_step(rank: RankReport) -> int:
     order = np.argsort([step.seconds for step in rank.linked.steps], kind="stable")
     return rank.linked.steps[int(order[len(order) // 2])].number
 
 
-def _rank(rank: RankReport, number: int, collectives: dict[int, Signature]) -> _Rank:
+def _make_rank_step(rank: RankReport, number: int, collectives: dict[int, Signature]) -> _RankStep:
     linked = rank.linked
     steps = [step.number for step in linked.steps]
     if number not in steps:
-        raise unknown("step", str(number), [str(n) for n in steps], f"Give one that rank {rank.rank} recorded.")
+        raise make_unknown_error(
+            "step", str(number), [str(n) for n in steps], f"Give one that rank {rank.rank} recorded."
+        )
     index = steps.index(number)
     reader = SignatureReader(linked, rank.execution, rank.node)
-    context = version_context(framework_version(linked))
-    pieces = step_pieces(linked, rank.instructions, reader, context, index, collectives)
-    if not any(piece.rows for piece in pieces):
+    context = make_version_context(infer_framework_version(linked))
+    blocks = list_step_ops(linked, rank.instructions, reader, context, index, collectives)
+    if not any(block.rows for block in blocks):
         raise TraincastError(f"'{linked.trace.path}' launched no kernel in step {number}: there is nothing to predict")
-    return _Rank(_Assembly(linked, index, pieces).build(), pieces)
+    return _RankStep(_Assembly(linked, index, blocks).build_program(), blocks)
 
 
 class _Assembly:
     """Scopes and ops in host order, with streams and events numbered from 0."""
 
-    def __init__(self, linked: Linked, step: int, pieces: list[Piece]) -> None:
-        self.linked, self.step, self.pieces = linked, step, pieces
+    def __init__(self, linked: Linked, step: int, blocks: list[StepOp]) -> None:
+        self.linked, self.step, self.pieces = linked, step, blocks
         self.builder = ProgramBuilder(batch_size=1)
-        compute = Counter(piece.stream for piece in pieces for _ in piece.rows if not piece.collective)
-        order = [stream for stream, _ in compute.most_common()] + [piece.stream for piece in pieces]
+        compute = Counter(block.stream for block in blocks for _ in block.rows if not block.collective)
+        order = [stream for stream, _ in compute.most_common()] + [block.stream for block in blocks]
         self.stream = {stream: number for number, stream in enumerate(dict.fromkeys(order))}
         self.thread: dict[int, int] = {0: 0}
-        waited = dict.fromkeys(source for piece in pieces for source in piece.waits)
+        waited = dict.fromkeys(source for block in blocks for source in block.waits)
         self.event = {source: number for number, source in enumerate(waited)}
 
-    def build(self) -> Program:
+    def build_program(self) -> Program:
         events = self.linked.events
         in_step = self.linked.scopes[self.linked.step[self.linked.scopes] == self.step].tolist()
-        inside: dict[int, list[Piece]] = {row: [] for row in in_step}
-        for piece in self.pieces:
-            scope = int(self.linked.scope[piece.call])
-            inside.setdefault(scope if scope >= 0 else piece.call, []).append(piece)
+        inside: dict[int, list[StepOp]] = {row: [] for row in in_step}
+        for block in self.pieces:
+            scope = int(self.linked.scope[block.call])
+            inside.setdefault(scope if scope >= 0 else block.call, []).append(block)
         last: dict[int, tuple[int, int]] = {}  # thread -> end of its last scope, and its number
         for row in sorted(inside, key=lambda row: int(events["start"][row])):
             thread = self.thread.setdefault(int(self.linked.thread[row]), len(self.thread))
             start, end = int(events["start"][row]), int(self.linked.end[row])
-            scope = self.builder.scope(
-                self._scope_name(row, inside[row]), self._phase(row, thread), thread=thread,
-                after=_after(last, thread, start),
+            scope = self.builder.open_scope(
+                self._choose_scope_name(row, inside[row]), self._find_phase(row, thread), thread=thread,
+                after=_find_awaited_scope(last, thread, start),
             )  # fmt: skip
-            for piece in inside[row]:
-                self._emit(piece)
+            for block in inside[row]:
+                self._emit_op(block)
             last[thread] = (end, scope)
-        return self.builder.build()
+        return self.builder.build_program()
 
-    def _scope_name(self, row: int, pieces: list[Piece]) -> str:
+    def _choose_scope_name(self, row: int, blocks: list[StepOp]) -> str:
         """A launch or synchronisation outside of any op is a scope of its own."""
         if self.linked.scope[row] == row:
-            return current_name(self.linked.name(row))
-        return pieces[0].signature.name
+            return current_name(self.linked.get_name(row))
+        return blocks[0].signature.name
 
-    def _phase(self, row: int, thread: int) -> Phase:
-        name = self.linked.name(row)
+    def _find_phase(self, row: int, thread: int) -> Phase:
+        name = self.linked.get_name(row)
         if name.startswith("Optimizer.step"):
             return Phase.OPTIMIZER
         if name.startswith(_LOADER):
@@ -135,80 +137,80 @@ class _Assembly:
             return Phase.OTHER
         return Phase.BACKWARD if thread or _BACKWARD.search(name) else Phase.FORWARD
 
-    def _emit(self, piece: Piece) -> None:
-        stream = self.stream[piece.stream]
-        for source in piece.waits:
-            self._control("cuda::stream_wait_event", stream, self.event[source])
-        if piece.signature.name == "cuda::stream_synchronize":
-            self._control(piece.signature.name, stream)
+    def _emit_op(self, block: StepOp) -> None:
+        stream = self.stream[block.stream]
+        for source in block.waits:
+            self._add_control("cuda::stream_wait_event", stream, self.event[source])
+        if block.signature.name == "cuda::stream_synchronize":
+            self._add_control(block.signature.name, stream)
         else:
-            for _ in range(len(piece.rows) if piece.stand_in else 1):
-                self._op(piece.signature, stream)
-        if piece in self.event:
-            self._control("cuda::event_record", stream, self.event[piece])
+            for _ in range(len(block.rows) if block.stand_in else 1):
+                self._add_op(block.signature, stream)
+        if block in self.event:
+            self._add_control("cuda::event_record", stream, self.event[block])
 
-    def _control(self, name: str, stream: int, event: int | None = None) -> None:
+    def _add_control(self, name: str, stream: int, event: int | None = None) -> None:
         scalars: tuple[tuple[str, Scalar], ...] = () if event is None else (("event", event),)
-        self._op(Signature(name, (), (), (*scalars, ("stream", stream))), stream)
+        self._add_op(Signature(name, (), (), (*scalars, ("stream", stream))), stream)
 
-    def _op(self, signature: Signature, stream: int) -> None:
+    def _add_op(self, signature: Signature, stream: int) -> None:
         """Tensors of a trace have no identity: each is there for its op only."""
         builder, at = self.builder, self.builder.num_ops
         tensors = []
         for spec in (*signature.inputs, *signature.outputs):
-            storage = builder.storage(spec.nbytes)
+            storage = builder.add_storage(spec.nbytes)
             builder.set_lifetime(storage, at, at)
-            tensors.append(builder.tensor(storage))
+            tensors.append(builder.add_tensor(storage))
         inputs = len(signature.inputs)
-        builder.op(signature, tensors[:inputs], tensors[inputs:], stream=stream)
+        builder.add_op(signature, tensors[:inputs], tensors[inputs:], stream=stream)
 
 
-def _after(last: dict[int, tuple[int, int]], thread: int, start: int) -> int:
+def _find_awaited_scope(last: dict[int, tuple[int, int]], thread: int, start: int) -> int:
     """The scope of another thread that a silent thread waited for, or -1."""
     before = last.get(thread, (0, -1))[0]
     others = [(end, scope) for other, (end, scope) in last.items() if other != thread and before < end <= start]
     return max(others)[1] if others and start - before > JOIN_NS else -1
 
 
-def _of_step(rank: RankReport, number: int) -> int:
+def _find_step(rank: RankReport, number: int) -> int:
     return [step.number for step in rank.linked.steps].index(number)
 
 
-def _longest(report: TraceReport, number: int) -> float:
-    return max(rank.linked.steps[_of_step(rank, number)].seconds for rank in report.ranks)
+def _find_longest_step(report: TraceReport, number: int) -> float:
+    return max(rank.linked.steps[_find_step(rank, number)].seconds for rank in report.ranks)
 
 
-def _loading(report: TraceReport, number: int) -> float:
+def _compute_loading_seconds(report: TraceReport, number: int) -> float:
     """Seconds of the step that its data loader took, on the rank where it took longest."""
     longest = 0.0
     for rank in report.ranks:
-        linked, index = rank.linked, _of_step(rank, number)
+        linked, index = rank.linked, _find_step(rank, number)
         rows = [row for row in linked.scopes[linked.step[linked.scopes] == index].tolist()
-                if linked.name(row).startswith(_LOADER)]  # fmt: skip
+                if linked.get_name(row).startswith(_LOADER)]  # fmt: skip
         longest = max(longest, 1e-9 * float(linked.events["duration"][rows].sum()))
     return longest
 
 
-def _meta(report: TraceReport, step: int, ranks: Sequence[_Rank], notes: Iterable[str]) -> dict[str, str]:
+def _make_meta(report: TraceReport, step: int, ranks: Sequence[_RankStep], notes: Iterable[str]) -> dict[str, str]:
     """What people should know about it."""
     seconds: dict[str, float] = {}
     total = 0.0
     for traced, rank in zip(report.ranks, ranks, strict=True):
-        for piece in rank.pieces:
-            took = 1e-9 * float(traced.linked.events["duration"][piece.rows].sum())
-            total += 0.0 if piece.collective else took
-            if piece.stand_in:
-                name = piece.signature.name.removeprefix("trace::")
+        for block in rank.pieces:
+            took = 1e-9 * float(traced.linked.events["duration"][block.rows].sum())
+            total += 0.0 if block.collective else took
+            if block.stand_in:
+                name = block.signature.name.removeprefix("trace::")
                 seconds[name] = seconds.get(name, 0.0) + took
     largest = sorted(seconds.items(), key=lambda item: -item[1])
     names = ", ".join(f"{name} {s / max(total, 1e-12):.1%}" for name, s in largest[:_MOST_NAMED])
     names += f" and {len(largest) - _MOST_NAMED} more" if len(largest) > _MOST_NAMED else ""
     missing = f"no shapes recorded, counted as empty kernels (share of kernel time): {names}" if names else "nothing"
-    covers = coverage(total - sum(seconds.values()), total)
+    covers = describe_coverage(total - sum(seconds.values()), total)
     return {
         **({COVERS: covers} if covers else {}),
         "source": ", ".join(rank.linked.trace.path.name for rank in report.ranks),
-        "step": f"{step}, measured with the profiler on: {1e3 * _longest(report, step):.2f} ms",
+        "step": f"{step}, measured with the profiler on: {1e3 * _find_longest_step(report, step):.2f} ms",
         "missing": missing,
         "assumed": "row-major tensors where the trace has no strides; memory: largest op only",
         **({"notes": "; ".join(notes)} if notes else {}),

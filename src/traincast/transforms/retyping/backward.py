@@ -83,7 +83,7 @@ class Backward:
     def _take_over(self, back: Cast) -> None:
         """The cast is the gradient that stays, and what it was made of no longer is."""
         editor = self.typing.editor
-        old, new = editor.storage_of(back.source), editor.storage_of(back.result)
+        old, new = editor.get_storage(back.source), editor.get_storage(back.result)
         if old.kind != StorageKind.GRADIENT:
             return
         new.kind, new.lasts, new.free = old.kind, old.lasts, old.free
@@ -136,7 +136,7 @@ class Backward:
             op.outputs = op.inputs[:1]  # memory that is nobody else's
         widened = op.forward is not None and op.forward in self.forward.widens
         self.typing.place(op, given, (lambda *_: self.forward.low) if widened else result_type)
-        op.signature = _told(op.signature)
+        op.signature = _update_arguments(op.signature)
 
     def _hand_on(self, number: int, start: OpRow | None, tensor: int, op: OpRow) -> None:
         """Casts a gradient for those who read it in another type: where the forward pass cast, or where an op was given
@@ -163,7 +163,7 @@ class Backward:
     def _cast_along(
         self, steps: list[Step], number: int, tensor: int, op: OpRow, made: dict[tuple[int, str, OpRow | None], int]
     ) -> int:
-        """The gradient after so many steps; casts that several readers share are made once."""
+        """The gradient after this many steps; casts that several readers share are made once."""
         spec = op.signature.outputs[op.outputs.index(tensor)]
         where, first = number, True
         for step in steps:
@@ -184,7 +184,7 @@ class Backward:
         explicit = step.op.signature.name == "aten::_to_copy"
         back = self.typing.cast(tensor, spec, step.spec.dtype, step.op if explicit else op)
         back.op.forward = step.op if explicit else op.forward
-        old, new = self.typing.editor.storage_of(tensor), self.typing.editor.storage_of(back.result)
+        old, new = self.typing.editor.get_storage(tensor), self.typing.editor.get_storage(back.result)
         if old.made and not old.lasts:  # it is the cast that is held until then
             new.free, old.free = old.free, None
         if explicit:
@@ -194,7 +194,7 @@ class Backward:
         return back.result
 
 
-def _told(signature: Signature) -> Signature:
+def _update_arguments(signature: Signature) -> Signature:
     """Types that ops of the engine are told follow what they give."""
 
     def told(name: str, value: Scalar) -> Scalar:

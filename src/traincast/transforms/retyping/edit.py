@@ -24,8 +24,8 @@ def with_autocast(step: Workload, low: str) -> tuple[Workload, str]:
     _check(step, low)
     programs = tuple(_retyped(program, low, autocast=True) for program in step.programs)
     scaled = " (without the scaling of a loss)" if low == "float16" and step.mode == "training" else ""
-    said = f"forward pass and loss run under autocast to {low}{scaled}; weights and optimizer stay {WIDE}"
-    return replace(step, programs=programs), said
+    notes = f"forward pass and loss run under autocast to {low}{scaled}; weights and optimizer stay {WIDE}"
+    return replace(step, programs=programs), notes
 
 
 def with_weights(step: Workload, low: str) -> tuple[Workload, str]:

@@ -35,7 +35,7 @@ class Forward:
         policy = POLICIES.get(scope.name) if self.autocast else None
         if policy is Policy.REFUSED:
             raise TraincastError(
-                f"{scope.name} is refused by autocast; train with binary_cross_entropy_with_logits, and capture that"
+                f"{scope.name} is rejected by autocast; train with binary_cross_entropy_with_logits, and capture that"
             )
         if scope.name in _CONVERTS and not scope.ops:
             self._convert(scope)
@@ -74,11 +74,11 @@ class Forward:
     def end(self) -> None:
         """Autocast's block is left: copies of weights are let go."""
         for cast in self._kept.values():
-            self.typing.editor.storage_of(cast.result).free = self.last
+            self.typing.editor.get_storage(cast.result).free = self.last
         self._kept.clear()
 
     def _result(self, op: OpRow) -> Result:
-        """The type of what an op gives. With weights in 16 bits a script makes its constants in them too: products of
+        """The type of what an op gives. With weights in 16 bits a script makes its constants in them too: GEMMs of
         two types do not run."""
         dtype = op.signature.scalar("dtype")
         if not self.autocast and (dtype == WIDE or not any(s.dtype == WIDE for s in op.signature.inputs)):

@@ -89,7 +89,7 @@ class Nodes:
 
     def path(self, start: OpRow, end: int, spec: TensorSpec) -> list[Step]:
         """The way that a gradient takes from the op whose node made it to the one whose node reads it, or to the
-        parameter; empty: unknown. On it lie casts, and ops whose nodes hand gradients on as they are."""
+        parameter; empty: unknown. On it are casts, and ops whose nodes hand gradients on as they are."""
         last, begin = self.nodes[end], self.number.get(start, -1)
         came: dict[OpRow, tuple[OpRow, Step] | None] = {start: None}
         queue = deque([start])

@@ -32,7 +32,7 @@ def native_norm(op: OpRow, typing: Typing) -> list[OpRow]:
     empty = TensorSpec((none,), (typing.sizes.constant(1),), "uint8")
     options = (("size", (SizeRef(none),)), ("dtype", "uint8"), ("memory_format", None))
     signature = Signature("aten::empty", (), (empty,), options, (), "memory_format")
-    reserve = typing.editor.new_tensor(none, StorageKind.ACTIVATION)
+    reserve = typing.editor.add_tensor(none, StorageKind.ACTIVATION)
     typing.original.append(len(typing.editor.storages) - 1)
     return [OpRow(signature, (), (reserve,), op.module, op.stream)]
 

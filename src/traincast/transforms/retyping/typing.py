@@ -118,7 +118,7 @@ class Typing:
         form = self.form(source, spec)
         made = replace(form, dtype=kind, stride=self._stride(form))
         size = self.sizes.product(made.shape, times=made.itemsize)
-        result = self.editor.new_tensor(size, StorageKind.ACTIVATION)
+        result = self.editor.add_tensor(size, StorageKind.ACTIVATION)
         storage = len(self.editor.storages) - 1
         self.original.append(storage)
         self.forms[result] = made

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+def format_html_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     """A table; columns in `right` are right-aligned."""
     aligned = [' style="text-align:right"' if column in right else "" for column in range(len(header))]
 
@@ -18,18 +18,18 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: S
     return f"<table><thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table>"
 
 
-def html_lines(text: str) -> str:
+def format_html_lines(text: str) -> str:
     """A paragraph with the line breaks of the text."""
     return f"<p>{'<br>'.join(escape(line) for line in text.splitlines())}</p>"
 
 
-def html_folded(title: str, content: str) -> str:
+def format_html_details(title: str, content: str) -> str:
     """HTML under a title that opens and closes; it begins closed."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
-def html_bars(header: Sequence[str], rows: Sequence[tuple[str, float]], *, unit: str) -> str:
-    """Names with bars as long as their figures, which stand beside them."""
+def format_html_bars(header: Sequence[str], rows: Sequence[tuple[str, float]], *, unit: str) -> str:
+    """Names with bars as long as their figures, which stand alongside them."""
     largest = max((value for _, value in rows), default=0.0) or 1.0
     lines = "".join(
         f'<tr><td style="text-align:left">{escape(name)}</td>'
@@ -42,7 +42,7 @@ def html_bars(header: Sequence[str], rows: Sequence[tuple[str, float]], *, unit:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def html_curve(points: Sequence[tuple[str, float, float, float]], *, label: str) -> str:
+def format_html_curve(points: Sequence[tuple[str, float, float, float]], *, label: str) -> str:
     """A curve with a band: (what stands below, value, low, high) at equal distances; `label` says what it shows."""
     width, height, left, below = 460, 220, 56, 34
     top = max(high for *_, high in points) * 1.08 or 1.0

@@ -1,1 +1,1 @@
-"""Small files of strangers read within limits, and files written whole or not at all."""
+"""Small untrusted files read within limits, and files written whole or not at all."""

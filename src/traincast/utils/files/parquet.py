@@ -14,7 +14,7 @@ _VALUE_BYTES = 8
 
 
 def check_parquet_size(path: Path, name: str) -> None:
-    """Refuses a file that is no Parquet file or holds more than can be read at once; `name` is for the message. Needs
+    """Rejects a file that is no Parquet file or holds more than can be read at once; `name` is for the message. Needs
     polars."""
     import polars as pl
 

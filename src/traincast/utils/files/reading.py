@@ -1,4 +1,4 @@
-"""Small files of strangers: YAML, TOML, JSON and CSV, read within limits on size, depth, digits and repeated keys.
+"""Small untrusted files: YAML, TOML, JSON and CSV, read within limits on size, depth, digits and repeated keys.
 
 Whatever is wrong becomes one `TraincastError` that begins with the file and says what to change. Values that come back
 are plain: dicts with text as keys, lists, text, whole and finite numbers, booleans, None.
@@ -18,29 +18,31 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.limits import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 
 
 def read_bytes(path: str | Path, *, most: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file of at most `most`. Pipes, devices and folders are refused, never waited for."""
+    """The bytes of a regular file of at most `most`. Pipes, devices and folders are rejected, never waited for."""
     path = Path(path)
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
             state = os.fstat(number)
             if not stat.S_ISREG(state.st_mode):
-                raise TraincastError(f"{shown_path(path)}: not a regular file; give the path of a file")
+                raise TraincastError(f"{format_path(path)}: not a regular file; give the path of a file")
             data = file.read(most + 1) if state.st_size <= most else b""
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
-        raise TraincastError(f"{shown_path(path)}: cannot be read ({reason})") from None
+        raise TraincastError(f"{format_path(path)}: cannot be read ({reason})") from None
     if state.st_size > most or len(data) > most:
-        raise TraincastError(f"{shown_path(path)}: larger than {_bytes(most)}; such a file is shorter than that")
+        raise TraincastError(
+            f"{format_path(path)}: larger than {_format_bytes(most)}; such a file is shorter than that"
+        )
     return data
 
 
-def file_digest(path: str | Path) -> str:
+def compute_file_digest(path: str | Path) -> str:
     """A short name of what a file holds; "" for a path that names no file that `read_bytes` takes."""
     try:
         return blake2b(read_bytes(path), digest_size=16).hexdigest()
@@ -53,24 +55,24 @@ def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:
     try:
         return read_bytes(path, most=most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise TraincastError(f"{shown_path(path)}: not UTF-8 text (byte {error.start})") from None
+        raise TraincastError(f"{format_path(path)}: not UTF-8 text (byte {error.start})") from None
 
 
-def shown_path(path: str | Path) -> str:
+def format_path(path: str | Path) -> str:
     """A path as messages show it: on one line, printable."""
     text = str(path)
-    return text if text.isprintable() else shown(text)
+    return text if text.isprintable() else shorten_value(text)
 
 
 def read_document(path: str | Path, *, most: int = MAX_BYTES) -> Any:
     """What a `.yaml`, `.yml`, `.toml` or `.json` file holds; any other ending is read as JSON."""
     text = read_text(path, most=most)
     parse = {".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}.get(Path(path).suffix.lower(), parse_json)
-    return parse(text, shown_path(path))
+    return parse(text, format_path(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The content of a YAML text; `where` begins complaints. Dates are text; tags and repeated keys are refused."""
+    """The content of a YAML text; `where` begins complaints. Dates are text; tags and repeated keys are rejected."""
     from traincast.utils.files.yaml_text import load_yaml
 
     content = load_yaml(text, where)
@@ -79,23 +81,23 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The content of a TOML text; `where` begins every complaint. Dates are refused: nothing asks for one."""
+    """The content of a TOML text; `where` begins every complaint. Dates are rejected: nothing asks for one."""
     try:
         content = tomllib.loads(text)
     except RecursionError:
         raise TraincastError(f"{where}: nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise TraincastError(f"{where}: not valid TOML: {error}") from None
-    except ValueError:  # a whole number with more digits than Python converts
+    except ValueError:  # an integer with more digits than Python converts
         raise TraincastError(f"{where}: a number with more than {MAX_DIGITS} digits; give a shorter one") from None
     _check_plain(content, where)
     return content
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The content of a JSON text; `where` begins every complaint. NaN and repeated keys are refused."""
+    """The content of a JSON text; `where` begins every complaint. NaN and repeated keys are rejected."""
     try:
-        content = json.loads(text, parse_int=_whole, object_pairs_hook=_no_repeats)
+        content = json.loads(text, parse_int=_parse_integer, object_pairs_hook=_reject_repeated_keys)
     except TraincastError as error:
         raise TraincastError(f"{where}: {error}") from None
     except RecursionError:
@@ -108,7 +110,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 def read_csv(path: str | Path, *, most: int = MAX_BYTES, required: tuple[str, ...] = ()) -> list[dict[str, str]]:
     """The rows of a CSV file by column name; all have the columns of the first line, where each stands once."""
-    where = shown_path(path)
+    where = format_path(path)
     reader = csv.reader(io.StringIO(read_text(path, most=most), newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -137,20 +139,20 @@ def _check_header(header: list[str], required: tuple[str, ...], where: str) -> N
         next((name for name in header if header.count(name) > 1), None) if len(set(header)) < len(header) else None
     )
     if repeated is not None:
-        raise TraincastError(f"{where}: column {shown(repeated)} stands there twice; name every column once")
+        raise TraincastError(f"{where}: column {shorten_value(repeated)} stands there twice; name every column once")
     missing = [name for name in required if name not in header]
     if missing:
-        raise TraincastError(f"{where}: no column '{missing[0]}'; it has {shown_names(header)}")
+        raise TraincastError(f"{where}: no column '{missing[0]}'; it has {format_names(header)}")
 
 
-def shown_names(names: list[str], most: int = 12) -> str:
+def format_names(names: list[str], most: int = 12) -> str:
     """A list of names for a message: the first few, each printable."""
-    some = ", ".join(name if name.isprintable() and len(name) <= 40 else shown(name) for name in names[:most])
+    some = ", ".join(name if name.isprintable() and len(name) <= 40 else shorten_value(name) for name in names[:most])
     return some + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _check_plain(content: Any, where: str) -> None:
-    """Refuses values that are not plain, named by their key, and a whole that is too deep or too large."""
+    """Rejects values that are not plain, named by their key, and a whole that is too deep or too large."""
     left, values = [(content, "", 0)], 0
     while left:
         value, key, depth = left.pop()
@@ -163,11 +165,11 @@ def _check_plain(content: Any, where: str) -> None:
             left.extend((item, name, depth + 1) for name, item in value.items())
         elif isinstance(value, list):
             left.extend((item, key, depth + 1) for item in value)
-        elif wrong := _wrong(value):
-            raise TraincastError(f"{where}: {f'{shown(key)} is ' if key else ''}{wrong}")
+        elif wrong := _find_problem(value):
+            raise TraincastError(f"{where}: {f'{shorten_value(key)} is ' if key else ''}{wrong}")
 
 
-def _wrong(value: Any) -> str:
+def _find_problem(value: Any) -> str:
     """What is wrong with a single value ("" for nothing)."""
     if isinstance(value, float):
         return "" if math.isfinite(value) else f"{value}; give a finite number"
@@ -175,23 +177,23 @@ def _wrong(value: Any) -> str:
         return "" if abs(value) < 10**MAX_DIGITS else f"a number with more than {MAX_DIGITS} digits; give a shorter one"
     if value is None or isinstance(value, str):
         return ""
-    return f"{shown(str(value))}, a {type(value).__name__}; give text or a number"
+    return f"{shorten_value(str(value))}, a {type(value).__name__}; give text or a number"
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise TraincastError(f"key {shown(repeated)} stands there twice; give it once")
+        raise TraincastError(f"key {shorten_value(repeated)} stands there twice; give it once")
     return content
 
 
-def _whole(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise TraincastError(f"a number with {len(digits)} digits; give a shorter one")
     return int(digits)
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return f"{count >> 20} MB" if count >= 1 << 20 else f"{count} bytes"

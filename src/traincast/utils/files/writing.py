@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 
 _NAME_PART = 40  # characters of the file's name in that of its draft: at most 160 bytes of the 255 a name may have
 _STALE_SECONDS = 60  # between making a draft and locking it pass microseconds
@@ -25,7 +25,7 @@ _STALE_SECONDS = 60  # between making a draft and locking it pass microseconds
 
 def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
     """The path, when a file can be put there: not an input, and nothing but a regular file is there already."""
-    where = shown_path(path)
+    where = format_path(path)
     if not str(path):
         raise TraincastError("cannot write to '': give the path of a file")
     target = Path(path)
@@ -41,7 +41,7 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path
     if state is not None and any(_is_file(source, state) for source in inputs):
         raise TraincastError(f"cannot write '{where}': it is also read; give another path")
     if not target.parent.is_dir():
-        raise TraincastError(f"cannot write '{where}': there is no folder '{shown_path(target.parent)}'")
+        raise TraincastError(f"cannot write '{where}': there is no folder '{format_path(target.parent)}'")
     return target
 
 
@@ -54,7 +54,7 @@ def _is_file(source: str | Path, state: os.stat_result) -> bool:
 
 
 @contextmanager
-def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
+def replace_file(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
     """A binary file to write to; it takes the place of `path` when the block ends well, else it vanishes."""
     target = check_output(path, inputs=inputs)
     _remove_stale(target)
@@ -65,14 +65,14 @@ def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterato
         with os.fdopen(number, "wb") as file:
             with suppress(OSError):  # some file systems cannot; then the draft of a killed process stays
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(number, _permissions(target))
+            os.fchmod(number, _choose_permissions(target))
             yield file
             file.flush()
             os.fsync(number)
         draft.replace(target)
         _flush_folder(target.parent)
     except OSError as error:
-        raise TraincastError(f"cannot write '{shown_path(path)}': {error.strerror or error}") from None
+        raise TraincastError(f"cannot write '{format_path(path)}': {error.strerror or error}") from None
     finally:
         with suppress(OSError):  # in place by now, or never made
             draft.unlink()
@@ -101,14 +101,14 @@ def _remove_unlocked(draft: Path) -> None:
 
 def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] = ()) -> None:
     """A file with these bytes, whole or not at all."""
-    with replacing(path, inputs=inputs) as file:
+    with replace_file(path, inputs=inputs) as file:
         file.write(data)
 
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
     """Several files, all or none: every one is on the disk under a name of its own before the first is put in place."""
-    with _signals_waiting() as wait, ExitStack() as stack:
-        drafts = [(stack.enter_context(replacing(path)), data) for path, data in contents.items()]
+    with _defer_signals() as wait, ExitStack() as stack:
+        drafts = [(stack.enter_context(replace_file(path)), data) for path, data in contents.items()]
         for file, data in drafts:
             file.write(data)
             file.flush()
@@ -117,7 +117,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
-def _signals_waiting() -> Iterator[Callable[[], None]]:
+def _defer_signals() -> Iterator[Callable[[], None]]:
     """Yields a function after whose call Ctrl-C and the like wait until the block ends.
 
     Blocking them would hold them off this thread only, and any other may take them.
@@ -142,13 +142,13 @@ def _signals_waiting() -> Iterator[Callable[[], None]]:
 
 
 def write_json(path: str | Path, document: Any, *, inputs: Iterable[str | Path] = ()) -> None:
-    """A compact JSON file, whole or not at all; numbers that are not finite are refused."""
-    with replacing(path, inputs=inputs) as file:
-        for piece in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(document):
-            file.write(piece.encode("utf-8", "backslashreplace"))
+    """A compact JSON file, whole or not at all; numbers that are not finite are rejected."""
+    with replace_file(path, inputs=inputs) as file:
+        for block in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(document):
+            file.write(block.encode("utf-8", "backslashreplace"))
 
 
-def _permissions(target: Path) -> int:
+def _choose_permissions(target: Path) -> int:
     """Those of the file that is there, else what the user's mask leaves of read and write for all."""
     with suppress(OSError):
         return stat.S_IMODE(target.stat().st_mode)

@@ -1,4 +1,4 @@
-"""YAML of a stranger: plain values only, and no more of them than the text could spell out."""
+"""Untrusted YAML: plain values only, and no more of them than the text could spell out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from traincast.utils.errors import TraincastError, shown
+from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "null", "map", "seq")}
@@ -34,23 +34,23 @@ class _PlainLoader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int) or isinstance(key, bool):
-                raise _complaint(key_node, f"key {shown(key)} is no text")
+                raise _make_error(key_node, f"key {shorten_value(key)} is no text")
             if str(key) in content:
-                raise _complaint(key_node, f"key {shown(str(key))} stands there twice; give it once")
+                raise _make_error(key_node, f"key {shorten_value(str(key))} stands there twice; give it once")
             content[str(key)] = self.construct_object(value_node, deep=True)
         return content
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         if len(node.value) > MAX_DIGITS:
-            raise _complaint(node, f"a number with {len(node.value)} digits; give a shorter one")
+            raise _make_error(node, f"a number with {len(node.value)} digits; give a shorter one")
         whole = node.tag.endswith(":int")
         try:
             return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
         except (ValueError, IndexError):
-            raise _complaint(node, f"{shown(node.value)} is no number") from None
+            raise _make_error(node, f"{shorten_value(node.value)} is no number") from None
 
     def construct_anything_else(self, node: yaml.Node) -> Any:
-        raise _complaint(node, f"the tag {shown(node.tag)} is not read; give plain values")
+        raise _make_error(node, f"the tag {shorten_value(node.tag)} is not read; give plain values")
 
 
 _PlainLoader.add_constructor("tag:yaml.org,2002:map", _PlainLoader.construct_plain_mapping)
@@ -79,12 +79,12 @@ def load_yaml(text: str, where: str) -> Any:
         raise TraincastError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
 
 
-def _complaint(node: yaml.Node, problem: str) -> yaml.YAMLError:
+def _make_error(node: yaml.Node, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _check_size(node: yaml.Node) -> None:
-    """Refuses a document whose aliases, written out, are too many values or too deep; each node is counted once."""
+    """Rejects a document whose aliases, written out, are too many values or too deep; each node is counted once."""
     sizes: dict[int, int] = {}
     left: list[tuple[yaml.Node, int, bool]] = [(node, 0, False)]
     while left:
@@ -92,18 +92,18 @@ def _check_size(node: yaml.Node) -> None:
         if id(item) in sizes and not children_done:
             continue
         if depth > MAX_DEPTH:
-            raise _complaint(item, f"nested more than {MAX_DEPTH} deep")
-        inner = _inner(item)
+            raise _make_error(item, f"nested more than {MAX_DEPTH} deep")
+        inner = _list_children(item)
         if not children_done:
             left.append((item, depth, True))
             left.extend((child, depth + 1, False) for child in inner)
             continue
         sizes[id(item)] = 1 + sum(sizes.get(id(child), 1) for child in inner)
         if sizes[id(item)] > MAX_VALUES:
-            raise _complaint(item, f"more than {MAX_VALUES:,} values with its aliases written out")
+            raise _make_error(item, f"more than {MAX_VALUES:,} values with its aliases written out")
 
 
-def _inner(node: yaml.Node) -> list[yaml.Node]:
+def _list_children(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []

@@ -27,8 +27,8 @@ _LARGEST_CHUNK = 2  # tasks: what a run that is killed may lose of each worker, 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Generic[Task, Outcome]):
-    """What is done with every task. `prepare` makes what a worker needs once, from `given`; `work` takes that and one
-    task. All of them are sent to other processes: functions of modules, plain values."""
+    """What is done with every task. `prepare` makes what a worker needs once, from `given`; `run_chunk` takes that and
+    one task. All of them are sent to other processes: functions of modules, plain values."""
 
     prepare: Callable[[Any], Any]
     given: Any
@@ -42,55 +42,60 @@ class Died:
     reason: str
 
 
-Heard = Callable[[int, Any], None]
+OnResult = Callable[[int, Any], None]
 """Takes the number of a task and its outcome, or `Died`."""
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run(
-    job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, *, workers: int | None = None, alone_for: float = 0.0
+def run_tasks(
+    job: Job[Task, Outcome],
+    tasks: Sequence[Task],
+    on_result: OnResult,
+    *,
+    workers: int | None = None,
+    alone_for: float = 0.0,
 ) -> None:
     """Does every task once and tells each outcome as it comes, in any order. One worker is this process itself; so are
     all while `alone_for` seconds have not passed or what is left then takes no longer: others must be worth their
     start."""
-    number = workers_of(workers)
+    number = count_workers(workers)
     if number == 1 or len(tasks) < 2 or HELD or multiprocessing.current_process().daemon:  # workers have none
-        _alone(job, tasks, heard, float("inf"))
+        _run_alone(job, tasks, on_result, float("inf"))
         return
-    done = _alone(job, tasks, heard, alone_for) if alone_for > 0 else 0
+    done = _run_alone(job, tasks, on_result, alone_for) if alone_for > 0 else 0
     number = min(number, len(tasks) - done)
     if number:
-        _side_by_side(job, tasks, deque(chunks(range(done, len(tasks)), number)), heard, number)
+        _run_in_processes(job, tasks, deque(split_into_chunks(range(done, len(tasks)), number)), on_result, number)
 
 
-def workers_of(asked: int | None) -> int:
-    """How many workers are asked for: one a core unless said."""
-    number = cores() if asked is None else asked
+def count_workers(asked: int | None) -> int:
+    """How many workers are asked for: one per core unless said."""
+    number = count_cores() if asked is None else asked
     if not 1 <= number <= MOST_WORKERS:
         raise TraincastError(f"`workers` {number} is out of range; give 1 to {MOST_WORKERS}")
     return number
 
 
-def _side_by_side(
-    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], heard: Heard, number: int
+def _run_in_processes(
+    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], on_result: OnResult, number: int
 ) -> None:
-    """Chunks of tasks in so many processes."""
+    """Chunks of tasks in this many processes."""
     suspects: list[int] = []
     while waiting:
-        suspects += _until_broken(job, tasks, waiting, heard, number)
+        suspects += _run_until_worker_dies(job, tasks, waiting, on_result, number)
     while suspects:  # one at a time, so that a worker that dies names its task
         alone = deque([[suspect] for suspect in suspects])
-        broken = _until_broken(job, tasks, alone, heard, 1, ahead=1)
+        broken = _run_until_worker_dies(job, tasks, alone, on_result, 1, ahead=1)
         for suspect in broken:
-            heard(suspect, Died("its worker died, each time it was tried"))
+            on_result(suspect, Died("its worker died, each time it was tried"))
         suspects = [chunk[0] for chunk in alone]
 
 
-def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
+def split_into_chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
     """Neighbours together, since they share what was prepared; smaller ones at the end, so that workers end together.
 
     >>> [len(chunk) for chunk in chunks(range(9), 2)]
@@ -105,36 +110,36 @@ def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
     return made
 
 
-def _alone(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, patience: float) -> int:
+def _run_alone(job: Job[Task, Outcome], tasks: Sequence[Task], on_result: OnResult, patience: float) -> int:
     """Works in this process until all is done, or `patience` seconds have passed and more than as many are left; how
     many tasks were done."""
     began = monotonic()
     prepared = job.prepare(job.given) if tasks else None
     for number, task in enumerate(tasks):
-        heard(number, job.work(prepared, task))
+        on_result(number, job.work(prepared, task))
         took, left = monotonic() - began, len(tasks) - number - 1
         if took > patience and left > 1 and took * left / (number + 1) > patience:
             return number + 1
     return len(tasks)
 
 
-def _until_broken(
-    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], heard: Heard, workers: int,
+def _run_until_worker_dies(
+    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], on_result: OnResult, workers: int,
     *, ahead: int = _AHEAD,
 ) -> list[int]:  # fmt: skip
     """Works on chunks until none is left, or a worker dies; gives the tasks that were in hand then."""
     flying: dict[Future[list[Outcome]], list[int]] = {}
-    pool = ProcessPoolExecutor(workers, _context(), initializer=_begin, initargs=(job,))
+    pool = ProcessPoolExecutor(workers, _choose_start_context(), initializer=_initialise_worker, initargs=(job,))
     try:
         while waiting or flying:
             while waiting and len(flying) < ahead * workers:
-                flying[pool.submit(work, [tasks[n] for n in waiting[0]])] = waiting[0]
+                flying[pool.submit(run_chunk, [tasks[n] for n in waiting[0]])] = waiting[0]
                 waiting.popleft()  # now it is in the pool's hands: a pool that is broken takes none
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in done:
                 outcomes = future.result()
                 for number, outcome in zip(flying.pop(future), outcomes, strict=True):
-                    heard(number, outcome)
+                    on_result(number, outcome)
         return []
     except BrokenProcessPool:
         return [number for chunk in flying.values() for number in chunk]
@@ -142,7 +147,7 @@ def _until_broken(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _context() -> Any:
+def _choose_start_context() -> Any:
     """Forked workers begin with all that is loaded; where that is not safe, they begin anew."""
     forks = "fork" in multiprocessing.get_all_start_methods() and "torch" not in sys.modules
     return multiprocessing.get_context("fork" if forks and threading.active_count() == 1 else "spawn")
@@ -152,15 +157,15 @@ HELD: dict[str, Any] = {}
 """In a worker: the job and what was prepared for it; elsewhere empty."""
 
 
-def _begin(job: Job[Any, Any]) -> None:
+def _initialise_worker(job: Job[Any, Any]) -> None:
     # Ctrl-C is for the parent, which ends its workers; handlers that a fork brought along are the parent's too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     HELD["job"], HELD["prepared"] = job, job.prepare(job.given)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """A worker whose parent was killed would wait for tasks for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -168,7 +173,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def work(tasks: Sequence[Any]) -> list[Any]:
+def run_chunk(tasks: Sequence[Any]) -> list[Any]:
     """In a worker: the outcomes of tasks."""
     job, prepared = HELD["job"], HELD["prepared"]
     return [job.work(prepared, task) for task in tasks]

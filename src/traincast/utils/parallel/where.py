@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traincast.utils.parallel.runner import Heard, Job, Outcome, Task, run, workers_of
+from traincast.utils.parallel.runner import Job, OnResult, Outcome, Task, count_workers, run_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,15 @@ class Workers:
     alone_for: float = 0.0
 
     def __post_init__(self) -> None:
-        workers_of(self.processes)
+        count_workers(self.processes)
 
-    def run(self, job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard) -> None:
+    def run_tasks(self, job: Job[Task, Outcome], tasks: Sequence[Task], on_result: OnResult) -> None:
         """Does every task once and tells each outcome as it comes, in any order."""
-        run(job, tasks, heard, workers=self.processes, alone_for=self.alone_for)
+        run_tasks(job, tasks, on_result, workers=self.processes, alone_for=self.alone_for)
 
-    def told(self, tasks: int) -> str:
-        """In words, for so many tasks that do not begin alone."""
-        number = max(1, min(workers_of(self.processes), tasks))
+    def describe(self, tasks: int) -> str:
+        """In words, for this many tasks that do not begin alone."""
+        number = max(1, min(count_workers(self.processes), tasks))
         return f"{number} process{'es' * (number > 1)}"
 
 

@@ -11,7 +11,7 @@ from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.model import ConvModel
 from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.model import load_state
-from traincast.hardware import device_keys, load_device
+from traincast.hardware import list_device_keys, load_device
 
 
 def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", compute="fp32", groups=1, channels_last=0):
@@ -40,7 +40,7 @@ def many(n=300, compute="fp32") -> Calls:
     return Calls.of(CONV, calls)
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("compute", ["fp32", "tf32", "fp16", "bf16"])
 def test_contract_on_every_device_and_type(key, compute):
     check_contract(shipped_model("conv"), many(compute=compute), load_device(key))
@@ -59,10 +59,10 @@ def test_four_times_the_batch_takes_longer(key, kind, kernel):
 def test_a_large_convolution_comes_near_the_peak_but_not_above_what_winograd_allows(key, kind):
     device = load_device(key)
     flops = 2 * 256 * 512 * 512 * 9 * 56 * 56
-    reached = flops / seconds(device, conv(256, 512, 512, 56, kind=kind))[0] / device.peak("fp32")
+    reached = flops / seconds(device, conv(256, 512, 512, 56, kind=kind))[0] / device.get_peak_flops("fp32")
     assert 0.5 < reached < 4.0
     plain = 2 * 256 * 512 * 512 * 56 * 56
-    assert 0.5 < plain / seconds(device, conv(256, 512, 512, 56, 1, kind=kind))[0] / device.peak("fp32") < 1.2
+    assert 0.5 < plain / seconds(device, conv(256, 512, 512, 56, 1, kind=kind))[0] / device.get_peak_flops("fp32") < 1.2
 
 
 def test_winograd_makes_a_3x3_cheaper_than_its_products_and_a_stride_takes_that_away():
@@ -80,7 +80,7 @@ def test_a_depthwise_convolution_costs_far_less_than_a_full_one_but_more_than_it
 
 def test_a_locked_clock_slows_a_convolution_in_proportion_at_most():
     device = load_device("v100")
-    fast, slow = (seconds(d, conv(64, 256, 256, 28, 1))[0] for d in (device, device.at_clock(765)))
+    fast, slow = (seconds(d, conv(64, 256, 256, 28, 1))[0] for d in (device, device.with_clock(765)))
     assert 1.3 < slow / fast < 2.05
 
 

@@ -7,7 +7,7 @@ from math import ceil, expm1, log1p
 
 from traincast.costs.kernels.embedding.lowering.tbe import tbe_preparation
 from traincast.costs.kernels.embedding.tables import Tables
-from traincast.models.embeddings.load import Part, longest_bag, total_load
+from traincast.models.embeddings.load import Part, find_longest_bag, total_load
 from traincast.models.embeddings.table import ITEM_BYTES, Table
 
 
@@ -23,7 +23,7 @@ def lookup_tables(tables: Sequence[Table], batch: int, *, index_bytes: int = 8, 
         batch=batch,
         load=tuple(total_load(parts, batch).tolist()),
         rows=sum(table.rows for table in tables),
-        longest_bag=ceil(longest_bag(parts)),
+        longest_bag=ceil(find_longest_bag(parts)),
         index_bytes=index_bytes,
         row_item_bytes=ITEM_BYTES[tables[0].dtype],
         weighted=tables[0].weighted,

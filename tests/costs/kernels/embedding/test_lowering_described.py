@@ -17,8 +17,8 @@ from traincast.models.embeddings.load import FIELDS, Part, total_load
 from traincast.utils.errors import TraincastError
 
 TABLES = [
-    Table(name="a", rows=1_000_000, dim=64, pooling=Pooling.constant(20), access=Zipf(1.1)),
-    Table(name="b", rows=500, dim=16, pooling=Pooling.constant(3)),
+    Table(name="a", rows=1_000_000, dim=64, pooling=Pooling.from_constant(20), access=Zipf(1.1)),
+    Table(name="b", rows=500, dim=16, pooling=Pooling.from_constant(3)),
 ]
 LOAD = tuple(int(value) for value in total_load([Part(t, t.dim) for t in TABLES], 512).round())
 FORMS = {"total_D": 80, "max_D": 64, "total_rows": 1_000_500, "load": LOAD, "longest_bag": 20}

@@ -63,7 +63,8 @@ def test_types_sizes_and_kinds_never_measured_are_flagged_and_widened(unmeasured
 def test_skewed_tables_and_tables_in_host_memory_are_flagged_and_widened():
     def tables(access):
         return [
-            Table(name=f"t{i}", rows=500_000, dim=128, pooling=Pooling.constant(32), access=access) for i in range(8)
+            Table(name=f"t{i}", rows=500_000, dim=128, pooling=Pooling.from_constant(32), access=access)
+            for i in range(8)
         ]
 
     even, skewed = (lookup_tables(tables(access), 4096) for access in (Uniform(), Zipf(1.2)))

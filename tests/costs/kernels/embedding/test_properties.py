@@ -15,14 +15,14 @@ from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.physics import PCIE_GBS, clock_hz
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Reuse, Table, Uniform, Zipf
-from traincast.models.embeddings.load import Part, fetched_rows
+from traincast.models.embeddings.load import Part, count_fetched_rows
 from traincast.models.embeddings.reuse import ReuseHistogram
 
 BATCH = 4096
 DEVICES = ("t4", "v100", "a100-80gb", "h100")
 FORWARD = ("tbe_forward", "batched_forward", "bag_forward")
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
-TABLE = Table(name="t", rows=2_000_000, dim=64, pooling=Pooling.constant(30), access=Uniform())
+TABLE = Table(name="t", rows=2_000_000, dim=64, pooling=Pooling.from_constant(30), access=Uniform())
 
 
 def _tables(count=6, **changes):
@@ -53,8 +53,8 @@ def test_hotter_rows_are_never_slower_to_look_up(key, kind):
 def test_a_histogram_and_the_law_it_came_from_take_as_long(key):
     """Given a Zipf table, when only the reuse histogram of its batch is known, then the lookup is predicted alike."""
     law = Zipf(1.05)
-    lookups = TABLE.lookups(BATCH)
-    rows, accesses = law.classes(TABLE.rows).reuse(lookups)
+    lookups = TABLE.count_lookups(BATCH)
+    rows, accesses = law.make_classes(TABLE.rows).compute_reuse(lookups)
     shown = ReuseHistogram(
         lookups=lookups, unique_rows=float(rows.sum()), row_shares=tuple(rows / rows.sum()),
         access_shares=tuple(accesses / accesses.sum()),
@@ -108,14 +108,14 @@ def test_state_of_a_row_stays_on_the_device():
             - _kernel(_tables(), "tbe_backward_sgd", "a100-80gb", host=host)
             for name in ("rowwise_adagrad", "adagrad")
         }
-        over_pcie = 6 * TABLE.unique_rows(BATCH) * 256 / 24e9
+        over_pcie = 6 * TABLE.count_unique_rows(BATCH) * 256 / 24e9
         assert slower["rowwise_adagrad"] < 0.05 * over_pcie
         assert slower["adagrad"] > 0.9 * over_pcie
 
 
 def _cached(tables, fraction, key):
     """A step's kernels for tables in host memory with a cache of this share of their rows."""
-    fetched = [fetched_rows(Part(table, table.dim), BATCH, fraction) for table in tables]
+    fetched = [count_fetched_rows(Part(table, table.dim), BATCH, fraction) for table in tables]
     lookups = lookup_tables(tables, BATCH)
     given = {
         "weights": tensor(int(lookups.rows) * 64, device="cpu:pinned"),
@@ -151,15 +151,15 @@ def test_a_device_cache_lies_between_host_and_device_memory(key, access):
     lookups, device = sum(table.lookups(BATCH) for table in tables), load_device(key)
     searched = 750 * lookups / (0.5 * device.dram_bandwidth)  # bytes: tags of 32 ways, twice, and two sorts
     searched += 180 * lookups / (device.num_sms * clock_hz(device))  # cycles of an SM, as FBGEMM's cache was measured
-    assert steps[-1] < on_device + on_device / 2 + 0.2e-3 + searched  # rows of a cache lie in random order
+    assert steps[-1] < on_device + on_device / 2 + 0.2e-3 + searched  # rows of a cache are in random order
 
 
 @pytest.mark.parametrize("key", DEVICES)
 def test_one_kernel_for_many_tables_takes_no_longer_than_one_each(key):
     mixed = [
-        replace(TABLE, name="wide", dim=256, pooling=Pooling.constant(4)),
-        replace(TABLE, name="narrow", dim=8, pooling=Pooling.constant(60), access=Zipf(1.1)),
-        replace(TABLE, name="small", rows=100, dim=32, pooling=Pooling.constant(1)),
+        replace(TABLE, name="wide", dim=256, pooling=Pooling.from_constant(4)),
+        replace(TABLE, name="narrow", dim=8, pooling=Pooling.from_constant(60), access=Zipf(1.1)),
+        replace(TABLE, name="small", rows=100, dim=32, pooling=Pooling.from_constant(1)),
     ]
     together = _all(tbe_forward_calls(mixed, BATCH), key)
     apart = [_all(tbe_forward_calls([table], BATCH), key) for table in mixed]
@@ -170,7 +170,11 @@ def test_one_kernel_for_many_tables_takes_no_longer_than_one_each(key):
 @pytest.mark.parametrize("kind", FORWARD)
 def test_uneven_bags_hold_their_kernel_up(key, kind):
     """Given as many lookups in all, when a few bags have most of them, then the kernel waits for the longest."""
-    pooling = [Pooling.constant(30), Pooling((0.0, 300.0), (0.9, 0.1)), Pooling((29.0, 10_000.0), (0.9999, 0.0001))]
+    pooling = [
+        Pooling.from_constant(30),
+        Pooling((0.0, 300.0), (0.9, 0.1)),
+        Pooling((29.0, 10_000.0), (0.9999, 0.0001)),
+    ]
     even, uneven, one_long = (_kernel(_tables(pooling=lengths), kind, key) for lengths in pooling)
     assert even <= uneven * 1.001
     assert one_long > max(uneven, 10_000 * 0.2e-6)

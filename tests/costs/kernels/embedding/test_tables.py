@@ -12,14 +12,15 @@ from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import _missing_bytes
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
-from traincast.utils.metrics import error_row
+from traincast.utils.metrics import compute_error_row
 
 DEVICES = ("v100", "a100-80gb")
 
 
 def _tables(access, count=8):
     return [
-        Table(name=f"t{i}", rows=1_000_000, dim=64, pooling=Pooling.constant(50), access=access) for i in range(count)
+        Table(name=f"t{i}", rows=1_000_000, dim=64, pooling=Pooling.from_constant(50), access=access)
+        for i in range(count)
     ]
 
 
@@ -63,13 +64,13 @@ def test_misses_are_those_of_the_distribution(key, exponent):
     calls = Calls.of(EMBEDDING, [lookup_tables(tables, 2048).call("tbe_forward")])
     in_flight = min(max(device.num_sms * 2048 / 16 / 2048, 1.0), 8.0)
     kept = 0.9 * device.l2_bytes / (in_flight * 256)
-    expected = sum(256 * table.lookups(2048) * (1.0 - table.hit_rate(kept, 2048)) for table in tables)
+    expected = sum(256 * table.count_lookups(2048) * (1.0 - table.compute_hit_rate(kept, 2048)) for table in tables)
     assert _missing_bytes(calls, device)[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):
     """Uniform tables built as data score as those lowered from ops do (tests/evaluate/test_kernels_embedding.py)."""
-    device = load_device("v100").at_clock(1297)
+    device = load_device("v100").with_clock(1297)
     predicted, measured = [], []
     with (shared_data / "kernels" / "embedding_v100.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -81,7 +82,7 @@ def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):
             tables = [
                 Table(
                     name=f"t{i}", rows=int(row["rows_per_table"]), dim=int(row["embedding_dim"]),
-                    pooling=Pooling.constant(pooling),
+                    pooling=Pooling.from_constant(pooling),
                 )
                 for i in range(int(row["num_tables"]))
             ]  # fmt: skip
@@ -89,6 +90,6 @@ def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):
             call = lowered.call("batched_backward_sgd" if backward else "batched_forward")
             predicted.append(float(price_calls(Calls.of(EMBEDDING, [call]), device)[0].seconds[0]))
             measured.append(1e-6 * float(row["latency_us"]))
-    errors = error_row("kernels", "embedding", predicted, measured)
+    errors = compute_error_row("kernels", "embedding", predicted, measured)
     assert errors.n == 8
     assert errors.gmae < 5

@@ -108,7 +108,7 @@ BF16 = {"dtype": "bfloat16"}
         (tensor(512, 4096, **BF16), tensor(4096, 1024, **BF16), tensor(8, 512, 1024, **BF16), (8, 512, 1024, 512)),
         # columns are
         (tensor(8, 512, 256, **BF16), tensor(256, 4096, **BF16), tensor(512, 4096, **BF16), (8, 512, 512, 256)),
-        # nothing is: a stack of equal products
+        # nothing is: a stack of equal GEMMs
         (tensor(8, 64, 32, **BF16), tensor(8, 32, 16, **BF16), tensor(8, 64, 16, **BF16), (8, 64, 16, 32)),
     ],
 )

@@ -12,7 +12,7 @@ from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import GemmModel, clock_spread
 from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe, peak_rate
 from traincast.costs.kernels.model import load_state
-from traincast.hardware import device_keys, load_device
+from traincast.hardware import list_device_keys, load_device
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def random_sizes(n, seed=0, most=8192):
     return np.floor(sizes) + 0.0
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("compute", ["fp32", "tf32", "bf16", "fp16", "fp8"])
 def test_contract_on_every_device_and_type(model, key, compute):
     check_contract(model, products(random_sizes(300), compute), load_device(key))
@@ -68,7 +68,7 @@ def test_twice_the_work_is_hardly_ever_faster(model, key, dimension):
 def test_a_locked_clock_slows_arithmetic_but_not_memory(model):
     def slowdown(key, sizes, compute):
         device = load_device(key)
-        locked = device.at_clock(device.boost_clock_mhz / 2)
+        locked = device.with_clock(device.boost_clock_mhz / 2)
         calls = products(sizes, compute, trans_b=1)
         return model.predict(calls, locked).seconds[0] / model.predict(calls, device).seconds[0]
 
@@ -79,7 +79,7 @@ def test_a_locked_clock_slows_arithmetic_but_not_memory(model):
 def test_a_power_limited_card_does_not_reach_its_boost_clock(model):
     t4 = load_device("t4")
     seconds = model.predict(products([1, 4096, 4096, 4096], kind="linear", trans_b=1), t4).seconds[0]
-    assert 2 * 4096**3 / seconds < 0.6 * t4.peak("fp32")
+    assert 2 * 4096**3 / seconds < 0.6 * t4.get_peak_flops("fp32")
 
 
 def physical_seconds(device, *sizes):
@@ -88,7 +88,7 @@ def physical_seconds(device, *sizes):
 
 def test_the_power_limit_spares_short_kernels_and_makes_long_ones_pay_for_their_traffic_too():
     t4 = load_device("t4")
-    boost, sustained = (t4.at_clock(clock) for clock in (t4.boost_clock_mhz, t4.sustained_clock_mhz))
+    boost, sustained = (t4.with_clock(clock) for clock in (t4.boost_clock_mhz, t4.sustained_clock_mhz))
     short, long_ = (16, 128, 128, 512), (8192, 512, 512, 64)
     assert physical_seconds(t4, *short) < 1.15 * physical_seconds(boost, *short)
     assert physical_seconds(t4, *long_) > 1.1 * physical_seconds(sustained, *long_)
@@ -96,9 +96,9 @@ def test_the_power_limit_spares_short_kernels_and_makes_long_ones_pay_for_their_
 
 def test_a_floating_clock_widens_the_interval_and_a_locked_one_does_not(model):
     t4, calls = load_device("t4"), products([1, 4096, 4096, 4096], kind="linear", trans_b=1)
-    floating, locked = (model.predict(calls, device).sigma[0] for device in (t4, t4.at_clock(t4.sustained_clock_mhz)))
+    floating, locked = (model.predict(calls, device).sigma[0] for device in (t4, t4.with_clock(t4.sustained_clock_mhz)))
     assert clock_spread(t4) == pytest.approx(np.log(1590 / 820) / np.sqrt(12))
-    assert clock_spread(t4.at_clock(820)) == 0.0
+    assert clock_spread(t4.with_clock(820)) == 0.0
     assert clock_spread(load_device("v100")) == 0.0
     assert floating > locked
 

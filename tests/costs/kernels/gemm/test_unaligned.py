@@ -1,4 +1,4 @@
-"""Half-precision products of rows that no vector load fits."""
+"""Half-precision GEMMs of rows that no vector load fits."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
-from traincast.hardware import device_keys, load_device
+from traincast.hardware import list_device_keys, load_device
 
 
 def calls_of(family, kind, rows, cols, compute="fp32") -> Calls:
@@ -32,7 +32,7 @@ def everything(family) -> Calls:
     )
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("family", [SOFTMAX, NORM], ids=["softmax", "norm"])
 def test_contract_on_every_device(family, key):
     check_contract(shipped_model(family.name), everything(family), load_device(key))
@@ -46,7 +46,7 @@ def test_eight_times_the_rows_take_longer(family, kind, key):
         assert (np.diff(seconds(family, kind, rows, cols, load_device(key))) > 0).all()
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize(("family", "kind", "passes"), [(SOFTMAX, "forward", 4), (NORM, "layer_forward", 3)])
 def test_rows_far_wider_than_measured_move_each_value_at_most_once_a_pass(family, kind, passes, key):
     device = load_device(key)

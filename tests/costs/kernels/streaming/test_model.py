@@ -12,7 +12,7 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
-from traincast.hardware import device_keys, load_device
+from traincast.hardware import list_device_keys, load_device
 
 FAMILIES = (ELEMENTWISE, COPY, REDUCTION, POOL, INDEX, MEMCPY)
 
@@ -42,7 +42,7 @@ def any_calls(family, n=40) -> Calls:
     return Calls.from_columns(family, list(family.kinds) * n, ["fp32"] * len(size), values)
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_contract_on_every_device(family, key):
     check_contract(shipped_model(family.name), any_calls(family), load_device(key))
@@ -62,7 +62,7 @@ def test_a_tiny_kernel_takes_a_few_microseconds_and_says_how_unsure_it_is():
     assert estimate.sigma[0] > 0.2
 
 
-@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("key", list_device_keys())
 def test_a_huge_kernel_runs_at_the_dram_rate_of_its_kind_of_memory(key):
     device = load_device(key)
     elements = 3e9
@@ -78,7 +78,7 @@ def test_data_that_fits_the_l2_is_read_faster_than_from_dram():
 
 def test_a_locked_clock_leaves_dram_bound_kernels_alone_and_slows_arithmetic():
     device = load_device("mi210")
-    slow = device.at_clock(0.5 * device.boost_clock_mhz)
+    slow = device.with_clock(0.5 * device.boost_clock_mhz)
     assert seconds(elementwise(1e8), slow) == pytest.approx(seconds(elementwise(1e8), device), rel=1e-6)
     heavy = elementwise(1e8, kind="pow")
     assert seconds(heavy, slow)[0] > 1.8 * seconds(heavy, device)[0]
@@ -100,7 +100,7 @@ def test_a_gpu_known_from_its_sheet_gets_a_wider_interval_and_is_out_of_domain()
     ],
 )  # fmt: skip
 def test_device_times_agree_with_a_v100_timeline_that_is_in_no_fit(elements, kind, reads, writes, measured_us):
-    device = load_device("v100").at_clock(1297)
+    device = load_device("v100").with_clock(1297)
     predicted = 1e6 * seconds(elementwise(elements, kind, reads, writes), device)[0]
     assert predicted == pytest.approx(measured_us, rel=0.25, abs=1.0)
 
@@ -121,7 +121,7 @@ def test_the_smallest_kernels_take_what_traces_of_v100_show(elements, kind, read
     ("key", "measured"), [("t4", 0.98), ("p4", 1.0), ("v100-pcie", 1.06), ("p100", 1.23), ("a100-40gb-pcie", 1.4)]
 )
 def test_offsets_of_unlike_operands_show_where_memory_is_fast(key, measured):
-    """A row added to 67M values, beside the same traffic streamed, as timed op by op in Transformers."""
+    """A row added to 67M values, alongside the same traffic streamed, as timed op by op in Transformers."""
     sizes = {"elements": 2**26, "bytes_read": 2**28, "bytes_written": 2**28, "tensors": 3}
     calls = Calls.of(ELEMENTWISE, [ELEMENTWISE.call(kind, **sizes) for kind in ("add", "strided")])
     plain, strided = seconds(calls, load_device(key))
@@ -129,7 +129,7 @@ def test_offsets_of_unlike_operands_show_where_memory_is_fast(key, measured):
 
 
 def test_a_column_sum_waits_for_one_load_behind_the_other():
-    v100 = load_device("v100").at_clock(1297)
+    v100 = load_device("v100").with_clock(1297)
     columns = [(16, 256), (1024, 256), (2048, 256), (65536, 256)]
     few, some, many, split = seconds(
         Calls.of(REDUCTION, [

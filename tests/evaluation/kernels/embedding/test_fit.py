@@ -15,7 +15,7 @@ from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
 from traincast.costs.kernels.families import PROFILES
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.fitting.pieces import PIECES
+from traincast_evaluation.fitting.profile_fits import PIECES
 from traincast_evaluation.kernels.embedding.fit import FITTED, TRAINING, fit_embedding, fit_spreads, judge_spreads
 from traincast_evaluation.kernels.embedding.measurements import (
     STUDY_FILE,

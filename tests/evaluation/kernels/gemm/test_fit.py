@@ -1,4 +1,4 @@
-"""Reading GEMM measurements: what may be fitted, and what is refused by name, row and column."""
+"""Reading GEMM measurements: what may be fitted, and what is rejected by name, row and column."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ def read_attention(data: Path) -> AttentionSamples:
 
 
 def _check(table: MeasuredTable) -> None:
-    """All rows, those of other frameworks too: causal products of queries, keys and values at the sheet's peak."""
+    """All rows, those of other frameworks too: causal GEMMs of queries, keys and values at the sheet's peak."""
     devices = devices_in(table)
-    peak = np.array([device.peak("bf16") for device in devices])[device_numbers(table, devices)]
+    peak = np.array([device.get_peak_flops("bf16") for device in devices])[device_numbers(table, devices)]
     batch, length, heads, dim = (table.number(name) for name in ("batch", "seq_len", "num_q_heads", "head_dim"))
     check_possible(table, 2 * batch * heads * length * length * dim / peak, 1e-6 * table.number("latency_us"))
 
@@ -70,7 +70,7 @@ def _check(table: MeasuredTable) -> None:
 def read_trained(data: Path) -> AttentionSamples:
     """Causal attention on B200, forward (never fitted) and backward; a fifth of the shapes is held out.
 
-    The table counts the products of all pairs of positions, masked or not. Values may be narrower than keys.
+    The table counts the GEMMs of all pairs of positions, masked or not. Values may be narrower than keys.
     """
     numbers = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
     table = read_efficiency(data, ("sdp_fwd", "sdp_bwd"), (), numbers)

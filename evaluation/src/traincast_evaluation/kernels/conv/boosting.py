@@ -71,7 +71,7 @@ def _best_split(
     binned: npt.NDArray[np.int64], index: npt.NDArray[np.int64], nodes: int, pull: FloatArray, mass: FloatArray
 ) -> tuple[int, int]:
     """The feature and bin that, split in every node at once, explain most."""
-    best, answer = -1.0, (0, 0)
+    best, result = -1.0, (0, 0)
     for column, bins in enumerate(binned):
         slot = index * _BINS + bins
         pulls = np.cumsum(np.bincount(slot, pull, nodes * _BINS).reshape(nodes, _BINS), axis=1)
@@ -80,5 +80,5 @@ def _best_split(
         gain = (pulls**2 / (masses + _SHRINK_ROWS) + right_pull**2 / (right_mass + _SHRINK_ROWS)).sum(axis=0)[:-1]
         place = int(np.argmax(gain))
         if gain[place] > best * (1 + 1e-12):
-            best, answer = float(gain[place]), (column, place)
-    return answer
+            best, result = float(gain[place]), (column, place)
+    return result

@@ -35,7 +35,7 @@ from traincast.costs.kernels.conv.residual import ConvTrees, own_features, share
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray
-from traincast.utils.metrics import mean_error_percent
+from traincast.utils.metrics import compute_mean_error_percent
 from traincast_evaluation.kernels.conv.boosting import boost
 from traincast_evaluation.kernels.conv.measurements import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
 from traincast_evaluation.kernels.fit import ModelTraining, Predictor, unseen_spread
@@ -256,7 +256,7 @@ def _shares(
 ) -> _Shares:
     """What `late` seconds say of the share, when the physics may be wrong for a shape everywhere, or on a device.
 
-    The answer lies between what the shape's rows say and the `typical` share, whichever is surer.
+    The result is between what the shape's rows say and the `typical` share, whichever is surer.
     """
     weight = 1 / (np.square(_OWN_ERROR * device_seconds) + _JITTER_SECONDS**2)
     beyond = late - typical * longest
@@ -316,7 +316,7 @@ class ConvTraining(ModelTraining[ConvSamples, ConvModel]):
         held, timed = samples.held_out, samples.event_timed
         shown, _ = samples.predicted(fitted.predict)
         for name, chosen in (("neusight", held & timed), ("deepbench", held & ~timed)):
-            error = mean_error_percent(shown[chosen], samples.seconds[chosen])
+            error = compute_mean_error_percent(shown[chosen], samples.seconds[chosen])
             common[f"mean_error_percent_held_out_{name}"] = error
         parts = {device.key: held & timed & (samples.device == i) for i, device in enumerate(samples.devices)}
         offsets = {key: round(1e6 * float(samples.offset[mine].mean()), 1) for key, mine in parts.items() if mine.any()}

@@ -109,7 +109,7 @@ def _columns(table: MeasuredTable, stride: tuple[str, str], pad: tuple[str, str]
 
 
 def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...], calls: Calls) -> None:
-    """Winograd does a quarter of the products at best; nothing explains more than that."""
+    """Winograd does a quarter of the GEMMs at best; nothing explains more than that."""
     start = 0
     for table in (wide, bench):
         rows = np.arange(start, start + len(table))

@@ -12,7 +12,7 @@ from traincast.costs.kernels.embedding.model import EmbeddingModel
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
-from traincast.utils.metrics import ErrorRow, error_row, within
+from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
 from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judge_spreads
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import read_embedding
@@ -35,8 +35,8 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
 
     def row(suite: str, group: str, chosen: BoolArray) -> ErrorRow:
         judged = not np.isnan(sigma[chosen]).any()
-        inside = within(seconds[chosen], samples.seconds[chosen], sigma[chosen]) if judged else None
-        return error_row(
+        inside = is_within_interval(seconds[chosen], samples.seconds[chosen], sigma[chosen]) if judged else None
+        return compute_error_row(
             suite, group, seconds[chosen], samples.seconds[chosen], samples.name[chosen].tolist(), inside=inside
         )
 
@@ -66,11 +66,11 @@ def _whole_rows(lookups: Sequence[WholeLookup], model: EmbeddingModel) -> list[E
     for row in np.flatnonzero(held):
         others = held & (linked == linked[row]) & (name != name[row])
         sigma = np.array([spread_90(seconds[others], measured[others])])
-        inside[row] = within(seconds[[row]], measured[[row]], sigma)[0]
+        inside[row] = is_within_interval(seconds[[row]], measured[[row]], sigma)[0]
 
     def row_of(suite: str, words: str, chosen: BoolArray) -> ErrorRow:
         judged = inside[chosen] if suite == HELD_BACK else None
-        return error_row(suite, words, seconds[chosen], measured[chosen], name[chosen].tolist(), inside=judged)
+        return compute_error_row(suite, words, seconds[chosen], measured[chosen], name[chosen].tolist(), inside=judged)
 
     table = [
         row_of(HELD_BACK, words, held & chosen)

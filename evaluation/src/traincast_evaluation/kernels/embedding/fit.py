@@ -32,7 +32,7 @@ from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.metrics import mean_error_percent, within
+from traincast.utils.metrics import compute_mean_error_percent, is_within_interval
 from traincast_evaluation.kernels.embedding.lookups import FILES as WHOLE_FILES
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import (
@@ -61,7 +61,7 @@ _STEP = 1e-4  # of log rates, either side, for a slope
 _LONGEST_STEP = 0.3  # of log rates: no rate changes by more than a third at once
 _ROUNDS = 60  # of the method, at most
 _STILL = 1e-7  # of the loss: a step that gains no more is the last
-_SLACK = 1e-6  # beside the limits of what was measured, against rounding
+_SLACK = 1e-6  # alongside the limits of what was measured, against rounding
 LEAST_SECONDS = 50e-6
 """Kernels from here on are reported apart: shorter ones are mostly their start."""
 
@@ -218,7 +218,7 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
         seconds, _ = samples.predicted(fitted.predict)
         sigma = judge_spreads(samples, seconds)
         judged, long = ~np.isnan(sigma), samples.held_out & (samples.seconds >= LEAST_SECONDS)
-        inside = within(seconds[judged], samples.seconds[judged], sigma[judged])
+        inside = is_within_interval(seconds[judged], samples.seconds[judged], sigma[judged])
         whole = WholeLookups(samples.whole)
         shown = whole.seconds(fitted.parameters_.rates, fitted.parameters_.watches)
         return {
@@ -227,7 +227,7 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
             "whole_lookups_held_out": int(whole.held_out.sum()),
             "mean_error_percent_whole_held_out": _mean_error(shown[whole.held_out], whole.measured[whole.held_out]),
             "rows_held_out_above_50_us": int(long.sum()),
-            "mean_error_percent_held_out_above_50_us": mean_error_percent(seconds[long], samples.seconds[long]),
+            "mean_error_percent_held_out_above_50_us": compute_mean_error_percent(seconds[long], samples.seconds[long]),
             "interval_coverage_held_out": float(np.mean(inside)),
             "interval_coverage_rows": int(judged.sum()),
             "devices": sorted({device.key for device in samples.devices}),
@@ -248,7 +248,7 @@ def fit_link_spread(model: EmbeddingModel, lookups: Sequence[WholeLookup]) -> fl
 
 
 def _mean_error(predicted: FloatArray, measured: FloatArray) -> float | None:
-    return mean_error_percent(predicted, measured) if len(measured) else None
+    return compute_mean_error_percent(predicted, measured) if len(measured) else None
 
 
 def fit_spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> FloatArray:

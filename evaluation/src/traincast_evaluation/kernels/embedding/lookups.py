@@ -21,9 +21,9 @@ from traincast.costs.kernels.embedding.tables import Tables, pooled_tables, unif
 from traincast.costs.kernels.registry import Control, Item
 from traincast.costs.kernels.streaming.launches import elementwise
 from traincast.costs.kernels.streaming.lowering.index import index_bits
-from traincast.hardware import Device, device_by_name
+from traincast.hardware import Device, find_device_by_name
 from traincast.ir.ops import TensorSpec
-from traincast.models.embeddings.access import Power, Uniform, row_classes
+from traincast.models.embeddings.access import Power, Uniform, make_row_classes
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast_evaluation.measured_tables import MeasuredTable, read_table
 
@@ -42,7 +42,7 @@ _OPTIMIZERS = {"exact_sgd": "sgd", "sgd": "sgd", "adam": "adam"}
 _HOST = {"device": 0, "managed": 1, "managed_caching": 2}
 _PLACES = {"device": "HBM", "managed": "UVM", "managed_caching": "cached UVM"}
 _SHARED_LINK = {8: 2}  # DGX-1 and DGX A100: two GPUs share a link to the host, and all gather at once
-_FAR_APART = 1 << 33  # rows: drawn from so many, none is wanted twice
+_FAR_APART = 1 << 33  # rows: drawn from this many, none is wanted twice
 _ATEN_OPS = {"nn_embedding_forward": False, "nn_embedding_forward_backward": True}
 _CONFIGURATION = {
     FBGEMM_FILE: (
@@ -190,7 +190,7 @@ def _fbgemm_rows(data: Path) -> Iterator[WholeLookup]:
         alone = "CUDA events around one module call" in str(table.text("includes")[row])
         way = "update" if op.endswith("backward") else "lookup"
         yield WholeLookup(
-            device_by_name(str(table.text("device")[row])), items, 1e-6 * float(table.number("latency_us")[row]),
+            find_device_by_name(str(table.text("device")[row])), items, 1e-6 * float(table.number("latency_us")[row]),
             bool(table.columns["held_out"][row]),
             f"FBGEMM {way}, {_PLACES[place]}, H100",
             f"{op}, {count} x {height} rows, {batch * count} lookups, {optimizer}, {place}",
@@ -203,11 +203,11 @@ def _fetched_bytes(tables: Tables, table: MeasuredTable, row: int, settings: str
     if tables.host != _HOST["managed_caching"]:
         return 0.0
     count, height = int(table.number("num_tables")[row]), int(table.number("rows_per_table")[row])
-    classes = row_classes(Power(table.number("alpha")[row]), height)
+    classes = make_row_classes(Power(table.number("alpha")[row]), height)
     lookups = tables.lookups / count
     share = float(settings.split()[-1])
-    cached = share * (height if "cache_load_factor" in settings else classes.unique_rows(_BATCHES * lookups))
-    rows = min(lookups * (1.0 - classes.steady_hit_rate(cached)), classes.unique_rows(lookups))
+    cached = share * (height if "cache_load_factor" in settings else classes.count_unique_rows(_BATCHES * lookups))
+    rows = min(lookups * (1.0 - classes.compute_steady_hit_rate(cached)), classes.count_unique_rows(lookups))
     return count * rows * 4.0 * float(table.number("embedding_dim")[row])
 
 
@@ -229,7 +229,7 @@ def _fbgemm_update(tables: Tables, optimizer: str) -> tuple[Item, ...]:
 
 
 def _ugache_rows(data: Path) -> Iterator[WholeLookup]:
-    """Gathers of rows that lie here, next door or with the host: each part by itself, and the whole batch."""
+    """Gathers of rows that are here, next door or with the host: each part by itself, and the whole batch."""
     numbers = (
         "num_gpus", "embedding_dim", "cache_rate", "latency_us", "local_bytes", "peer_bytes", "host_bytes",
         "feature_bytes", "get_index_us", "gather_local_us", "gather_peer_us", "gather_host_us",
@@ -246,7 +246,7 @@ def _ugache_rows(data: Path) -> Iterator[WholeLookup]:
 
 def _ugache_parts(table: MeasuredTable, row: int, held_out: bool) -> Iterator[WholeLookup]:
     """Where all rows are local the gather is a sample by itself; where they are not, links are, and so is the batch."""
-    device = device_by_name(str(table.text("device")[row]))
+    device = find_device_by_name(str(table.text("device")[row]))
     gpus = int(table.number("num_gpus")[row])
     words = ", ".join(str(table.text(name)[row]) for name in ("dataset", "model", "policy"))
     label = f"{gpus} x {device.key}, {words}, {table.number('cache_rate')[row]:g} cached"
@@ -260,7 +260,7 @@ def _ugache_parts(table: MeasuredTable, row: int, held_out: bool) -> Iterator[Wh
     far = {"host": _gathered(table, row, size["host"] * _SHARED_LINK.get(gpus, 1), 1)}
     far["peer"] = _gathered(table, row, size["peer"], 3)
     for name, items in far.items():
-        if taken[name] == max(taken.values()):  # others run beside it, and share the SMs
+        if taken[name] == max(taken.values()):  # others run alongside it, and share the SMs
             yield WholeLookup(device, items, taken[name], held_out, f"UGache gather, {name}", label)
     near = (*_gathered(table, row, size["local"], 0), *far["peer"])
     yield WholeLookup(
@@ -270,7 +270,7 @@ def _ugache_parts(table: MeasuredTable, row: int, held_out: bool) -> Iterator[Wh
 
 
 def _gathered(table: MeasuredTable, row: int, nbytes: float, host: int) -> tuple[Item, ...]:
-    """One kernel that copies so many bytes of rows from where they are."""
+    """One kernel that copies this many bytes of rows from where they are."""
     item = 2 if str(table.text("weights_dtype")[row]) == "fp16" else 4
     dim = int(table.number("embedding_dim")[row])
     count = round(nbytes / (item * dim))
@@ -288,7 +288,7 @@ def _aten_rows(data: Path) -> Iterator[WholeLookup]:
     table = table.take(np.isin(table.text("op").astype(str), list(_ATEN_OPS)))
     for row, op in enumerate(table.text("op")):
         height, dim, count = (int(table.number(name)[row]) for name in numbers[:3])
-        device = device_by_name(str(table.text("device")[row]))
+        device = find_device_by_name(str(table.text("device")[row]))
         yield WholeLookup(
             device, _aten_items(device, height, dim, count, backward=_ATEN_OPS[op]),
             1e-6 * float(table.number("latency_us")[row]), bool(table.columns["held_out"][row]),

@@ -105,7 +105,7 @@ def _study_samples(data: Path) -> Iterator[_Sample]:
     )  # fmt: skip
     known = ~np.isnan(table.number("rows_per_table"))  # DLRM_MLPerf has tables of different heights
     check_positive(table.take(known), "rows_per_table")
-    device = load_device("v100").at_clock(_STUDY_CLOCK)
+    device = load_device("v100").with_clock(_STUDY_CLOCK)
     batch, count, lookups, dim = (table.number(name) for name in sizes)
     _check_bags(table, 4 * batch * count * dim, np.full(len(table), device.dram_bandwidth), "latency_us")
     criteo = tuple(float(one.rows) for one in load_tables("mlperf-dlrm"))

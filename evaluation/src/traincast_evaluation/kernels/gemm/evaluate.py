@@ -1,4 +1,4 @@
-"""GEMM predictions against measurements that took no part in fitting, beside NeuSight's published errors."""
+"""GEMM predictions against measurements that took no part in fitting, alongside NeuSight's published errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import GemmModel
 from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.kernels.gemm.fit import (
     EXTENDED,
     Comparison,
@@ -27,7 +27,7 @@ from traincast_evaluation.kernels.gemm.fit import (
 from traincast_evaluation.kernels.gemm.measurements import BLACKWELL_FILE, FILES, GemmSamples, kernels_run, read_gemm
 
 PROFILE = PROFILES / "gemm"
-_JUDGED = 5  # of the held-out shapes of the Blackwell table, one in so many: 22,000 rows
+_JUDGED = 5  # of the held-out shapes of the Blackwell table, one in this many: 22,000 rows
 _TRAINED = ("Tesla P4", "Tesla P100-PCIE-16GB", "Tesla V100-PCIE-32GB", "Tesla T4", "NVIDIA A100-PCIE-40GB")
 # mean absolute errors that NeuSight publishes, percent, by kind and whether the GPU was in its training set
 _NEUSIGHT = {("bmm", True): 26.0, ("bmm", False): 13.8, ("linear", True): 20.0, ("linear", False): 13.9}
@@ -36,7 +36,7 @@ _NEUSIGHT = {("bmm", True): 26.0, ("bmm", False): 13.8, ("linear", True): 20.0, 
 def evaluate_gemm(data: Path, profile: Path = PROFILE) -> list[ErrorRow]:
     """Error rows by table, split, device, kind and compute type."""
     return [
-        error_row(suite, group, part.shown, part.samples.seconds, part.samples.names(), reference, part.inside)
+        compute_error_row(suite, group, part.shown, part.samples.seconds, part.samples.names(), reference, part.inside)
         for suite, group, part, reference in _groups(data, profile)
     ]
 

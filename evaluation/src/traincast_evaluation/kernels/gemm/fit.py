@@ -28,7 +28,7 @@ from traincast.costs.kernels.gemm.residual_net import Float32Array
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
-from traincast.utils.metrics import mean_error_percent
+from traincast.utils.metrics import compute_mean_error_percent
 from traincast.utils.quantiles import Z90
 from traincast_evaluation.kernels.fit import SEED, Progress, save_state, silent
 from traincast_evaluation.kernels.gemm.measurements import (
@@ -49,7 +49,7 @@ from traincast_evaluation.solve import spread_90
 _FEWEST_PASSES, _MOST_PASSES = 30, 300
 _TRIAL_SHARE = 0.6  # of a training's passes, for the fit that measures the spread
 _STRANGER_SHARE = 0.15  # the same, for fits without one of the chips
-_FEWEST_OWN = 2000  # measurements of a device, for a code of its own beside another card with its chip
+_FEWEST_OWN = 2000  # measurements of a device, for a code of its own alongside another card with its chip
 _UNKNOWN_SPREAD = 0.5  # log-sigma where nothing can be judged: assumed, a factor of 1.6
 _FEWEST_ROWS = 25  # for a spread of its own
 _CLASSES = 3  # see `spread_class`
@@ -62,7 +62,7 @@ EXTENDED = ("half", "fp8")
 """Engines whose networks were trained before, on other devices."""
 TRAINED = ("fp8_block", "fp8_graphics", "fp4")
 """Engines that only this table has."""
-_SAMPLE = 6  # of the table, one shape in so many trains the networks: about 19,000 measurements of each type
+_SAMPLE = 6  # of the table, one shape in this many trains the networks: about 19,000 measurements of each type
 _UNFITTED_FLOOR = 0.003  # quantile of a machine's own readings that stands for its host
 _HOST_NOISE = 0.05  # readings near a floor scatter with the host, not with the kernel
 _UNFITTED_OFFSET = 0.5  # of the floor: what the fitted machines show
@@ -106,7 +106,7 @@ class _Task:
 def fit_engines(
     data: Measurements, watch: Stopwatch, progress: Progress = silent
 ) -> tuple[dict[str, EngineFit], Stopwatch]:
-    """Every engine that has measurements, by name, and the stopwatch as fitted beside them. Deterministic."""
+    """Every engine that has measurements, by name, and the stopwatch as fitted alongside them. Deterministic."""
     by_row = _engines_by_row(data)
     fits = {}
     for i, engine in enumerate(ENGINES.values()):
@@ -178,7 +178,7 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
 
 
 def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float, nets: int) -> tuple[EngineFit, Stopwatch]:
-    """An engine of so many networks without spreads yet, and the stopwatch as fitted beside them."""
+    """An engine of this many networks without spreads yet, and the stopwatch as fitted alongside them."""
     passes = share * np.clip(task.engine.visits / use.sum(), _FEWEST_PASSES, _MOST_PASSES)
     examples, rounds = task.examples(use), max(5, round(float(passes)))
     runs = [train(examples, Schedule(passes=rounds, seed=seed)) for seed in range(nets)]
@@ -226,7 +226,7 @@ def _clock_spreads(task: _Task) -> FloatArray:
 
 
 def _spreads(errors: FloatArray, base: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> FloatArray:
-    """Log-sigma, beside `base`, of every bin of durations, from the first of its `preferred` selections that has
+    """Log-sigma, alongside `base`, of every bin of durations, from the first of its `preferred` selections that has
     enough measurements, else from the nearest bin."""
     known = np.isfinite(errors)
     sigma = np.full(len(preferred), np.nan)
@@ -332,7 +332,7 @@ class Comparison:
     @property
     def mean_error_percent(self) -> float:
         """Mean absolute error, percent of what was measured."""
-        return mean_error_percent(self.shown, self.samples.seconds)
+        return compute_mean_error_percent(self.shown, self.samples.seconds)
 
 
 def compare(model: GemmModel, samples: GemmSamples, stopwatch_us: Mapping[str, Sequence[float]]) -> Comparison:

@@ -191,7 +191,7 @@ def _samples(
 
 
 def _check(table: MeasuredTable, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
-    """Refuses rows faster than three times the sheet's peak."""
+    """Rejects rows faster than three times the sheet's peak."""
     devices = devices_in(table)
     device = device_numbers(table, devices)
     peak = np.zeros(len(table))
@@ -203,7 +203,7 @@ def _check(table: MeasuredTable, compute: npt.NDArray[Any], *sizes: FloatArray) 
 
 
 def _peak(device: Device, compute: str) -> float:
-    return max(device.peak(compute), device.peak("fp32_matrix") if compute == "fp32" else 0.0)
+    return max(device.get_peak_flops(compute), device.get_peak_flops("fp32_matrix") if compute == "fp32" else 0.0)
 
 
 def join_samples(parts: Sequence[GemmSamples]) -> Measurements:

@@ -18,7 +18,7 @@ from traincast.costs.kernels.gemm.physics import DRAM_SHARE
 from traincast.costs.kernels.model import KernelModel, load_state
 from traincast.hardware import Device, load_device
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.metrics import ErrorRow, error_row
+from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_seconds, read_efficiency
 from traincast_evaluation.kernels.evaluate import samples_row
 from traincast_evaluation.kernels.samples import Samples
@@ -37,7 +37,7 @@ CLOCK_MHZ = 1297.0
 _WITH_SHAPES = "2021-04-09"
 _LAYOUTS = {"tn": (0, 1), "nn": (0, 0), "nt": (1, 0)}  # BLAS names, columns first: (trans_a, trans_b) rows first
 _SHAPE = re.compile(r"\((\d+(?:, \d+)*),?\)")
-TRAINING_SUITE = "matrix products in training runs"
+TRAINING_SUITE = "GEMMs in training runs"
 # (rows, columns, depth) of a stage's GEMM from the table's tokens M, outputs N and inputs K of an expert's layer
 _STAGES = {"fwd": ("M", "N", "K"), "bwd_grad_act": ("M", "K", "N"), "bwd_grad_w": ("N", "K", "M")}
 XLA_FILE = "kernels/gemm_xla.parquet"
@@ -46,14 +46,14 @@ _DEVICES = {"sm_90": "h100", "sm_100_B200": "b200", "gfx950": "mi355x"}
 _TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "tf32", "f8e4m3fn": "fp8"}
 EXPERTS_FILE = "kernels/moe_mixed.parquet"
 EXPERTS_SOURCE = "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)"
-# seconds of starts, and how many times the rows of tokens pass DRAM beside the GEMMs: sorted by expert, activated,
+# seconds of starts, and how many times the rows of tokens pass DRAM alongside the GEMMs: sorted by expert, activated,
 # weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/kernels.md
 _STARTS = 25.6e-6
 _PASSES = 3.6
 _PRODUCTS = 0.88  # of the time of batched GEMMs of these sizes: one launch, tiles of all experts side by side
 _GATED, _PLAIN = "moe_torch_flow_cutlass", "moe_torch_flow_nongated"  # one kernel for all experts; others are Triton's
 _BALANCED = "balanced"
-_JUDGED = 8  # of the balanced layers, one in so many is compared: 6,000
+_JUDGED = 8  # of the balanced layers, one in this many is compared: 6,000
 
 
 def evaluate_gemm_timeline(data: Path, profile: Path = PROFILES / "gemm") -> list[ErrorRow]:
@@ -72,10 +72,10 @@ def evaluate_gemm_timeline(data: Path, profile: Path = PROFILES / "gemm") -> lis
     calls = [_call(str(name), *pair) for name, pair in zip(table.text("kernel_name"), shapes, strict=True) if pair]
     measured = 1e-6 * table.number("duration_us_median")
     model = GemmModel.from_state(load_state(profile))
-    estimate = model.predict(Calls.of(GEMM, calls), load_device("v100").at_clock(CLOCK_MHZ))
+    estimate = model.predict(Calls.of(GEMM, calls), load_device("v100").with_clock(CLOCK_MHZ))
     names = ["x".join(f"{size:.0f}" for size in call.values[:4]) for call in calls]
     group = f"DLRM_MLPerf, V100 at {CLOCK_MHZ:.0f} MHz"
-    return [error_row("dlrm_kernel_timeline_v100 GEMM", group, estimate.seconds, measured, names)]
+    return [compute_error_row("dlrm_kernel_timeline_v100 GEMM", group, estimate.seconds, measured, names)]
 
 
 def _two_shapes(text: str) -> tuple[list[int], list[int]] | None:
@@ -153,7 +153,9 @@ def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
 
 
 def _row(group: str, samples: Samples, model: KernelModel) -> ErrorRow:
-    return samples_row(TRAINING_SUITE, group, samples, lambda calls, device: model.predict(calls, device.under_load()))
+    return samples_row(
+        TRAINING_SUITE, group, samples, lambda calls, device: model.predict(calls, device.with_sustained_clock())
+    )
 
 
 def read_xla(data: Path) -> Samples:
@@ -253,7 +255,9 @@ def evaluate_experts(data: Path) -> list[ErrorRow]:
             mine = (names == device.name) & part
             suite = "layers of experts, one call, balanced"
             measured = 1e-6 * table.number("latency_us")[mine]
-            rows.append(error_row(suite, f"{device.key}, {label}", predicted[mine], measured, _names(table, mine)))
+            rows.append(
+                compute_error_row(suite, f"{device.key}, {label}", predicted[mine], measured, _names(table, mine))
+            )
     return rows
 
 

@@ -71,7 +71,7 @@ def _smoothed(scores: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.1
 
 def _bert(batch: int, mixed: bool, update: bool) -> Step:
     """Half weights with an fp32 copy in the optimizer, which is LAMB over lists of tensors; the example scripts the
-    whole model, and the compiler of its container fuses what lies between products."""
+    whole model, and the compiler of its container fuses what is between GEMMs."""
     length = 128
     model = bert.BertForPreTraining().cuda()
     model = model.half() if mixed else model

@@ -131,7 +131,7 @@ def _gpt(name: str, description: str, config: gpt2.Gpt2Config, *, batch_size: in
 
 def _dlrm(config: DlrmConfig, description: str) -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        chosen = config.with_(embedding=setting.choice, optimizer=setting.optimizer or config.optimizer)
+        chosen = config.replace_options(embedding=setting.choice, optimizer=setting.optimizer or config.optimizer)
         return dlrm_step(setting, Dlrm, chosen)
 
     return Recipe(

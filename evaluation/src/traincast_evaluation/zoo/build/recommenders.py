@@ -1,4 +1,4 @@
-"""The recommenders beside DLRM as they are captured: sizes, inputs, targets."""
+"""The recommenders alongside DLRM as they are captured: sizes, inputs, targets."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class DotInteraction(nn.Module):
         # built on the host every step, as the original does: the gather, and its backward, copy them over and wait
         row = torch.tensor([i for i in range(size) for _ in range(i)])
         column = torch.tensor([j for i in range(size) for j in range(i)])
-        # PyTorch 1.8 takes the full slice of `products[:, row, column]` as an op of its own
+        # PyTorch 1.8 takes the full slice of `GEMMs[:, row, column]` as an op of its own
         whole = leading(products, 0, products.shape[0])
         return torch.cat([dense, whole[:, row, column]], dim=1)
 

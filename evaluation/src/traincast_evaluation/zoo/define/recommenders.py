@@ -1,4 +1,4 @@
-"""Recommenders beside DLRM: DeepFM, Wide & Deep, DIN and NCF, each after the code or paper it is known by."""
+"""Recommenders alongside DLRM: DeepFM, Wide & Deep, DIN and NCF, each after the code or paper it is known by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincast_evaluation.zoo.define.dlrm import mlp
 from traincast_evaluation.zoo.define.embeddings import FbgemmTables
 
 DENSE_FEATURES = 13
-"""Numbers beside the tables in the Criteo data."""
+"""Numbers alongside the tables in the Criteo data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class DeepFM(Recommender):
 
 
 class WideAndDeep(Recommender):
-    """A sum of weights, one a feature, beside an MLP of three layers over embeddings (Cheng et al., 2016).
+    """A sum of weights, one a feature, alongside an MLP of three layers over embeddings (Cheng et al., 2016).
 
     The weights are tables of four columns, the least that FBGEMM has, of which one is used.
     """

@@ -1,8 +1,8 @@
 """Measures this machine: microbenchmarks of every kind of op, into a store that 'traincast fit --store' reads.
 
-Shapes are drawn in log space, seeded; a reference kernel runs beside every sample, so that the drift of the machine
+Shapes are drawn in log space, seeded; a reference kernel runs alongside every sample, so that the drift of the machine
 divides out. The store is a folder of Parquet files: an interrupted run goes on where it stopped. A store holds one
-device, one set of libraries and one number of threads; anything else is refused.
+device, one set of libraries and one number of threads; anything else is rejected.
 
 '--for WORKLOAD' measures only the ops of that step, most valuable first, and says how much of its time is covered.
 '--dry-run' says what would be measured and for how long; it needs no device. '--self-check' is for a device nobody has
@@ -18,13 +18,13 @@ from traincast.app.api import bench, self_check
 from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_options
-from traincast.app.cli.verbs import CHECK_FAILED, OK
 from traincast.calibration.campaign import Benched
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--budget", default="10m", metavar="TIME", help="how long to measure: 90s, 5m (default 10m)")
     parser.add_argument("--store", type=file_path, metavar="DIR", help="the store (default: one per device)")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             clock_mhz=args.clock_mhz,
             progress=progress,
-            covered=lambda said: print(said, file=sys.stderr),
+            covered=lambda notes: print(notes, file=sys.stderr),
             batch_size=args.batch_size,
             seq_len=args.seq_len,
         )

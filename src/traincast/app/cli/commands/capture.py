@@ -11,7 +11,7 @@ The workload written to OUT is predicted with 'traincast predict OUT --on PLATFO
 run as Python: capture only files you trust.
 
 A script without such a function is captured as it is: 'traincast capture train.py -o OUT --batch-size 64 -- its own
-arguments' runs it until its optimizer has been called three times, and records what lies between the last two calls.
+arguments' runs it until its optimizer has been called three times, and records what is between the last two calls.
 Where its own arguments have the batch size, write {batch_size} ('-- --batch-size {batch_size}'; also {seq_len}): the
 script is then run at several sizes, and the workload can be predicted at any. Without, it keeps its one size, and
 '--batch-size' only says which that is.
@@ -20,7 +20,7 @@ A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard,
 with '--gpus N' from make_step(batch_size, *, rank, world_size), or from a script that torchrun starts or that spawns
 its processes itself, rank by rank in this one process; the batch size is that of one rank. '--ranks 0' is enough
 when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a branch
-goes); it is kept with the workload and printed with every answer. Plain data parallelism needs no capture of its own:
+goes); it is kept with the workload and printed with every result. Plain data parallelism needs no capture of its own:
 'traincast predict OUT --gpus N'.
 """
 
@@ -38,7 +38,7 @@ from traincast.simulator.scenario.fields import scenario_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("function", metavar="FILE.py[:FUNCTION]")
     parser.set_defaults(arguments=[])  # of a script that is captured as it is: what follows "--"
     parser.add_argument(
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
     with (
         progress_line(f"capturing {args.function}") as progress,
-        contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the answer
+        contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the result
     ):
         workload = capture(
             args.function,

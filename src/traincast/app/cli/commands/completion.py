@@ -1,4 +1,4 @@
-"""A script that lets your shell complete verbs, options, and the names of models and platforms.
+"""A script that lets your shell complete commands, options, and the names of models and platforms.
 
 traincast completion bash > ~/.local/share/bash-completion/completions/traincast
 traincast completion fish > ~/.config/fish/completions/traincast.fish
@@ -12,11 +12,11 @@ import argparse
 from traincast.app.api import list_models, list_platforms
 from traincast.app.cli.completion import SHELLS, describe, script
 from traincast.app.cli.output import print_json, print_text
-from traincast.app.cli.verbs import known_verbs, parsers
+from traincast.app.cli.registry import list_commands, parsers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
@@ -26,9 +26,11 @@ def run(args: argparse.Namespace) -> int:
         "WORKLOAD": [model.info.name for model in list_models()],
         "PLATFORM": [platform.key for platform in list_platforms()],
     }
-    verbs = known_verbs()
-    _, made = parsers(verbs)
-    text = script(args.shell, [describe(verb, verbs[verb].summary, parser, known) for verb, parser in made.items()])
+    commands = list_commands()
+    _, made = parsers(commands)
+    text = script(
+        args.shell, [describe(command, commands[command].summary, parser, known) for command, parser in made.items()]
+    )
     if args.json:
         print_json({"shell": args.shell, "script": text})
     else:

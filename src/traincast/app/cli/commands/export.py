@@ -15,7 +15,7 @@ from traincast.simulator.scenario.export import FORMATS, Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("-o", "--out", type=file_path, required=True, metavar="OUT")
     parser.add_argument("--to", choices=FORMATS, default="pytorch")

@@ -18,7 +18,7 @@ from traincast.utils.plugins import FIT, load_plugin, missing_evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb, and those that rebuild the shipped profiles where that is installed."""
+    """Arguments of the command, and those that rebuild the shipped profiles where that is installed."""
     shipped = load_plugin(FIT, "shipped")
     if shipped is not None:
         shipped.add_arguments(parser)

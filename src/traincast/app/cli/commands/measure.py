@@ -24,7 +24,7 @@ from traincast.calibration.bench.measure import Measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that train together (default 1)")

@@ -14,7 +14,7 @@ from traincast.app.report.catalog import coverage_text, models_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("--coverage", action="store_true", help="how every op is lowered")
 
 

@@ -1,4 +1,4 @@
-"""How to train a Transformer on so many GPUs: the layout with the fastest step that fits in memory.
+"""How to train a Transformer on a given number of GPUs: the layout with the fastest step that fits in memory.
 
 MODEL is built in (llama3-70b), a short YAML description, or a Hugging Face config.json. PLATFORM is a node (see
 'traincast platforms') or your own description. Tensor, pipeline, context and expert parallelism, a distributed
@@ -15,14 +15,14 @@ from traincast.app.api import plan
 from traincast.app.cli.arguments import add_workers
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_options, scenario_values
-from traincast.app.cli.verbs import OK
 from traincast.app.report.training import plan_text
-from traincast.planner.parallelism.ask import PLANNED
+from traincast.planner.parallelism.entry import PLANNED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="MODEL")
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> int:
     """Searches and prints."""
     own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
     with progress_bar("plan") as progress:
-        answer = plan(progress=progress, **own, **{"gpus": None, **scenario_values(args)})
-    print_result(answer, plan_text, as_json=args.json)
+        result = plan(progress=progress, **own, **{"gpus": None, **scenario_values(args)})
+    print_result(result, plan_text, as_json=args.json)
     return OK

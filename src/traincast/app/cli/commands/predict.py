@@ -15,11 +15,12 @@ shards its tables instead.
 A DLRM on several GPUs is TorchRec's program; '--program' picks another. '--cuda-graph' replays the step as CUDA graphs
 and says what breaks them. '--loader-ms 8 --workers 4' lets a data loader hold the step up.
 
-A Transformer by its description (llama3-8b, a short YAML, a Hugging Face config.json) is laid over GPUs by --tp, --pp,
+A Transformer by its description (llama3-8b, a short YAML, a Hugging Face config.json) is distributed over GPUs by --tp,
+--pp,
 --cp, --ep, --fsdp, --zero and their like; what is left of the GPUs is data parallel. Its arithmetic is bf16 by default.
 
 '--file SCENARIO.yaml' has fields by the names of options ('workload: dlrm-v2'). An option that the step does not use is
-an error. The settings that were used, defaults included, are printed with the answer.
+an error. The settings that were used, defaults included, are printed with the result.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ import argparse
 from traincast.app.cli.arguments import file_path
 from traincast.app.cli.options import in_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, gpu_numbers, scenario_values
-from traincast.app.cli.verbs import OK
 from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import prediction_text
@@ -43,7 +44,7 @@ from traincast.utils.files.writing import write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, a description (.toml), or 'here'")
     add_scenario_file(parser)
@@ -61,23 +62,23 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on, args.file])
-    answer = predict_asked(args)
+    result = predict_asked(args)
     if args.by:
-        timeline_of(answer, "--by")
+        timeline_of(result, "--by")
     if args.trace_out:
-        write_json(args.trace_out, chrome_trace(timeline_of(answer, "--trace-out")))
+        write_json(args.trace_out, chrome_trace(timeline_of(result, "--trace-out")))
     if args.json:
-        print_json(answer.to_dict())
+        print_json(result.to_dict())
     else:
-        print_text(in_options(_text(answer, args.by), args.options))
+        print_text(in_options(_text(result, args.by), args.options))
     return OK
 
 
-def timeline_of(answer: Prediction | ScalingCurve, option: str) -> Prediction:
+def timeline_of(result: Prediction | ScalingCurve, option: str) -> Prediction:
     """The prediction whose timeline an option shows; a curve of several is rejected."""
-    if isinstance(answer, ScalingCurve):
+    if isinstance(result, ScalingCurve):
         raise TraincastError(f"{option} is for one prediction; give one number of --gpus")
-    return answer
+    return result
 
 
 def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
@@ -97,10 +98,10 @@ def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
     return predict_scaling(scenario, numbers or [values.get("gpus", 1)], args.scaling or "weak")
 
 
-def _text(answer: Prediction | ScalingCurve, by: str | None) -> str:
-    """The answer for the terminal."""
-    if isinstance(answer, ScalingCurve):
+def _text(result: Prediction | ScalingCurve, by: str | None) -> str:
+    """The result for the terminal."""
+    if isinstance(result, ScalingCurve):
         from traincast.app.report.scaling import scaling_text
 
-        return scaling_text(answer)
-    return prediction_text(answer, by=by)
+        return scaling_text(result)
+    return prediction_text(result, by=by)

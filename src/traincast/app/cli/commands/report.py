@@ -20,12 +20,12 @@ from traincast.app.cli.arguments import file_path
 from traincast.app.cli.commands.predict import add_curve_options, predict_asked
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_file, one_gpu_number, scenario_values
-from traincast.app.cli.verbs import OK
 from traincast.app.cli.whatif import add_edit_arguments, edits_of
-from traincast.app.pages.decided import sweep_file_page
+from traincast.app.pages.decisions import sweep_file_page
 from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
-from traincast.app.pages.written import WrittenPage, write_page
+from traincast.app.pages.writing import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
 from traincast.utils.plugins import PAGES, require_plugin
 from traincast.utils.results import Result
@@ -34,7 +34,7 @@ KINDS = ("prediction", "plan", "sharding", "advice")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+")
     parser.add_argument("-o", "--out", type=file_path, metavar="FILE.html", required=True, help="where the report goes")
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE was measured")
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 def _written(args: argparse.Namespace) -> WrittenPage:
     if all(is_trace(source) for source in args.sources):
         before = None if args.against is None else trace(Path(args.against))
-        answer = trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
-        return write_report(answer, args.out, price=args.price, against=before)
+        result = trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
+        return write_report(result, args.out, price=args.price, against=before)
     if args.against is not None:
         raise TraincastError("--against compares traced runs; give a trace as SOURCE")
     if len(args.sources) > 1:
@@ -67,10 +67,10 @@ def _written(args: argparse.Namespace) -> WrittenPage:
     if is_evaluation(args.sources[0]):
         pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
         return write_page(pages.evaluation_file_page(Path(args.sources[0])), args.out)
-    return write_report(_answer(args), args.out, price=args.price)
+    return write_report(_predict_source(args), args.out, price=args.price)
 
 
-def _answer(args: argparse.Namespace) -> Result:
+def _predict_source(args: argparse.Namespace) -> Result:
     """What was asked of a workload: a prediction, a search for layouts, or one for places of tables."""
     if args.on is None:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")

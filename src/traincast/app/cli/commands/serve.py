@@ -1,4 +1,4 @@
-"""The same answers as live pages in a browser, and a REST API.
+"""The same results as live pages in a browser, and a REST API.
 
 Opens on this machine alone; to reach it from elsewhere forward its port ('ssh -L'). What the page shows is in its
 address. Uploads are kept until the server ends. The API is described at /api. Needs the extra 'serve'.
@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from traincast.app.cli.output import print_json, print_text
+from traincast.app.cli.registry import OK
 from traincast.app.cli.signals import Terminated
-from traincast.app.cli.verbs import OK
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ _MOST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("--host", default="127.0.0.1", metavar="NAME", help="a name of this machine (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8787, metavar="N", help="default 8787; 0 is any free one")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that answer at most (default 8)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that result at most (default 8)")
     parser.add_argument("--upload-mb", type=int, metavar="N", help="the largest upload (default 256)")
     parser.add_argument("--perfetto", metavar="URL", help="where Perfetto is (default https://ui.perfetto.dev)")
 

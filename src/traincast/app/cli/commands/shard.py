@@ -13,16 +13,16 @@ from traincast.app.api import shard
 from traincast.app.cli.arguments import add_workers, file_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
-from traincast.app.cli.verbs import CHECK_FAILED, OK
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.report.sharding import sharding_text
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.plan_file import plan_to_json
-from traincast.planner.sharding.ask import torchrec_plan_json
+from traincast.planner.sharding.entry import torchrec_plan_json
 from traincast.utils.files.writing import write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("tables", metavar="TABLES")
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--gpus", type=int, metavar="N", required=True)
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Searches or ranks, and prints."""
     check_outputs(args.out, args.torchrec_out, inputs=[args.tables, args.on, args.dense, args.candidates])
     with progress_bar("shard") as progress:
-        answer = shard(
+        result = shard(
             args.tables,
             on=args.on,
             gpus=args.gpus,
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if args.out:
-        write_json(args.out, plan_to_json(answer.best.plan))
+        write_json(args.out, plan_to_json(result.best.plan))
     if args.torchrec_out:
-        write_json(args.torchrec_out, torchrec_plan_json(args.tables, answer.task, answer.best.plan))
-    print_result(answer, sharding_text, as_json=args.json)
-    return OK if answer.best.memory.fits else CHECK_FAILED
+        write_json(args.torchrec_out, torchrec_plan_json(args.tables, result.task, result.best.plan))
+    print_result(result, sharding_text, as_json=args.json)
+    return OK if result.best.memory.fits else CHECK_FAILED

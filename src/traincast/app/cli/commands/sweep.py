@@ -19,15 +19,15 @@ from traincast.app.api import sweep
 from traincast.app.cli.arguments import add_workers, file_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_options, scenario_values
-from traincast.app.cli.verbs import CHECK_FAILED, OK
 from traincast.app.report.whatif import sweep_text
 from traincast.planner.what_if.sweeps.grid import checked_options, varied_values
 from traincast.utils.errors import TraincastError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
     parser.add_argument("--on", metavar="PLATFORM", help="default: the first of '--vary on=...'")
     parser.add_argument("--vary", action="append", default=[], metavar="EDIT=VALUES", help="may be given several times")
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     if not {"workload", "on"} <= set(values):
         raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
     with progress_bar("sweep") as progress:
-        answer = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
-    print_result(answer, sweep_text, as_json=args.json)
-    return OK if len(answer.failed) < len(answer.rows) else CHECK_FAILED
+        result = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
+    print_result(result, sweep_text, as_json=args.json)
+    return OK if len(result.failed) < len(result.rows) else CHECK_FAILED
 
 
 def _varied(args: argparse.Namespace, told: Any) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ FILES are Kineto traces (.json, .json.gz), with or without the PyTorch execution
 them, one file per rank. Idle time is given with its reason, host time by the five overheads (T1 between two ops, T2
 before an op's first launch, T3 after its last, T4 a runtime call, T5 between launches). With '--on' the traced step is
 also predicted, from the shapes of its ops and its own host times (or with '--host' a profile), and the error is split
-into what the walk, the kernels and the overheads add to it.
+into what the simulation, the kernels and the overheads add to it.
 
 Tables of what a profiler's page shows (kernels, rates by op and shape, modules, collectives, launches, memory) come
 with '--top' rows each; '--tables-out DIR' writes them whole. With '--compare' the first of two traces (or folders) is
@@ -22,8 +22,8 @@ from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.tables import FORMATS, check_folder, write_tables
 from traincast.app.report.compared import comparison_text
-from traincast.app.report.measured import TOP, measured_text
-from traincast.app.report.measured_chrome import measured_chrome_trace
+from traincast.app.report.measured import TOP, format_measured
+from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.ir.file import save_workload
 from traincast.traces.replay.workload import trace_workload
 from traincast.utils.errors import TraincastError
@@ -33,7 +33,7 @@ _MOST_ROWS = 10_000  # of a table that somebody reads; '--tables-out' has them a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("files", metavar="FILES", nargs="+", type=file_path)
     parser.add_argument(
         "--trace-out",
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         step_marker=args.step_marker,
     )
     if args.trace_out:
-        write_json(args.trace_out, measured_chrome_trace(report))
+        write_json(args.trace_out, make_measured_chrome_trace(report))
     if args.tables_out:
         write_tables(report, args.tables_out, args.tables_format)
     written = None
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.to_dict() | ({"workload": dict(written.meta)} if written else {}))
     else:
-        print_text(measured_text(report, args.top))
+        print_text(format_measured(report, args.top))
         if written:
             tokens = f" of {written.seq_len} tokens" if written.seq_len else ""
             print_text(

@@ -19,16 +19,16 @@ from typing import Any
 from traincast.app.api import advise, list_edits, sensitivity, whatif
 from traincast.app.cli.output import print_json, print_result, print_text
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, scenario_values
-from traincast.app.cli.verbs import OK
 from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, edits_of, money_options
 from traincast.app.report.whatif import advice_text, sensitivity_text, whatif_text
-from traincast.utils.display.text import table
+from traincast.utils.display.text import format_table
 from traincast.utils.errors import TraincastError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
     parser.add_argument("--on", metavar="PLATFORM")
     add_edit_arguments(parser)
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
     if args.advise or args.sensitivity:
         return _weighed(args, values)
-    answer = whatif(edits=edits_of(args), **money_options(args), **values)
-    print_result(answer, whatif_text, as_json=args.json)
+    result = whatif(edits=edits_of(args), **money_options(args), **values)
+    print_result(result, whatif_text, as_json=args.json)
     return OK
 
 
@@ -62,8 +62,8 @@ def _weighed(args: argparse.Namespace, values: dict[str, Any]) -> int:
         given = [name for name, value in money_options(args).items() if value is not None]
         if given:
             raise TraincastError(f"--{given[0].replace('_', '-')} says nothing about sensitivity; leave it out")
-        answer = sensitivity(**values)
-        print_result(answer, sensitivity_text, as_json=args.json)
+        result = sensitivity(**values)
+        print_result(result, sensitivity_text, as_json=args.json)
         return OK
     with progress_bar("advise") as progress:
         advice = advise(progress=progress, **money_options(args), **values)
@@ -76,5 +76,5 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print_text(table(("edit", "what it does", "risk"), [(r["edit"], r["what"], r["risk"]) for r in rows]))
+        print_text(format_table(("edit", "what it does", "risk"), [(r["edit"], r["what"], r["risk"]) for r in rows]))
     return OK

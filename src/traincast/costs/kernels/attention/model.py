@@ -26,7 +26,7 @@ from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
-# five products where the forward has two, recomputation included, at slightly lower efficiency; only where no
+# five GEMMs where the forward has two, recomputation included, at slightly lower efficiency; only where no
 # backward was measured
 _BACKWARD = 2.8
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
@@ -121,7 +121,7 @@ class AttentionModel(ParametricModel[AttentionParameters]):
 
 
 def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
-    """How many times the farthest size of a call lies beyond those of fitted ones; 1 inside."""
+    """How many times the farthest size of a call is beyond those of fitted ones; 1 inside."""
     shortest, longest, narrow, wide, most = limits
     length, dim = np.maximum(calls["q_len"], 1.0), np.maximum(calls["head_dim"], 1.0)
     ratios = (shortest / length, length / longest, narrow / dim, dim / wide, query_elements(calls) / most)
@@ -129,11 +129,13 @@ def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
 
 
 def _plain_seconds(calls: Calls, device: Device) -> FloatArray:
-    """The memory-efficient kernel, with or without tensor cores for the type: products at a share of the peak."""
+    """The memory-efficient kernel, with or without tensor cores for the type: GEMMs at a share of the peak."""
     causal = np.where(calls["causal"] > 0, 0.5, 1.0)
     products = 4.0 * calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * calls["head_dim"] * causal
     moved = calls["batch"] * calls["head_dim"] * calls.item_bytes()
     moved = 2.0 * moved * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
-    plain = _PLAIN_SHARE * device.sustained("fp32")
-    half = {name: _EFFICIENT_SHARE * device.sustained(name) for name in FUSED_TYPES if name in device.peak_flops}
+    plain = _PLAIN_SHARE * device.get_sustained_flops("fp32")
+    half = {
+        name: _EFFICIENT_SHARE * device.get_sustained_flops(name) for name in FUSED_TYPES if name in device.peak_flops
+    }
     return np.asarray(8e-6 + products / calls.per_compute(half, plain) + moved / device.dram_bandwidth)

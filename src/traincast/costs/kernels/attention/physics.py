@@ -22,7 +22,7 @@ BACKWARD_FEATURES = ("start", "products", "longest block", "heat", "heads beyond
 BACKWARD_KERNEL = "tensorrt"
 """The generation whose backward was measured; elsewhere it is a multiple of the forward."""
 _TILE = 128.0  # keys of a block, and queries of a step
-_PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five products, one of them made again
+_PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five GEMMs, one of them made again
 # of the sustained rate; set by hand, see the record's sigma
 _ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42, "efficient_forward": 0.35, "efficient_backward": 0.25}
 
@@ -51,7 +51,7 @@ KERNEL_NAMES = tuple(KERNELS)
 
 
 FEATURES = (
-    "start", "waves", "products by waves", "products", "exponentials", "longest block", "memory", "memory beyond L2",
+    "start", "waves", "GEMMs by waves", "products", "exponentials", "longest block", "memory", "memory beyond L2",
     "heat", "heads beyond 128", "heads beyond 256",
 )  # fmt: skip
 
@@ -59,14 +59,14 @@ FEATURES = (
 def kernel_of(device: Device) -> str:
     """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones, and
     on chips made for graphics."""
-    if not (device.since(HOPPER) and device.made_for_computing):
+    if not (device.is_capability_at_least(HOPPER) and device.made_for_computing):
         return "flash2"
-    return "tensorrt" if device.since(BLACKWELL) else "flash3"
+    return "tensorrt" if device.is_capability_at_least(BLACKWELL) else "flash3"
 
 
 def exponential_rate(device: Device) -> float:
     """Exponentials per second of one SM."""
-    ultra = device.since(_BLACKWELL_ULTRA) and device.made_for_computing
+    ultra = device.is_capability_at_least(_BLACKWELL_ULTRA) and device.made_for_computing
     return (_EXPONENTIALS_ULTRA if ultra else _EXPONENTIALS) * 1e6 * device.effective_clock_mhz
 
 
@@ -81,10 +81,15 @@ def kernel_features(calls: Calls, device: Device) -> FloatArray:
     waves = np.ceil(load)
     most = np.ceil(keys / step)
     steps = np.where(calls["causal"] > 0, np.minimum(_causal_steps(keys, rows / shared, step), most), most)
-    walked = np.maximum(np.maximum(load, 1.0) * steps, most)
-    rate = calls.per_compute({name: device.sustained(name) for name in FUSED_TYPES}, device.sustained("fp16")) / sms
+    simulated = np.maximum(np.maximum(load, 1.0) * steps, most)
+    rate = (
+        calls.per_compute(
+            {name: device.get_sustained_flops(name) for name in FUSED_TYPES}, device.get_sustained_flops("fp16")
+        )
+        / sms
+    )
     products, exponentials = 4.0 * rows * step * dim / rate, rows * step / exponential_rate(device)
-    total = products * walked
+    total = products * simulated
     warm = np.square(total / WARM_SECONDS)
     moved, beyond = _traffic(calls, device)
     columns = [
@@ -137,7 +142,12 @@ def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
 def backward_features(calls: Calls, device: Device) -> FloatArray:
     """Seconds-like columns, in the order of `BACKWARD_FEATURES`."""
     sms, dim = float(device.num_sms), calls["head_dim"]
-    rate = calls.per_compute({name: device.sustained(name) for name in FUSED_TYPES}, device.sustained("fp16")) / sms
+    rate = (
+        calls.per_compute(
+            {name: device.get_sustained_flops(name) for name in FUSED_TYPES}, device.get_sustained_flops("fp16")
+        )
+        / sms
+    )
     turn = _PRODUCTS * _TILE * _TILE * dim / rate
     most = np.ceil(calls["q_len"] / _TILE)
     blocks = calls["batch"] * calls["q_heads"] * np.ceil(calls["kv_len"] / _TILE)
@@ -153,7 +163,7 @@ def backward_features(calls: Calls, device: Device) -> FloatArray:
 
 
 def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Two products forward, five backward; a causal mask skips half."""
+    """Two GEMMs forward, five backward; a causal mask skips half."""
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
     backward = calls.is_kind("backward", "efficient_backward")
     flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)

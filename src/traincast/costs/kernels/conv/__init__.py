@@ -11,7 +11,7 @@ CONV = Family(
     (
         "batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w",
         "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups",
-        "channels_last",  # 1 where the tensors already lie as tensor cores want them
+        "channels_last",  # 1 where the tensors already are as tensor cores want them
     ),
 )  # fmt: skip
 RECORD = FamilyRecord(

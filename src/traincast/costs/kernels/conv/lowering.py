@@ -83,7 +83,7 @@ def _convolution(
 
 
 def _channels_last(spec: TensorSpec) -> bool:
-    """Whether the channels of one position lie side by side."""
+    """Whether the channels of one position are side by side."""
     return spec.shape[1] == 1 or spec.stride[1] == 1
 
 

@@ -103,8 +103,8 @@ def flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
     The filter gradient sums over positions, along which TF32 operands are not contiguous; matrix instructions take
     such operands in 16-bit types only, so TF32 runs at half rate.
     """
-    table = {name: device.sustained(name) / device.num_sms for name in device.peak_flops}
-    plain = device.sustained("fp32") / device.num_sms
+    table = {name: device.get_sustained_flops(name) / device.num_sms for name in device.peak_flops}
+    plain = device.get_sustained_flops("fp32") / device.num_sms
     halved = calls.is_compute("tf32") & calls.is_kind("backward_weights")
     return np.where(tensor, calls.per_compute(table, plain) * np.where(halved, 0.5, 1.0), plain)
 
@@ -206,7 +206,7 @@ def _layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolAr
     """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back. So does MIOpen,
     the filters too, in kernels of their own that are mostly start where tensors are small."""
     amd = device.vendor == "amd"
-    if not amd and not device.since(AMPERE):
+    if not amd and not device.is_capability_at_least(AMPERE):
         return np.zeros(len(item))
     values = g.input_size + g.output_size + (g.filter_size if amd else 0.0)
     turned = 2.0 * item * values / (0.82 * device.dram_bandwidth) + (3.0 * START_SECONDS if amd else 0.0)

@@ -102,7 +102,7 @@ class Geometry:
 
 
 def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArray) -> FloatArray:
-    """[products by tiles and waves, bytes by the sheet's DRAM rate] of the implicit GEMM, in seconds."""
+    """[GEMMs by tiles and waves, bytes by the sheet's DRAM rate] of the implicit GEMM, in seconds."""
     positions = g.batch * g.out_h * g.out_w
     # the filter gradient sums over positions; splitting that sum feeds all SMs, and costs adding up the parts
     rows = np.select([g.data, g.weights], [g.batch * g.height * g.width, g.channels * g.taps], positions)
@@ -127,7 +127,7 @@ def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArra
 
 
 def winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
-    """[products, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
+    """[GEMMs, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
     inner, outer, out_h, out_w = _seen_from(g)
     tiles = None
     for images, down, side in _WINOGRAD_BLOCKS:
@@ -141,7 +141,7 @@ def winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
 
 
 def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
-    """[products, data transforms, filter transform if channels divide by 4, if not] of four-kernel Winograd."""
+    """[GEMMs, data transforms, filter transform if channels divide by 4, if not] of four-kernel Winograd."""
     inner, outer, out_h, out_w = _seen_from(g)
     tiles = g.batch * np.ceil(out_h / 4) * np.ceil(out_w / 4)
     products = np.where(g.winograd5, 144.0, 36.0)  # of a tile of 4x4 outputs
@@ -161,7 +161,7 @@ def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
 
 def gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
     """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
-    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
     seconds = []
     for rows, cols in _FORWARD_TILES:
         blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
@@ -171,7 +171,7 @@ def gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
 
 def winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
     """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
-    rate = device.sustained("fp32") / device.num_sms
+    rate = device.get_sustained_flops("fp32") / device.num_sms
     seconds = []
     for images, down, side in _WINOGRAD_BLOCKS:
         count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
@@ -181,8 +181,8 @@ def winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
 
 
 def nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of the 36 products of forward four-kernel Winograd by each tile, in whole waves."""
-    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    """Seconds of the 36 GEMMs of forward four-kernel Winograd by each tile, in whole waves."""
+    rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
     tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
     seconds = []
     for rows, cols in _FORWARD_BATCHED_TILES:
@@ -200,7 +200,7 @@ def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArr
 
 
 def _winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:
-    """Seconds of one block, 32 tiles by 32 filters of 16 products each."""
+    """Seconds of one block, 32 tiles by 32 filters of 16 GEMMs each."""
     return np.asarray(2 * 16 * 32 * 32 * (4 * np.ceil(channels / 4) + 8) / rate)
 
 
@@ -235,7 +235,7 @@ def output_positions(calls: Calls) -> FloatArray:
 
 
 def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Implicit matrix product over output positions (data: input positions; weights: their gradients)."""
+    """Implicit GEMM over output positions (data: input positions; weights: their gradients)."""
     groups, batch = calls["groups"], calls["batch"]
     channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
     window = calls["kernel_h"] * calls["kernel_w"]

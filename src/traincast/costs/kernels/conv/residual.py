@@ -153,8 +153,8 @@ def shared_features(calls: Calls, g: Geometry, device: Device, by_algorithm: Flo
         g.batch, g.channels, g.filters, g.height, g.width, g.batch * g.out_h * g.out_w, g.taps, best, g.filter_size,
         g.input_size, g.output_size, moved / best, *np.minimum(by_algorithm / best[:, None], _MOST_RATIO).T,
     ]  # fmt: skip
-    age = sum(not device.before(capability) for capability in _GENERATIONS)
-    constants = (device.num_sms, device.sustained("fp32") / device.dram_bandwidth, age)
+    age = sum(not device.is_capability_below(capability) for capability in _GENERATIONS)
+    constants = (device.num_sms, device.get_sustained_flops("fp32") / device.dram_bandwidth, age)
     parts = [
         g.kernel_h, g.kernel_w, g.stride, g.filters % 32, g.channels % 32, g.data, g.weights, calls.is_compute("fp16"),
         *(np.full(len(best), float(value)) for value in constants),

@@ -10,7 +10,7 @@ EMBEDDING = Family(
     "embedding",
     # bag: one EmbeddingBag; lookup: ATen's index_select; batched: the papers' table-batched kernel; tbe: FBGEMM.
     # backward kinds name the optimizer fused into them ("dense" writes a gradient); row_sums adds a row per lookup to
-    # its sum with atomics; row_gather copies whole rows, 16 bytes a thread; cache_fill brings the rows that FBGEMM's
+    # its sum with atomics; row_gather copies whole rows, 16 bytes per thread; cache_fill brings the rows that FBGEMM's
     # cache lacks, `row_bytes` of them, and takes back those they replace
     (
         "bag_forward", "bag_backward_dense", "lookup_forward", "lookup_backward_dense",

@@ -133,7 +133,7 @@ def _inside(calls: Calls, limits: FloatArray) -> BoolArray:
 
 
 def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
-    """How many times the farthest of lookups, rows and dim lies beyond the measured ones; 1 inside, and for kinds that
+    """How many times the farthest of lookups, rows and dim is beyond the measured ones; 1 inside, and for kinds that
     were not measured. Shares, which may be nothing, are left out."""
     sizes = np.maximum(domain_sizes(calls)[:_LENGTHS], 1.0)
     least, most = (limit[:_LENGTHS] for limit in _limits_of(calls, limits))

@@ -214,7 +214,7 @@ def _peer_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray
 
 
 def _missing_bytes(calls: Calls, device: Device) -> FloatArray:
-    """Row bytes that reach DRAM: first touches, and rows that left the L2 before they were wanted again.
+    """Row bytes that reach DRAM: first touches, and rows that left the L2 before they were accessed again.
 
     The tables in flight share the L2 evenly.
     """

@@ -1,4 +1,4 @@
-"""What a kernel over embedding tables touches for a batch: how often rows repeat follows from who wants them."""
+"""What a kernel over embedding tables touches for a batch: how often rows repeat follows from who accesses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.models.embeddings.access import Access, Uniform
 from traincast.models.embeddings.load import FIELDS as LOAD_FIELDS
-from traincast.models.embeddings.load import table_load
+from traincast.models.embeddings.load import compute_table_load
 
 _LOOKUPS, _DISTINCT = LOAD_FIELDS.index("lookups"), LOAD_FIELDS.index("distinct_rows")
 
@@ -71,7 +71,7 @@ def uniform_tables(
     weighted: bool = False,
     ascending: bool = False,
 ) -> Tables:
-    """Tables of these heights and dims, each with an equal part of the lookups, which want all its rows alike."""
+    """Tables of these row counts and dims, each with an equal part of the lookups, which want all its rows alike."""
     pooling = lookups / max(1, batch * len(rows))
     return pooled_tables(
         batch=batch,
@@ -98,10 +98,10 @@ def pooled_tables(
     weighted: bool = False,
     ascending: bool = False,
 ) -> Tables:
-    """Tables of these heights and dims, each with its lookups per sample and the rows that those want."""
+    """Tables of these row counts and dims, each with its lookups per sample and the rows that those want."""
     load = np.zeros(len(LOAD_FIELDS))
     for kind, height, length, dim in zip(access, rows, pooling, dims, strict=True):
-        load += table_load(kind, max(1, round(height)), batch * length, dim, row_item_bytes)
+        load += compute_table_load(kind, max(1, round(height)), batch * length, dim, row_item_bytes)
     return Tables(
         batch=batch,
         load=tuple(load.tolist()),

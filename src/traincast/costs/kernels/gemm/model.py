@@ -67,14 +67,14 @@ class EngineFit:
     def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
         """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
         archs = self.chips.archs[: self.trained]
-        alike = [i for i, arch in enumerate(archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
+        alike = [i for i, arch in enumerate(archs) if (arch in OLD_ARCHS) == device.is_capability_below(VOLTA)]
         chosen = [row] if row >= 0 else alike or slice(self.trained)
         total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
         return np.asarray(total / np.float32(len(self.nets)))
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
-        spreads = self.sigma[-2 if device.before(VOLTA) else -1]
+        spreads = self.sigma[-2 if device.is_capability_below(VOLTA) else -1]
         return np.asarray(np.maximum(spreads, np.median(self.sigma[: self.trained], axis=0)))
 
     def state(self, name: str) -> State:
@@ -111,7 +111,7 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
         starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
         odd = has_unaligned_rows(calls, problem.item_bytes)
         corrected = np.where(odd, starved * corrected, corrected)
-        if device.since(AMPERE) and problem.item_bytes == _HALF_BYTES:
+        if device.is_capability_at_least(AMPERE) and problem.item_bytes == _HALF_BYTES:
             corrected = np.where(odd, np.maximum(corrected, _narrow_seconds(calls, problem)), corrected)
         if device.compute_capability == VOLTA:
             corrected = np.where(odd, np.maximum(corrected, _unsplit_seconds(problem)), corrected)
@@ -121,7 +121,7 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
 def _unsplit_seconds(problem: Problem) -> FloatArray:
     """Seconds of a few blocks on the cores, each of which goes through the whole contraction; 0 where blocks abound."""
     blocks = problem.batch * np.ceil(problem.m / _SMALL_TILE) * np.ceil(problem.n / _SMALL_TILE)
-    rate = _LONE_BLOCK * problem.device.sustained("fp32") / problem.device.num_sms
+    rate = _LONE_BLOCK * problem.device.get_sustained_flops("fp32") / problem.device.num_sms
     return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
 
 
@@ -235,7 +235,7 @@ class GemmModel(KernelModel):
 
 
 def _factors_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
-    """How many times each dimension of a call lies outside the measured sizes; 1 inside."""
+    """How many times each dimension of a call is outside the measured sizes; 1 inside."""
     sizes = np.maximum(calls.values[:, :4], 1.0)
     sizes[:, 1] *= np.where(stacked, sizes[:, 0], 1.0)
     sizes[stacked, 0] = 1.0

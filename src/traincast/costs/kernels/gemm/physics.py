@@ -108,7 +108,7 @@ def engine_of(device: Device, compute: str) -> Engine:
     if compute == "fp4" and compute in device.peak_flops:
         return ENGINES["fp4"]
     if compute in ("fp8", "fp8_block") and "fp8" in device.peak_flops:
-        if not device.since(BLACKWELL):
+        if not device.is_capability_at_least(BLACKWELL):
             return ENGINES["fp8"]
         plain = "fp8" if device.made_for_computing else "fp8_graphics"
         return ENGINES["fp8_block" if compute == "fp8_block" else plain]
@@ -118,12 +118,12 @@ def engine_of(device: Device, compute: str) -> Engine:
 def peak_rate(device: Device, compute: str) -> float:
     """Flop/s of a GEMM with ideal tiles at the clock the device holds."""
     if device.vendor == "amd" and compute == "fp32":
-        return device.sustained("fp32_matrix")
-    rate = device.sustained(compute)
+        return device.get_sustained_flops("fp32_matrix")
+    rate = device.get_sustained_flops(compute)
     stored = "fp8" if compute == "fp8_block" else compute
     if stored in device.peak_flops and compute != "fp32":
         return rate
-    single_issue = device.since(AMPERE) and device.cores_per_sm == 128
+    single_issue = device.is_capability_at_least(AMPERE) and device.cores_per_sm == 128
     return rate * (_ISSUE_SHARE if single_issue else 1.0)
 
 

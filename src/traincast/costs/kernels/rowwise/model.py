@@ -63,7 +63,7 @@ class RowParameters:
         return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
 
     def state(self) -> State:
-        """As arrays; the maps in half the room, they are corrections of a few percent."""
+        """As arrays; the maps in half the package, they are corrections of a few percent."""
         return {
             **self.chips.state(),
             "coefficients": self.coefficients,
@@ -84,7 +84,7 @@ class RowParameters:
 
 
 def knot_weights(values: FloatArray, step: float, knots: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """The knot below each value, `step` octaves apart, and how far towards the next one the value lies."""
+    """The knot below each value, `step` octaves apart, and how far towards the next one the value is."""
     place = np.clip(np.log2(np.maximum(values, 1.0)) / step, 0.0, knots - 1.001)
     low = place.astype(np.int64)
     return low, place - low

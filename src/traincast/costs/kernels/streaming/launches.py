@@ -38,14 +38,14 @@ def elementwise(
 def iterated(
     kind: str, reads: Sequence[TensorSpec], writes: Sequence[TensorSpec], *, compute: str | None = None
 ) -> KernelCall:
-    """As `elementwise`, run by ATen's TensorIterator: operands that do not lie in memory alike are walked element by
+    """As `elementwise`, run by ATen's TensorIterator: operands that do not be in memory alike are simulated element by
     element, which costs more than cheap arithmetic. Single numbers do not count."""
     result = writes[0]
     tensors = [spec for spec in (*reads, *writes) if spec.numel > 1]
     alike = is_dense(result) and all(same_layout(spec, result) for spec in tensors)
     read = sum(_read_bytes(spec, result.shape) for spec in reads)
-    walked = kind if alike or kind not in _CHEAP else "strided"
-    return elementwise(walked, reads, writes, compute=compute, bytes_read=read)
+    simulated = kind if alike or kind not in _CHEAP else "strided"
+    return elementwise(simulated, reads, writes, compute=compute, bytes_read=read)
 
 
 def _read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:

@@ -196,8 +196,8 @@ class ReductionModel(StreamingModel):
         start = np.array([self._START[kind] for kind in self.family.kinds])[calls.kind]
         rows = calls["elements"] / np.maximum(calls["outputs"], 1.0)
         chain = self._CHAIN * np.minimum(rows, self._CHAIN_ROWS) / 64.0
-        meeting = np.where(calls["elements"] > self._ONE_BLOCK, self._MEETING, 0.0)
-        waiting = np.where(calls.is_kind("outer"), chain, np.where(calls.is_kind("full"), meeting, 0.0))
+        collective = np.where(calls["elements"] > self._ONE_BLOCK, self._MEETING, 0.0)
+        waiting = np.where(calls.is_kind("outer"), chain, np.where(calls.is_kind("full"), collective, 0.0))
         return Work(
             calls["bytes_read"] / 0.9,
             calls["bytes_written"] / 0.9,

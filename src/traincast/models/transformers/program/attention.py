@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from traincast.ir.variants import BATCHED, FLASH2, RING, TRITON
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
+from traincast.models.transformers.program.gemms import linear
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import dropout, norm, rotary
-from traincast.models.transformers.program.products import linear
 from traincast.models.transformers.program.style import Shard
 
 _OLDER = {"triton": TRITON, "flash2": FLASH2}
@@ -60,7 +60,7 @@ def _projected(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tuple[
 def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
     """Views of columns side by side; backward puts their gradients together in one kernel."""
     rows, whole = joined.shape
-    parts = tuple(graph.builder.view(joined, (rows, width), (whole, 1)) for width in widths)
+    parts = tuple(graph.builder.add_view(joined, (rows, width), (whole, 1)) for width in widths)
 
     def backward(grads: Gradients) -> Gradients:
         arrived = [grad for grad in grads if grad is not None]
@@ -76,10 +76,10 @@ def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref
 def _head_norm(graph: Graph, x: Ref, width: int) -> Ref:
     """A norm of every head on its own."""
     rows, whole = x.shape
-    by_head = graph.builder.view(x, (rows * whole // width, width))
+    by_head = graph.builder.add_view(x, (rows * whole // width, width))
     graph.node("ViewBackward0", [x], [by_head], [], lambda grads: [_viewed(graph, grads[0], (rows, whole))])
     normed = norm(graph, by_head, "rms")
-    flat = graph.builder.view(normed, (rows, whole))
+    flat = graph.builder.add_view(normed, (rows, whole))
     shape = (rows * whole // width, width)
     graph.node("ViewBackward0", [normed], [flat], [], lambda grads: [_viewed(graph, grads[0], shape)])
     return flat
@@ -87,7 +87,7 @@ def _head_norm(graph: Graph, x: Ref, width: int) -> Ref:
 
 def _viewed(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
     assert grad is not None
-    return graph.builder.view(grad, shape)
+    return graph.builder.add_view(grad, shape)
 
 
 def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAttention, shard: Shard) -> Ref:
@@ -97,7 +97,7 @@ def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAt
     small = norm(graph, linear(graph, x, latent.q_rank), "rms") if latent.q_rank else x
     query = rotary(graph, linear(graph, small, heads * key_dim), key_dim)
     compressed = norm(graph, linear(graph, x, latent.kv_rank + latent.rope_dim), "rms")
-    narrow = graph.builder.view(compressed, (compressed.shape[0], latent.kv_rank), (compressed.shape[1], 1))
+    narrow = graph.builder.add_view(compressed, (compressed.shape[0], latent.kv_rank), (compressed.shape[1], 1))
     shape = compressed.shape
     graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_padded(graph, grads[0], shape)])
     opened = linear(graph, narrow, heads * (latent.nope_dim + latent.value_dim))
@@ -107,7 +107,7 @@ def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAt
     # keys of 192 and values of 128 cost what heads of their mean width do
     width = (key_dim + latent.value_dim) // 2
     mixed = _attend(graph, query, key, value, Heads(heads, heads, width, causal=True), shard)
-    seen = graph.builder.view(mixed, (mixed.shape[0], heads * latent.value_dim), (mixed.shape[1], 1))
+    seen = graph.builder.add_view(mixed, (mixed.shape[0], heads * latent.value_dim), (mixed.shape[1], 1))
     wide = mixed.shape
     graph.node("SliceBackward0", [mixed], [seen], [], lambda grads: [_padded(graph, grads[0], wide)])
     return linear(graph, seen, model.hidden)
@@ -116,7 +116,7 @@ def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAt
 def _assembled(graph: Graph, opened: Ref, width: int) -> Ref:
     """Keys (with the rotary part that all heads share) or values copied out of their projection, and back."""
     result = graph.new(opened.shape[0], width)
-    part = graph.builder.view(opened, (opened.shape[0], min(width, opened.shape[1])), (opened.shape[1], 1))
+    part = graph.builder.add_view(opened, (opened.shape[0], min(width, opened.shape[1])), (opened.shape[1], 1))
     graph.scope("aten::cat")
     graph.fused([part], [result])
     shape = opened.shape
@@ -153,11 +153,11 @@ def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
 
 
 class _Ring:
-    """Keys and values on their way round the ranks that share a sample: beside attention to those that have arrived,
+    """Keys and values on their way round the ranks that share a sample: alongside attention to those that have arrived,
     or gathered before. Backward, `gradients` travel with them."""
 
-    def __init__(self, graph: Graph, key: Ref, value: Ref, pieces: int, *, gradients: bool = False) -> None:
-        self.graph, self.key, self.left, self.event = graph, key, pieces - 1, -1
+    def __init__(self, graph: Graph, key: Ref, value: Ref, blocks: int, *, gradients: bool = False) -> None:
+        self.graph, self.key, self.left, self.event = graph, key, blocks - 1, -1
         self.nbytes = (2 if gradients else 1) * float(key.spec.nbytes + value.spec.nbytes)
         groups = graph.groups
         if groups.cp is not None and groups.cp_gather:
@@ -173,7 +173,7 @@ class _Ring:
     def wait(self) -> None:
         """Until it has come."""
         if self.event >= 0:
-            self.graph.builder.wait(self.event)
+            self.graph.builder.wait_for_event(self.event)
         self.event = -1
 
 
@@ -182,18 +182,18 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
     a sample are sequences of their own."""
     builder, local = graph.builder, shard.document or shard.local_seq
     batch = max(1, shard.tokens // local)
-    queries = builder.view(query, (batch, local, heads.queries, heads.width))
+    queries = builder.add_view(query, (batch, local, heads.queries, heads.width))
     result = graph.new(shard.tokens, heads.queries * heads.width)
-    shaped = builder.view(result, queries.shape)
+    shaped = builder.add_view(result, queries.shape)
     sums = graph.new(batch, heads.queries, local, dtype="float32")
-    pieces = []
+    blocks = []
     for seen, masked in _pieces(heads, shard):
-        keys, values = (builder.view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
-        pieces.append((keys, values, masked))
+        keys, values = (builder.add_view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
+        blocks.append((keys, values, masked))
     variant = graph.variant(_OLDER.get(graph.style.attention, ""), RING if graph.style.ring else "")
     graph.scope("aten::scaled_dot_product_attention")
-    ring = _Ring(graph, key, value, len(pieces))
-    for keys, values, causal in pieces:
+    ring = _Ring(graph, key, value, len(blocks))
+    for keys, values, causal in blocks:
         ring.begin()
         arguments = [("query", queries), ("key", keys), ("value", values)]
         graph.op("aten::_flash_attention_forward", arguments, [shaped, sums], [("is_causal", causal), *variant])
@@ -203,13 +203,15 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
         (grad,) = grads
         assert grad is not None
         below = [graph.new(*ref.shape) for ref in (query, key, value)]
-        outer = builder.view(grad, queries.shape)
-        ring = _Ring(graph, key, value, len(pieces), gradients=True)
-        for keys, values, causal in pieces:
+        outer = builder.add_view(grad, queries.shape)
+        ring = _Ring(graph, key, value, len(blocks), gradients=True)
+        for keys, values, causal in blocks:
             ring.begin()
             arguments = [("grad_out", outer), ("query", queries), ("key", keys), ("value", values)]
             arguments += [("out", shaped), ("logsumexp", sums)]
-            shapes = [builder.view(ref, form.shape) for ref, form in zip(below, (queries, keys, values), strict=True)]
+            shapes = [
+                builder.add_view(ref, form.shape) for ref, form in zip(below, (queries, keys, values), strict=True)
+            ]
             graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal), *variant])
             ring.wait()
         return below
@@ -221,19 +223,19 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
 
 
 def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
-    """Attention whose scores are written out: two batched products around a softmax, which masks and scales."""
+    """Attention whose scores are written out: two batched GEMMs around a softmax, which masks and scales."""
     builder, stack, local, width = graph.builder, shard.batch * heads.queries, shard.local_seq, heads.width
     scores = graph.new(stack, local, local)
-    turned = builder.view(key, (stack, width, local), (local * width, 1, width))
-    _stacked(graph, (query, builder.view(query, (stack, local, width))), (key, turned), (scores, scores))
+    turned = builder.add_view(key, (stack, width, local), (local * width, 1, width))
+    _stacked(graph, (query, builder.add_view(query, (stack, local, width))), (key, turned), (scores, scores))
     # Megatron's kernel takes four matrices at a time; otherwise it falls back to ops of PyTorch
     by_ops = graph.style.fused and stack % _MATRICES_AT_ONCE > 0
     shares = _softmax_by_ops(graph, scores) if by_ops else _softmax(graph, scores, causal=heads.causal)
     graph.drop(scores)
     kept = dropout(graph, shares) if graph.style.dropout else shares
     result = graph.new(shard.tokens, heads.queries * width)
-    mixed = builder.view(result, (stack, local, width))
-    _stacked(graph, (kept, kept), (value, builder.view(value, (stack, local, width))), (result, mixed))
+    mixed = builder.add_view(result, (stack, local, width))
+    _stacked(graph, (kept, kept), (value, builder.add_view(value, (stack, local, width))), (result, mixed))
     graph.drop(kept)
     return result
 
@@ -245,15 +247,15 @@ def _softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
     shares = graph.new(stack, local, columns)
     # Megatron's fused softmax reads and writes no more than what the mask leaves: half of each matrix
     kept_columns = max(1, columns // 2) if causal and graph.style.fused else columns
-    seen, written = (builder.view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
+    seen, written = (builder.add_view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
     graph.op("aten::_softmax", [("self", seen)], [written], [("dim", -1), ("half_to_float", False)])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         below = graph.new(stack, local, columns)
-        arguments = [("grad_output", builder.view(grad, written.shape)), ("output", written)]
-        graph.op("aten::_masked_softmax_backward", arguments, [builder.view(below, written.shape)], [("dim", -1)])
+        arguments = [("grad_output", builder.add_view(grad, written.shape)), ("output", written)]
+        graph.op("aten::_masked_softmax_backward", arguments, [builder.add_view(below, written.shape)], [("dim", -1)])
         return [below]
 
     graph.node("SoftmaxBackward0", [scores], [shares], [shares], backward)
@@ -307,15 +309,18 @@ def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        outer = builder.view(grad, (stack, rows, columns))
+        outer = builder.add_view(grad, (stack, rows, columns))
         first, second = graph.new(*left[0].shape), graph.new(*right[0].shape)
-        b_turned = builder.view(b, (stack, columns, depth), (depth * columns, 1, columns))
-        a_turned = builder.view(a, (stack, depth, rows), (rows * depth, 1, depth))
+        b_turned = builder.add_view(b, (stack, columns, depth), (depth * columns, 1, columns))
+        a_turned = builder.add_view(a, (stack, depth, rows), (rows * depth, 1, depth))
         graph.op(
-            "aten::bmm", [("self", outer), ("mat2", b_turned)], [builder.view(first, (stack, rows, depth))], variant
+            "aten::bmm", [("self", outer), ("mat2", b_turned)], [builder.add_view(first, (stack, rows, depth))], variant
         )
         graph.op(
-            "aten::bmm", [("self", a_turned), ("mat2", outer)], [builder.view(second, (stack, depth, columns))], variant
+            "aten::bmm",
+            [("self", a_turned), ("mat2", outer)],
+            [builder.add_view(second, (stack, depth, columns))],
+            variant,
         )
         return [first, second]
 

@@ -8,9 +8,9 @@ from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.attention import attention
 from traincast.models.transformers.program.communication import Region, write_collective
 from traincast.models.transformers.program.experts import feed_forward, mixture
+from traincast.models.transformers.program.gemms import linear
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import add, norm
-from traincast.models.transformers.program.products import linear
 from traincast.models.transformers.program.style import Shard
 
 
@@ -62,7 +62,7 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
         _communicate(graph, "all_gather", whole * groups.token_bytes / element, x)
     if summed and groups.overlap_tp == "all":
         graph.begin_until_next(_sum_kind(shard), group, whole * groups.hidden_tp, x)
-    result = graph.builder.view(x, (shard.tokens, width))
+    result = graph.builder.add_view(x, (shard.tokens, width))
     region = graph.regions[result.tensor] = Region()
     overlaps = groups.overlap_tp != "none" and graph.training
     arrived: list[int] = []
@@ -84,11 +84,11 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
             graph.settle()
             done = graph.begin(kind, group, whole, grad)
             _write_weights(graph, region, arrived)
-            graph.builder.wait(done)
+            graph.builder.wait_for_event(done)
         else:
             _write_weights(graph, region, arrived)
             graph.collective(kind, group, whole, grad)
-        return [graph.builder.view(grad, (rows, width))]
+        return [graph.builder.add_view(grad, (rows, width))]
 
     graph.node("GatherBackward", [x], [result], [], backward)
     return result
@@ -97,7 +97,7 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
 def _write_weights(graph: Graph, region: Region, arrived: list[int]) -> None:
     """The gradients of a region's weights, once its input has been gathered again."""
     for event in arrived:
-        graph.builder.wait(event)
+        graph.builder.wait_for_event(event)
     arrived.clear()
     for write in region.late:
         write()
@@ -131,14 +131,14 @@ def scattered(graph: Graph, x: Ref, shard: Shard, *, begun: bool = False) -> Ref
     before, width = x.shape
     whole = float(x.spec.nbytes)
     _communicate(graph, _sum_kind(shard), whole, x, begun=begun)
-    result = graph.builder.view(x, (shard.rows, width))
+    result = graph.builder.add_view(x, (shard.rows, width))
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         if shard.sequence:
             _communicate(graph, "all_gather", whole, grad)
-        return [graph.builder.view(grad, (before, width))]
+        return [graph.builder.add_view(grad, (before, width))]
 
     graph.node("ScatterBackward", [x], [result], [], backward)
     return result
@@ -154,12 +154,12 @@ def _alone(graph: Graph, x: Ref, shard: Shard, rows: int, node: str) -> Ref:
 def _seen(graph: Graph, x: Ref, rows: int, node: str = "ViewBackward0") -> Ref:
     """The same tensor with another number of rows; ranks keep their own part only."""
     before, width = x.shape
-    result = graph.builder.view(x, (rows, width))
+    result = graph.builder.add_view(x, (rows, width))
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        return [graph.builder.view(grad, (before, width))]
+        return [graph.builder.add_view(grad, (before, width))]
 
     graph.node(node, [x], [result], [], backward)
     return result
@@ -173,7 +173,7 @@ def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]
         weight = graph.weight(model.hidden, model.patch_inputs)
         return linear(graph, inputs, model.hidden, weight=weight), weight
     table = graph.weight(max(1, model.vocab // shard.tp), model.hidden)
-    words = builder.resident((shard.tokens,), StorageKind.INPUT, "int64")
+    words = builder.add_resident_tensor((shard.tokens,), StorageKind.INPUT, "int64")
     graph.scope("aten::embedding")
     looked_up = graph.new(shard.tokens, model.hidden)
     graph.op("aten::embedding", [("weight", table), ("indices", words)], [looked_up])
@@ -184,7 +184,7 @@ def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]
         if not graph.wants(table):
             return []
         update = graph.new(*table.shape)
-        whole = builder.view(grad, (shard.tokens, model.hidden))
+        whole = builder.add_view(grad, (shard.tokens, model.hidden))
         scalars = [("num_weights", table.shape[0]), ("padding_idx", -1), ("scale_grad_by_freq", False)]
         graph.op("aten::embedding_dense_backward", [("grad_output", whole), ("indices", words)], [update], scalars)
         graph.accumulate(table, update)
@@ -232,7 +232,7 @@ def head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref |
 def cross_entropy(graph: Graph, logits: Ref) -> Ref:
     """The mean loss of all rows. Unfused: in fp32, a log-softmax and the picked values; fused: one kernel each way."""
     rows, words = logits.shape
-    told = graph.builder.resident((rows,), StorageKind.INPUT, "int64")
+    told = graph.builder.add_resident_tensor((rows,), StorageKind.INPUT, "int64")
     loss = graph.new(1, dtype="float32")
     graph.scope("aten::cross_entropy_loss")
     if graph.style.loss_by_ops:

@@ -18,11 +18,11 @@ from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuil
 class LayerGroups:
     """Rank groups of a layer and how their collectives run; None: no such group.
 
-    `overlap_tp` is "none", "backward" (beside the GEMMs of gradients, as Megatron does) or "all" (also in the forward
-    pass, of each collective the share `hidden_tp`). `token_bytes` is the size of an element that tensor-parallel ranks
-    gather. `cp_gather`: keys and values are gathered, not sent round a ring. `dispatched` is how many copies of a token
-    leave for experts; `overlap_ep`: beside other kernels; `counts_on_host`: the host waits for the token counts of
-    experts.
+    `overlap_tp` is "none", "backward" (alongside the GEMMs of gradients, as Megatron does) or "all" (also in the
+    forward pass, of each collective the share `hidden_tp`). `token_bytes` is the size of an element that
+    tensor-parallel ranks gather. `cp_gather`: keys and values are gathered, not sent round a ring. `dispatched` is how
+    many copies of a token leave for experts; `overlap_ep`: alongside other kernels; `counts_on_host`: the host waits
+    for the token counts of experts.
     """
 
     tp: Communicator | None = None
@@ -41,7 +41,7 @@ class LayerGroups:
 class Region:
     """What runs on all tokens of a micro-batch, between two tensor-parallel collectives.
 
-    `late` writes the gradients of its weights, which run beside the collective of the gradient of its input.
+    `late` writes the gradients of its weights, which run alongside the collective of the gradient of its input.
     """
 
     regather: Callable[[], None] | None = None
@@ -59,13 +59,13 @@ def write_collective(
     exposed: bool = False,
     module: str = "",
 ) -> None:
-    """A collective on a stream of its own choice; `exposed`: nothing can run beside it."""
+    """A collective on a stream of its own choice; `exposed`: nothing can run alongside it."""
     record = COLLECTIVES[kind]
     scalars: Scalars = [
         ("collective", kind), ("group", group.ranks), ("communicator", group.number), ("bytes", int(nbytes)),
         (VARIANT, f"{UNIFORM} {EXPOSED}" if exposed else UNIFORM),
     ]  # fmt: skip
-    builder.op(f"c10d::{record.ops[0]}", [("tensors", ref)], [ref], scalars, stream=stream, module=module)
+    builder.add_op(f"c10d::{record.ops[0]}", [("tensors", ref)], [ref], scalars, stream=stream, module=module)
 
 
 def begin_collective(
@@ -74,6 +74,6 @@ def begin_collective(
     """A collective on its communicator's stream (numbered as the communicator), after what the compute stream has so
     far; gives the event of its end."""
     stream = group.number
-    builder.wait(builder.record(0), stream)
+    builder.wait_for_event(builder.record_event(0), stream)
     write_collective(builder, kind, group, nbytes, ref, stream=stream, module=module)
-    return builder.record(stream)
+    return builder.record_event(stream)

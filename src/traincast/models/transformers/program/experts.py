@@ -1,13 +1,13 @@
-"""The mixture of experts of a layer: routing, sorting tokens by expert, grouped products, and the way back."""
+"""The mixture of experts of a layer: routing, sorting tokens by expert, grouped GEMMs, and the way back."""
 
 from __future__ import annotations
 
 from traincast.ir.variants import GROUPED, GROUPED_NARROW
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
+from traincast.models.transformers.program.gemms import linear
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import add, gated, pointwise
-from traincast.models.transformers.program.products import linear
 from traincast.models.transformers.program.style import Shard
 
 
@@ -150,21 +150,21 @@ def _grouped(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     weight = graph.weight(groups, fan_in, fan_out)
     graph.scope("aten::_grouped_mm")
     result = graph.new(total, fan_out)
-    stacked, output = builder.view(x, (groups, rows, fan_in)), builder.view(result, (groups, rows, fan_out))
+    stacked, output = builder.add_view(x, (groups, rows, fan_in)), builder.add_view(result, (groups, rows, fan_out))
     graph.op("aten::bmm", [("self", stacked), ("mat2", weight)], [output], grouped)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        outer = builder.view(grad, (groups, rows, fan_out))
+        outer = builder.add_view(grad, (groups, rows, fan_out))
         below = graph.new(total, fan_in)
-        turned = builder.view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))
+        turned = builder.add_view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))
         graph.op(
-            "aten::bmm", [("self", outer), ("mat2", turned)], [builder.view(below, (groups, rows, fan_in))], grouped
+            "aten::bmm", [("self", outer), ("mat2", turned)], [builder.add_view(below, (groups, rows, fan_in))], grouped
         )
         if graph.wants(weight):
             update = graph.new(groups, fan_in, fan_out)
-            flipped = builder.view(x, (groups, fan_in, rows), (rows * fan_in, 1, fan_in))
+            flipped = builder.add_view(x, (groups, fan_in, rows), (rows * fan_in, 1, fan_in))
             graph.op("aten::bmm", [("self", flipped), ("mat2", outer)], [update], grouped)
             graph.accumulate(weight, update)
         return [below]

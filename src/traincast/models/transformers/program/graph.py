@@ -74,22 +74,22 @@ class Graph:
 
     def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
         """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
-        ref = self.builder.resident(shape, StorageKind.PARAMETER, dtype or self.style.element)
+        ref = self.builder.add_resident_tensor(shape, StorageKind.PARAMETER, dtype or self.style.element)
         if self.training and (adapter or not self.style.frozen):
             self.weights.append(ref)
             kind = "float32" if self.style.accumulate == "epilogue" and self.style.exact_gradients else ref.spec.dtype
-            gradient = self.builder.resident(shape, StorageKind.GRADIENT, kind)
+            gradient = self.builder.add_resident_tensor(shape, StorageKind.GRADIENT, kind)
             self.gradients.append(gradient)
             self._gradient_of[ref.storage] = gradient
         return ref
 
     def given(self, *shape: int, dtype: str = "") -> Ref:
         """An activation that comes from elsewhere."""
-        return self.builder.resident(shape, StorageKind.ACTIVATION, dtype or self.style.element)
+        return self.builder.add_resident_tensor(shape, StorageKind.ACTIVATION, dtype or self.style.element)
 
     def new(self, *shape: int, dtype: str = "", stride: Sequence[int] | None = None) -> Ref:
         """A tensor that the next op makes."""
-        ref = self.builder.new(shape, dtype or self.style.element, stride=stride)
+        ref = self.builder.add_tensor(shape, dtype or self.style.element, stride=stride)
         self._users[ref.storage] = 1
         self._bytes[ref.storage] = ref.spec.nbytes
         return ref
@@ -100,7 +100,7 @@ class Graph:
             if ref.storage in self._users:
                 self._users[ref.storage] -= 1
                 if not self._users[ref.storage]:
-                    self.builder.free(ref)
+                    self.builder.free_tensors(ref)
 
     def scope(self, name: str, phase: Phase = Phase.FORWARD) -> None:
         """Opens a host op; where a compiler or graph launches kernels together, only one per pass."""
@@ -110,14 +110,14 @@ class Graph:
                 return
             self._scoped = name
         else:
-            self.builder.scope(MODULE_SCOPE, phase)
-        self.builder.scope(name, phase)
+            self.builder.open_scope(MODULE_SCOPE, phase)
+        self.builder.open_scope(name, phase)
 
     def op(
         self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
     ) -> None:
         """An op of the open scope."""
-        self.builder.op(name, arguments, outputs, scalars, overload=overload, module=self.module)
+        self.builder.add_op(name, arguments, outputs, scalars, overload=overload, module=self.module)
 
     def collective(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
         """A collective in the open scope that the kernels after it wait for."""
@@ -125,11 +125,11 @@ class Graph:
         write_collective(self.builder, kind, group, nbytes, ref, exposed=True, module=self.module)
 
     def begin(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> int:
-        """A collective beside the kernels that follow; gives the event of its end."""
+        """A collective alongside the kernels that follow; gives the event of its end."""
         return begin_collective(self.builder, kind, group, nbytes, ref, module=self.module)
 
     def begin_until_next(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
-        """A collective beside the kernels until the next one that kernels wait for, or the end of the pass."""
+        """A collective alongside the kernels until the next one that kernels wait for, or the end of the pass."""
         self._pending.append(self.begin(kind, group, nbytes, ref))
 
     def communicated(
@@ -140,7 +140,7 @@ class Graph:
         write = self.begin_until_next if beside else self.collective
         for kind, nbytes in forward:
             write(kind, group, nbytes, x)
-        result = self.builder.view(x, x.shape, x.spec.stride)
+        result = self.builder.add_view(x, x.shape, x.spec.stride)
 
         def undo(grads: Gradients) -> Gradients:
             (grad,) = grads
@@ -154,15 +154,15 @@ class Graph:
 
     def wait_for_counts(self) -> None:
         """The host waits for the compute stream, and then decides the sizes of what follows."""
-        self.builder.scope("cudaStreamSynchronize")
-        self.builder.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
-        self.builder.scope(COUNTS_SCOPE)
+        self.builder.open_scope("cudaStreamSynchronize")
+        self.builder.add_op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
+        self.builder.open_scope(COUNTS_SCOPE)
         self._scoped = ""
 
     def settle(self) -> None:
         """The compute stream waits for all that was begun until now."""
         for event in self._pending:
-            self.builder.wait(event)
+            self.builder.wait_for_event(event)
         self._pending.clear()
 
     def defer(self, write: Callable[[], None], refs: Sequence[Ref], region: Region | None) -> None:
@@ -200,7 +200,7 @@ class Graph:
 
     def fused(self, reads: Sequence[Ref], writes: Sequence[Ref]) -> None:
         """One kernel that streams what it reads and writes."""
-        self.builder.op("inductor::fused", [("inputs", reads)], writes, module=self.module)
+        self.builder.add_op("inductor::fused", [("inputs", reads)], writes, module=self.module)
 
     def node(
         self,
@@ -259,7 +259,7 @@ class Graph:
         self.drop(grad)
 
     def _as_half(self, target: Ref) -> Ref:
-        return self.builder.seen_as(target, target.shape, target.spec.stride, "bfloat16")
+        return self.builder.add_reinterpreted_view(target, target.shape, target.spec.stride, "bfloat16")
 
     def wants(self, weight: Ref) -> bool:
         """Whether this weight gets a gradient."""

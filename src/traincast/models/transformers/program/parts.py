@@ -1,4 +1,4 @@
-"""What layers are made of beside products: norms, activations, sums, rotary positions."""
+"""What layers are made of alongside GEMMs: norms, activations, sums, rotary positions."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def rotary(graph: Graph, x: Ref, width: int) -> Ref:
     rows, whole = x.shape
     if graph.style.fused:
         return _streamed(graph, x, "RotaryBackward")
-    table = graph.builder.resident((rows, width // 2), _BUFFER, "complex64")
+    table = graph.builder.add_resident_tensor((rows, width // 2), _BUFFER, "complex64")
 
     def turned(source: Ref) -> Ref:
         wide, spun = graph.new(rows, whole, dtype="float32"), graph.new(rows, whole // 2, dtype="complex64")

@@ -10,7 +10,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.layers.builder import Ref, StepBuilder
-from traincast.models.layers.optimizers import step_one_by_one, with_state
+from traincast.models.layers.optimizers import make_optimizer_state, step_one_by_one
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.block import block, embedding, head
 from traincast.models.transformers.program.communication import LayerGroups
@@ -19,7 +19,7 @@ from traincast.models.transformers.program.style import Shard, Style
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Piece:
+class LayerBlock:
     """A part of a step on its own: forward and backward, the bytes it keeps in between, and how many elements of its
     weights get a gradient. Backward begins at op `backward`, gradients of weights that come last at op `late`."""
 
@@ -44,14 +44,14 @@ def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, sty
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
     head(graph, x, model, shard, table=table if model.tied else None)
-    return Workload(name=model.name, programs=(builder.build(),), mode="inference", meta={"optimizer": ""})
+    return Workload(name=model.name, programs=(builder.build_program(),), mode="inference", meta={"optimizer": ""})
 
 
 @lru_cache(maxsize=256)
-def layer_piece(
+def build_layer_block(
     model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
     groups: LayerGroups = ALONE, split: bool = False,
-) -> Piece:  # fmt: skip
+) -> LayerBlock:  # fmt: skip
     """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
     graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     x = graph.given(shard.rows, model.hidden)
@@ -59,66 +59,68 @@ def layer_piece(
         graph, x, model, shard, experts=experts, window=window, causal=not encoder,
         crossed=model.encoder_layers > 0 and not encoder,
     )  # fmt: skip
-    return _finished(graph, result)
+    return _finish_block(graph, result)
 
 
 @lru_cache(maxsize=128)
-def embedding_piece(
+def build_embedding_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
-) -> Piece:
+) -> LayerBlock:
     """What stands before the first layer."""
     graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     result, _ = embedding(graph, model, shard)
-    return _finished(graph, result)
+    return _finish_block(graph, result)
 
 
 @lru_cache(maxsize=128)
-def head_piece(
+def build_head_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
-) -> Piece:
+) -> LayerBlock:
     """What stands after the last layer, with the loss."""
     graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
-    return _finished(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
+    return _finish_block(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
 
 
-def optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
+def build_optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
     """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `one_by_one`: by
     ops of their own for each tensor instead of one kernel for all."""
     builder = _builder(1, 0)
     each = max(1, elements // max(1, tensors))
     dtype = "bfloat16" if master else "float32"
-    weights = [builder.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
-    gradients = [builder.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+    weights = [builder.add_resident_tensor((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+    gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
     if one_by_one:
-        step_one_by_one(builder, "adam", with_state(builder, "adam", weights), gradients)
-        return builder.build()
+        step_one_by_one(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
+        return builder.build_program()
     write_adam(builder, weights, gradients)
-    return builder.build()
+    return builder.build_program()
 
 
 def _builder(batch: int, seq_len: int) -> StepBuilder:
     return StepBuilder(batch, target=ProgramBuilder(batch_size=batch, seq_len=seq_len))
 
 
-def _finished(graph: Graph, result: Ref) -> Piece:
+def _finish_block(graph: Graph, result: Ref) -> LayerBlock:
     graph.settle()
     saved, backward = graph.saved_bytes, graph.builder.target.num_ops
     graph.run_backward(result, graph.given(*result.shape))
     late = graph.write_late()
-    return Piece(graph.builder.build(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late)
+    return LayerBlock(
+        graph.builder.build_program(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late
+    )
 
 
 def write_adam(builder: StepBuilder, weights: list[Ref], gradients: list[Ref]) -> None:
     """One fused Adam over all weights; 16-bit ones are written from the fp32 copies that it updates."""
     state = StorageKind.OPTIMIZER_STATE
     exact = [
-        ref if ref.spec.dtype == "float32" else builder.resident(ref.shape, state) for ref in weights
+        ref if ref.spec.dtype == "float32" else builder.add_resident_tensor(ref.shape, state) for ref in weights
     ]  # fmt: skip
-    moments = [[builder.resident(ref.shape, state) for ref in weights] for _ in range(2)]
-    builder.scope("Optimizer.step#AdamW.step", Phase.OPTIMIZER)
+    moments = [[builder.add_resident_tensor(ref.shape, state) for ref in weights] for _ in range(2)]
+    builder.open_scope("Optimizer.step#AdamW.step", Phase.OPTIMIZER)
     lists = [("self", exact), ("grads", gradients), ("exp_avgs", moments[0]), ("exp_avg_sqs", moments[1])]
-    builder.op("aten::_fused_adamw_", lists, [])
+    builder.add_op("aten::_fused_adamw_", lists, [])
     rounded = [(narrow, wide) for narrow, wide in zip(weights, exact, strict=True) if narrow is not wide]
     if rounded:
         narrow, wide = [pair[0] for pair in rounded], [pair[1] for pair in rounded]
-        builder.op("aten::_foreach_copy_", [("self", narrow), ("src", wide)], [])
+        builder.add_op("aten::_foreach_copy_", [("self", narrow), ("src", wide)], [])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ELEMENT_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
-"""The type of activations, by the arithmetic of matrix products."""
+"""The type of activations, by the arithmetic of GEMMs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
     """How a framework runs a layer.
 
-    `precision` is the arithmetic of its matrix products. `attention` is "flash", one of its older kernels ("flash2",
+    `precision` is the arithmetic of its GEMMs. `attention` is "flash", one of its older kernels ("flash2",
     "triton") or "unfused" (scores are written out, as before 2022); `ring`: its parts are merged in fp32. `tuned`: a
     vendor chose the kernels of GEMMs. `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's),
     which are launched `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and
@@ -21,10 +21,10 @@ class Style:
     kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
 
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
-    weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
+    weights are 16-bit GEMMs. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
     `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts
-    over tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside
+    over tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` alongside
     those of attention do.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, get_args
 
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.planner.what_if.edits.registry import Value, edit
 from traincast.planner.what_if.edits.sizes import batch_of
@@ -57,7 +57,7 @@ def plan(resolved: Resolved, value: Value) -> Resolved:
     if resolved.scenario.mode == "inference":
         raise TraincastError("GPUs that only infer share no tables here, each has them all; leave out `mode`")
     if value.text == SEARCH:
-        dense = replace(Dense.of(config), half=AUTOCAST[resolved.scenario.dtype])
+        dense = replace(Dense.from_dlrm(config), half=AUTOCAST[resolved.scenario.dtype])
         return replace(
             resolved, plan=_found(config, dense, resolved.gpus, batch_of(resolved), _Held(resolved.platform))
         )
@@ -77,11 +77,11 @@ class _Held:
 @lru_cache(maxsize=64)
 def _found(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
     """The best plan that is found in time. It is searched once: how far a search gets in its time is not always the
-    same, and one question is to have one answer."""
-    from traincast.models.sharded_dlrm.hybrid import dlrm_tables  # only this edit needs the search
+    same, and one question is to have one result."""
+    from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables  # only this edit needs the search
     from traincast.planner.sharding.search import search
     from traincast.planner.sharding.task import make_task
 
-    platform = with_links(held.platform)
-    task = make_task(dlrm_tables(config), platform, gpus=gpus, batch_size=batch_size, dense=dense)
+    platform = add_default_links(held.platform)
+    task = make_task(make_dlrm_tables(config), platform, gpus=gpus, batch_size=batch_size, dense=dense)
     return search(task, time_limit=_SEARCH_SECONDS).best.plan

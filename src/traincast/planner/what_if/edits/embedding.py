@@ -33,6 +33,6 @@ def fuse_embedding_bags(resolved: Resolved, value: Value) -> Resolved:
         return resolved.changed(embedding="batched")
     if resolved.gpus > 1 and resolved.source == "dlrm":
         raise TraincastError(f"the tables of {resolved.name} on several GPUs are FBGEMM's table-batched ones already")
-    from traincast.transforms.batching import batched_bags  # a what-if reads the ops of its own edits only
+    from traincast.transforms.batching import batch_bags  # a what-if reads the ops of its own edits only
 
-    return resolved.edited("fuse-embedding-bags", batched_bags)
+    return resolved.edited("fuse-embedding-bags", batch_bags)

@@ -15,9 +15,9 @@ def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
     """Fused chains; every other op stays as it is."""
     if resolved.scenario.is_compiled:
         raise TraincastError("a compiled step has its chains fused already; leave out `compiled`")
-    from traincast.transforms.fusion import fused  # only this edit needs it
+    from traincast.transforms.fusion import fuse_ops  # only this edit needs it
 
-    return resolved.edited("fuse-elementwise", fused)
+    return resolved.edited("fuse-elementwise", fuse_ops)
 
 
 @edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",

@@ -1,4 +1,4 @@
-"""How gradients are exchanged."""
+"""How gradients are reduced."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def checkpoint(resolved: Resolved, value: Value) -> Resolved:
         return resolved.changed(checkpoint=value.choice(get_args(Checkpoint)))
     if resolved.scenario.is_compiled:
         raise TraincastError("what a compiled step computes again is the compiler's choice; leave out `compiled`")
-    from traincast.transforms.checkpointing import checkpointed  # only this edit needs it
+    from traincast.transforms.checkpointing import checkpoint_layers  # only this edit needs it
 
-    return resolved.edited(f"checkpoint={value.text}", lambda step: checkpointed(step, value.text))
+    return resolved.edited(f"checkpoint={value.text}", lambda step: checkpoint_layers(step, value.text))
 
 
 @edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
@@ -51,15 +51,15 @@ def accumulate(resolved: Resolved, value: Value) -> Resolved:
             f"{resolved.name} shares its gradients among GPUs, in which a pass may take part; ask for its passes with "
             "`global_batch`"
         )
-    from traincast.transforms.accumulation import accumulated  # only this edit needs it
+    from traincast.transforms.accumulation import accumulate_gradients  # only this edit needs it
 
-    return resolved.edited(f"accumulate={passes}", lambda step: accumulated(step, passes), across=True)
+    return resolved.edited(f"accumulate={passes}", lambda step: accumulate_gradients(step, passes), across=True)
 
 
 @edit("overlap", "communication that overlaps kernels: on, none, or of described Transformers a list",
       takes="on|none|KIND,KIND...")  # fmt: skip
 def overlap(resolved: Resolved, value: Value) -> Resolved:
-    """Exchanges that wait for kernels and hold them up, as on one stream."""
+    """Collectives that wait for kernels and hold them up, as on one stream."""
     if resolved.source == "transformer":
         return resolved.changed(overlap=None if value.text == "on" else value.text, no_overlap=False)
     choice = value.choice(("on", "none"))
@@ -68,8 +68,8 @@ def overlap(resolved: Resolved, value: Value) -> Resolved:
 
 def _on_one_stream(step: Workload) -> tuple[Workload, str]:
     if len(step.ranks) == 1:
-        raise TraincastError("one GPU exchanges nothing; give `gpus` of 2 or more")
-    return replace(step, programs=tuple(map(_serial, step.programs))), "exchanges run on the stream of the kernels"
+        raise TraincastError("one GPU communicates nothing; give `gpus` of 2 or more")
+    return replace(step, programs=tuple(map(_serial, step.programs))), "collectives run on the stream of the kernels"
 
 
 def _serial(program: Program) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.planner.what_if.edits.registry import Value, edit
 from traincast.simulator.scenario.resolved import Resolved
 
@@ -63,7 +63,7 @@ def faster_memory(resolved: Resolved, value: Value) -> Resolved:
 def locked_clock(resolved: Resolved, value: Value) -> Resolved:
     """The step with its SM clock locked."""
     clock = value.factor(least=1.0, most=1e5)
-    locked = resolved.with_platform(resolved.platform.at_clock(clock))
+    locked = resolved.with_platform(resolved.platform.with_clock(clock))
     return replace(locked, scenario=locked.scenario.replace(clock_mhz=clock))
 
 
@@ -84,7 +84,7 @@ def faster_clock(resolved: Resolved, value: Value) -> Resolved:
 @edit("link-speed", "links between the GPUs of a node N times as fast", takes="N", risk="another node")
 def faster_links(resolved: Resolved, value: Value) -> Resolved:
     """The step with faster links inside nodes; their latency stays."""
-    topology = with_links(resolved.platform).topology
+    topology = add_default_links(resolved.platform).topology
     assert topology is not None
     return resolved.with_topology(link_speed=topology.link_speed * value.factor())
 
@@ -92,7 +92,7 @@ def faster_links(resolved: Resolved, value: Value) -> Resolved:
 @edit("nic-speed", "the network between nodes N times as fast", takes="N", risk="another network")
 def faster_network(resolved: Resolved, value: Value) -> Resolved:
     """The step with faster network adapters; their latency stays."""
-    topology, factor = with_links(resolved.platform).topology, value.factor()
+    topology, factor = add_default_links(resolved.platform).topology, value.factor()
     assert topology is not None
     return resolved.with_topology(
         network_speed=topology.network_speed * factor, adapter_bandwidth=topology.adapter_bandwidth * factor
@@ -102,7 +102,7 @@ def faster_network(resolved: Resolved, value: Value) -> Resolved:
 @edit("link-latency", "latencies of links and network N times as long", takes="N")
 def other_latency(resolved: Resolved, value: Value) -> Resolved:
     """The step with other latencies; measured curves keep their floors."""
-    topology, factor = with_links(resolved.platform).topology, value.factor()
+    topology, factor = add_default_links(resolved.platform).topology, value.factor()
     assert topology is not None
     return resolved.with_topology(
         link_latency=topology.link_latency * factor, network_latency=topology.network_latency * factor

@@ -19,10 +19,10 @@ def cuda_graph(resolved: Resolved, value: Value) -> Resolved:
 
 @edit("stream", "all ops of a name on another stream", takes="N", target="OP", risk="the kernels share the GPU")
 def stream(resolved: Resolved, value: Value) -> Resolved:
-    """Ops beside others; streams wait for each other where data crosses."""
-    from traincast.transforms.streams import moved  # only this edit needs it
+    """Ops alongside others; streams wait for each other where data crosses."""
+    from traincast.transforms.streams import move_to_stream  # only this edit needs it
 
     number = value.whole(least=0, most=63)
     return resolved.edited(
-        f"stream:{value.target}={number}", lambda step: moved(step, value.target, number), across=True
+        f"stream:{value.target}={number}", lambda step: move_to_stream(step, value.target, number), across=True
     )

@@ -17,10 +17,10 @@ _WEIGHTS = {"fp16-weights": "float16", "bf16-weights": "bfloat16"}
 DTYPES, OPTIMIZERS = get_args(Dtype), get_args(Optimizer)
 _ALL = (*(name for name in DTYPES if name != "fp8"), "amp", *_WEIGHTS, "fp8")
 _RISKS = {
-    "fp32": "", "tf32": "accuracy: products of 10 bits", "bf16": "accuracy: numbers of 7 bits",
+    "fp32": "", "tf32": "accuracy: GEMMs of 10 bits", "bf16": "accuracy: numbers of 7 bits",
     **dict.fromkeys(("fp16", "amp"), "accuracy: numbers of 10 bits, the loss must be scaled"),
     **dict.fromkeys(_WEIGHTS, "accuracy: weights and optimizer in 16 bits"),
-    "fp8": "accuracy: products of 2 or 3 bits, operands must be scaled",
+    "fp8": "accuracy: GEMMs of 2 or 3 bits, operands must be scaled",
 }  # fmt: skip
 """Of each type, by the bits of its fraction."""
 
@@ -67,8 +67,8 @@ def _of_ops(
     missing = missing_units({"float16": "fp16", "bfloat16": "bf16"}[low], resolved.platform)
 
     def edited(step: Workload) -> tuple[Workload, str]:
-        changed, said = retyped(step, low)
-        return changed, f"{said}; {missing}" if missing else said
+        changed, notes = retyped(step, low)
+        return changed, f"{notes}; {missing}" if missing else notes
 
     return resolved.edited(f"dtype={choice}", edited)
 
@@ -78,7 +78,7 @@ def optimizer(resolved: Resolved, value: Value) -> Resolved:
     """Another optimizer."""
     choice = value.choice(OPTIMIZERS)
     if resolved.source == "workload" and choice != "none":
-        from traincast.transforms.optimizing import with_optimizer  # only this edit needs it
+        from traincast.transforms.optimizing import change_optimizer  # only this edit needs it
 
-        return resolved.edited(f"optimizer={choice}", lambda step: with_optimizer(step, choice))
+        return resolved.edited(f"optimizer={choice}", lambda step: change_optimizer(step, choice))
     return resolved.changed(optimizer=choice)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.embeddings.access import Uniform, access_text
+from traincast.models.embeddings.access import Uniform, format_access
 from traincast.planner.what_if.edits.registry import Value, edit
 from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_DIM = 1 << 16
 
 
-_UNIFORM = access_text(Uniform())
+_UNIFORM = format_access(Uniform())
 
 
 def _described(resolved: Resolved, **changes: Any) -> Resolved:
@@ -52,9 +52,9 @@ def pooling(resolved: Resolved, value: Value) -> Resolved:
     """Other numbers of lookups."""
     change = _change(value, MAX_LOOKUPS)
     if _holds_ops(resolved):
-        from traincast.transforms.table_edits import with_lookups  # only captures need it
+        from traincast.transforms.table_edits import set_lookups  # only captures need it
 
-        return resolved.edited(f"pooling={value.text}", lambda step: with_lookups(step, change))
+        return resolved.edited(f"pooling={value.text}", lambda step: set_lookups(step, change))
     return _described(resolved, lookups_per_table=tuple(map(change, resolved.of_dlrm().lookups_per_table)))
 
 
@@ -88,9 +88,9 @@ def tables(resolved: Resolved, value: Value) -> Resolved:
 def drop_table(resolved: Resolved, value: Value) -> Resolved:
     """Chosen tables less."""
     if _holds_ops(resolved):
-        from traincast.transforms.table_edits import dropped  # only captures need it
+        from traincast.transforms.table_edits import drop_tables  # only captures need it
 
-        return resolved.edited(f"drop-table={value.text}", lambda step: dropped(step, value.text.split("+")))
+        return resolved.edited(f"drop-table={value.text}", lambda step: drop_tables(step, value.text.split("+")))
     config = resolved.of_dlrm()
     gone = {_table_number(text, config) for text in value.text.split("+")}
     kept = [number for number in range(config.num_tables) if number not in gone]
@@ -109,12 +109,14 @@ def drop_table(resolved: Resolved, value: Value) -> Resolved:
 
 
 def _table_number(text: str, config: DlrmConfig) -> int:
-    from traincast.models.sharded_dlrm.hybrid import TABLE_NAME, dlrm_tables  # only names of tables need them
+    from traincast.models.sharded_dlrm.hybrid import TABLE_NAME, make_dlrm_tables  # only names of tables need them
 
     digits = text.strip().removeprefix(TABLE_NAME)
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
-        known = [table.name for table in dlrm_tables(config)]
-        raise unknown("table", text.strip(), known, f"Its tables are {known[0]} to {known[-1]}; or give a number.")
+        known = [table.name for table in make_dlrm_tables(config)]
+        raise make_unknown_error(
+            "table", text.strip(), known, f"Its tables are {known[0]} to {known[-1]}; or give a number."
+        )
     if int(digits) >= config.num_tables:
         last = config.num_tables - 1
         raise TraincastError(f"{config.name} has tables 0 to {last}, not {int(digits)} (the nearest is {last})")
@@ -129,9 +131,9 @@ def add_table(resolved: Resolved, value: Value) -> Resolved:
     height = Value(text=first, edit=value.edit).whole(most=MAX_ROWS)
     lookups = Value(text=second or "1", edit=value.edit).whole(most=MAX_LOOKUPS)
     if _holds_ops(resolved):
-        from traincast.transforms.table_edits import added  # only captures need it
+        from traincast.transforms.table_edits import add_table  # only captures need it
 
-        return resolved.edited(f"add-table={value.text}", lambda step: added(step, height, lookups))
+        return resolved.edited(f"add-table={value.text}", lambda step: add_table(step, height, lookups))
     config = resolved.of_dlrm()
     return _described(
         resolved,
@@ -146,14 +148,14 @@ def rows(resolved: Resolved, value: Value) -> Resolved:
     """Other heights of tables."""
     change = _change(value, MAX_ROWS, least=1e-6, largest=1e6)
     if _holds_ops(resolved):
-        from traincast.transforms.table_edits import with_heights  # only captures need it
+        from traincast.transforms.table_edits import set_row_counts  # only captures need it
 
-        return resolved.edited(f"rows={value.text}", lambda step: with_heights(step, change))
+        return resolved.edited(f"rows={value.text}", lambda step: set_row_counts(step, change))
     config = resolved.of_dlrm()
-    heights = tuple(map(change, config.rows_per_table))
-    if set(config.access) - {_UNIFORM} and heights != config.rows_per_table:
+    row_counts = tuple(map(change, config.rows_per_table))
+    if set(config.access) - {_UNIFORM} and row_counts != config.rows_per_table:
         raise TraincastError(f"{config.name} says which rows are wanted; describe other rows in its file")
-    return _described(resolved, rows_per_table=heights)
+    return _described(resolved, rows_per_table=row_counts)
 
 
 @edit("mlp-width", "hidden layers of both MLPs N times as wide", takes="N", risk="accuracy: another model",

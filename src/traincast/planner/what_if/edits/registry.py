@@ -9,7 +9,7 @@ from importlib import import_module
 
 from traincast.simulator.scenario.fields import FieldInfo, scenario_fields
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 _FAMILIES = (
     "hardware", "speed", "recommender", "transformer", "sizes", "precision", "embedding", "fusion", "gradients",
@@ -32,10 +32,10 @@ class Value:
     edit: str = ""
 
     def whole(self, *, least: int = 1, most: int = 1 << 40) -> int:
-        """A whole number in a range."""
+        """An integer in a range."""
         text = self.text.replace("_", "")
         if not (text.isascii() and text.isdecimal() and len(text) <= 15):
-            raise TraincastError(f"{self.edit}={self.text}: give a whole number from {least} to {most}")
+            raise TraincastError(f"{self.edit}={self.text}: give an integer from {least} to {most}")
         number = int(text)
         if not least <= number <= most:
             near = least if number < least else most
@@ -64,7 +64,7 @@ class Value:
     def choice(self, choices: Sequence[str]) -> str:
         """One of some words."""
         if self.text not in choices:
-            raise unknown(f"{self.edit} value", self.text, choices, f"Choose from {', '.join(choices)}.")
+            raise make_unknown_error(f"{self.edit} value", self.text, choices, f"Choose from {', '.join(choices)}.")
         return self.text
 
 
@@ -75,7 +75,7 @@ Apply = Callable[[Resolved, Value], Resolved]
 class Edit:
     """A named edit. `takes` is what stands after `=` ("": nothing), `target` what stands after `:` of its name.
 
-    `excludes` names edits that cannot be applied beside it. `risk` is what it may cost besides time: accuracy,
+    `excludes` names edits that cannot be applied alongside it. `risk` is what it may cost besides time: accuracy,
     memory, work; `risks` says it of single values. `advised` are values that advice tries.
     """
 
@@ -143,7 +143,7 @@ def _field_edit(info: FieldInfo) -> Edit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Requirement:
     """An edit that was asked for, with its value."""
 
     edit: Edit
@@ -161,14 +161,14 @@ class Wanted:
         return self.edit.risks.get(self.value.text, self.edit.risk)
 
 
-def parse_edit(text: str) -> Wanted:
+def parse_edit(text: str) -> Requirement:
     """The edit that a text such as `batch-size=4096`, `speed:gemm=2` or `cuda-graph` names."""
     left, equals, value = text.strip().partition("=")
     left = left.strip()
     name, _, target = left.partition(":")
     known = edits()
     if name not in known:
-        raise unknown("edit", name, known, _LISTED)
+        raise make_unknown_error("edit", name, known, _LISTED)
     found = known[name]
     if found.takes and not (equals and value.strip()):
         raise TraincastError(f"edit '{name}' needs a value: {found.written}")
@@ -176,7 +176,7 @@ def parse_edit(text: str) -> Wanted:
         raise TraincastError(f"edit '{name}' takes no value; write {found.written}")
     if bool(target) != bool(found.target):
         raise TraincastError(f"edit '{shown_name(left)}' is written {found.written}")
-    return Wanted(edit=found, value=Value(text=value.strip(), target=target, edit=left))
+    return Requirement(edit=found, value=Value(text=value.strip(), target=target, edit=left))
 
 
 _LISTED = "'traincast whatif' has a list of them (option list), and so has Python (list_edits)."
@@ -187,8 +187,8 @@ def shown_name(name: str) -> str:
     return name if len(name) <= 80 and name.isprintable() else "?"
 
 
-def parse_edits(texts: Iterable[str]) -> tuple[Wanted, ...]:
-    """Edits in the order in which they are applied; two that exclude each other are refused."""
+def parse_edits(texts: Iterable[str]) -> tuple[Requirement, ...]:
+    """Edits in the order in which they are applied; two that exclude each other are rejected."""
     wanted = [parse_edit(text) for text in texts]
     if len(wanted) > MOST_EDITS:
         raise TraincastError(f"{len(wanted)} edits are too many for one what-if; give at most {MOST_EDITS}")
@@ -207,7 +207,7 @@ def parse_edits(texts: Iterable[str]) -> tuple[Wanted, ...]:
     return tuple(sorted(wanted, key=lambda one: order.index(one.edit.name)))
 
 
-def applied(resolved: Resolved, wanted: Iterable[Wanted]) -> Resolved:
+def applied(resolved: Resolved, wanted: Iterable[Requirement]) -> Resolved:
     """The step with all edits; what cannot be applied says why."""
     for one in wanted:
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.costs.kernels.families import RECORDS
-from traincast.hardware.links import with_links
+from traincast.hardware.links import add_default_links
 from traincast.ir.workload import Workload
 from traincast.planner.what_if.edits.registry import Value, edit
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 COLLECTIVE = "collective"
 
@@ -29,9 +29,9 @@ def faster_kernels(resolved: Resolved, value: Value) -> Resolved:
     if "::" in target:
         return _op(resolved, target, factor)
     if target not in families():
-        raise unknown("kernel family", target, families(), "Name one, or an op such as aten::mm.")
+        raise make_unknown_error("kernel family", target, families(), "Name one, or an op such as aten::mm.")
     if target == COLLECTIVE:
-        topology = with_links(resolved.platform).topology
+        topology = add_default_links(resolved.platform).topology
         assert topology is not None
         return resolved.with_topology(
             link_speed=topology.link_speed * factor,
@@ -51,7 +51,7 @@ def _op(resolved: Resolved, name: str, factor: float) -> Resolved:
         """The step as it is, if it has such an op."""
         names = {signature.name for program in step.programs for signature in program.symbolic}
         if name not in names:
-            raise unknown("op", name, names, "Name one of the step's ops.")
+            raise make_unknown_error("op", name, names, "Name one of the step's ops.")
         return step, ""
 
     speeds = dict(resolved.op_speed)

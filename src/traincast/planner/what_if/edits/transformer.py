@@ -1,4 +1,4 @@
-"""Transformers by their description, and how they are laid over GPUs."""
+"""Transformers by their description, and how they are distributed over GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ffn(resolved: Resolved, value: Value) -> Resolved:
     return _described(resolved, ffn=value.whole(most=_MOST_WIDTH))
 
 
-@edit("vocab", "words that a described Transformer knows", takes="N", risk="accuracy: another tokenizer")
+@edit("vocab", "vocabulary of a described Transformer", takes="N", risk="accuracy: another tokenizer")
 def vocab(resolved: Resolved, value: Value) -> Resolved:
     """Another vocabulary."""
     return _described(resolved, vocab=value.whole(most=1 << 24))

@@ -10,7 +10,7 @@ from typing import Any
 
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.scenario.fields import scenario_fields
-from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 MOST_POINTS = 1_000_000
 MOST_VALUES = 100_000
@@ -88,9 +88,9 @@ def expanded(name: str, text: str) -> list[str]:
     """
     values: list[str] = []
     for part in str(text).split(","):
-        pieces = part.strip().split(":")
-        if len(pieces) == 3 and all(piece.removeprefix("x").isdecimal() for piece in pieces):
-            values += _range(name, pieces)
+        blocks = part.strip().split(":")
+        if len(blocks) == 3 and all(block.removeprefix("x").isdecimal() for block in blocks):
+            values += _range(name, blocks)
         elif part.strip():
             values.append(part.strip())
     if len(values) > MOST_VALUES:
@@ -98,13 +98,13 @@ def expanded(name: str, text: str) -> list[str]:
     return values
 
 
-def _range(name: str, pieces: Sequence[str]) -> list[str]:
-    grows = pieces[2].startswith("x")
-    plain = all(len(piece) <= _MOST_DIGITS and piece.isascii() for piece in pieces)
-    first, last, step = (int(piece.removeprefix("x")) if plain else 0 for piece in pieces)
-    if first < 1 or last < first or step < (2 if grows else 1) or "x" in pieces[0] + pieces[1]:
+def _range(name: str, blocks: Sequence[str]) -> list[str]:
+    grows = blocks[2].startswith("x")
+    plain = all(len(block) <= _MOST_DIGITS and block.isascii() for block in blocks)
+    first, last, step = (int(block.removeprefix("x")) if plain else 0 for block in blocks)
+    if first < 1 or last < first or step < (2 if grows else 1) or "x" in blocks[0] + blocks[1]:
         raise TraincastError(
-            f"{name}={shown(':'.join(pieces))} is no range; write first:last:step, or first:last:x2 to double"
+            f"{name}={shorten_value(':'.join(blocks))} is no range; write first:last:step, or first:last:x2 to double"
         )
     if grows:
         return [str(value) for n in range(64) if (value := first * step**n) <= last]
@@ -135,7 +135,7 @@ def checked_options(options: Any) -> dict[str, Any]:
     known = scenario_fields()
     for name in options:
         if name not in known:
-            raise unknown("option", str(name), known, f"'options' may have {', '.join(known)}.")
+            raise make_unknown_error("option", str(name), known, f"'options' may have {', '.join(known)}.")
     return dict(options)
 
 
@@ -143,12 +143,12 @@ def _listed(path: str, name: str, values: Any) -> list[str]:
     listed = values if isinstance(values, list) else [values]
     for value in listed:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
-            raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shown(value)}")
+            raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shorten_value(value)}")
     return [value_text(value) for value in listed]
 
 
 def value_text(value: str | int | float) -> str:
-    """A value as an edit takes it: whole numbers without a fraction, as YAML and Python have 1e3.
+    """A value as an edit takes it: integers without a fraction, as YAML and Python have 1e3.
 
     >>> value_text(1e3), value_text(0.5), value_text("x2")
     ('1000', '0.5', 'x2')

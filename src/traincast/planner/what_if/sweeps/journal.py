@@ -1,4 +1,4 @@
-"""Points that are done, line by line in a file beside the result: a sweep that is killed goes on from there."""
+"""Points that are done, line by line in a file alongside the result: a sweep that is killed goes on from there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from traincast.planner.what_if.sweeps.points import FIGURES
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import shown_path
+from traincast.utils.files.reading import format_path
 
 _VERSION = 1
 _MOST_LINE = 1 << 16
@@ -60,14 +60,14 @@ class Journal:
         except BlockingIOError:
             file.close()
             raise TraincastError(
-                f"another sweep is writing '{shown_path(self.path)}'; wait until it ends, or write this one elsewhere"
+                f"another sweep is writing '{format_path(self.path)}'; wait until it ends, or write this one elsewhere"
             ) from None
         except OSError:  # a file system without locks
             pass
         return file
 
     def _trouble(self, error: OSError, remedy: str) -> TraincastError:
-        return TraincastError(f"cannot write '{shown_path(self.path)}': {error.strerror or error}; {remedy}")
+        return TraincastError(f"cannot write '{format_path(self.path)}': {error.strerror or error}; {remedy}")
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """Points of an earlier run. A last line that was cut short is not one."""
@@ -105,7 +105,7 @@ class Journal:
             raise self._foreign()
 
     def _foreign(self) -> TraincastError:
-        name = shown_path(self.path)
+        name = format_path(self.path)
         return TraincastError(f"'{name}' is the journal of another sweep; delete it, or write this one elsewhere")
 
     def add(self, points: Sequence[int], rows: Sequence[dict[str, Any]]) -> None:

@@ -14,23 +14,23 @@ _COLOURS = ("#1b6ca8", "#c8553d", "#2e8b57", "#8e5ea2", "#b8860b", "#008b8b", "#
 _MOST_POINTS = 20_000
 
 
-def picture(answer: SweepResult) -> str:
+def picture(result: SweepResult) -> str:
     """The picture. Both scales are logarithmic; points are coloured by their first axis that has several values."""
-    rows = [row for row in answer.rows if not row.get("error")][:_MOST_POINTS]
+    rows = [row for row in result.rows if not row.get("error")][:_MOST_POINTS]
     paid = any(row["dollars_per_million_samples"] is not None for row in rows)
-    labels = ("$ a million samples" if paid else "GPU hours a million samples", "us a sample")
+    labels = ("$ a million samples" if paid else "GPU hours per million samples", "us per sample")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        f'font-size="12" role="img" aria-label="{escape(answer.name, quote=True)}: time over cost">',
+        f'font-size="12" role="img" aria-label="{escape(result.name, quote=True)}: time over cost">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="15">{escape(answer.name)}: {len(answer.rows):,} points</text>',
+        f'<text x="{_LEFT}" y="22" font-size="15">{escape(result.name)}: {len(result.rows):,} points</text>',
     ]
     if rows:
-        parts += _chart(answer, rows, labels)
+        parts += _chart(result, rows, labels)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _chart(answer: SweepResult, rows: Sequence[dict[str, Any]], labels: tuple[str, str]) -> list[str]:
+def _chart(result: SweepResult, rows: Sequence[dict[str, Any]], labels: tuple[str, str]) -> list[str]:
     across, up = _scale([cost(row) for row in rows]), _scale([row["us_per_sample"] for row in rows])
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
@@ -38,7 +38,7 @@ def _chart(answer: SweepResult, rows: Sequence[dict[str, Any]], labels: tuple[st
         x = _LEFT + (right - _LEFT) * _share(cost(row), across)
         return x, bottom - (bottom - _TOP) * _share(row["us_per_sample"], up)
 
-    colour_axis = next((name for name, values in answer.grid.axes if len(values) > 1), answer.grid.names[0])
+    colour_axis = next((name for name, values in result.grid.axes if len(values) > 1), result.grid.names[0])
     values = list(dict.fromkeys(row[colour_axis] for row in rows))
     colours = {value: _COLOURS[i % len(_COLOURS)] for i, value in enumerate(values)}
     parts = _frame(across, up, labels)
@@ -46,7 +46,7 @@ def _chart(answer: SweepResult, rows: Sequence[dict[str, Any]], labels: tuple[st
         x, y = place(row)
         hollow = "" if row["fits"] else ' fill-opacity="0.15"'
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[row[colour_axis]]}"{hollow}/>')
-    best = [place(row) for row in sorted(answer.pareto, key=cost)]
+    best = [place(row) for row in sorted(result.pareto, key=cost)]
     if best:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in best)
         parts.append(f'<polyline points="{line}" fill="none" stroke="#222" stroke-dasharray="4 3"/>')

@@ -12,7 +12,7 @@ from traincast.planner.what_if.money import Cost, Prices, cost_of
 from traincast.planner.what_if.result import fits, memory_bytes
 from traincast.planner.what_if.sweeps.grid import edits_at
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.sizes import SizeAnswer, predict_sizes
+from traincast.simulator.prediction.sizes import SizeResult, predict_sizes
 from traincast.simulator.scenario.predict import load_step, loader_of, predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
@@ -82,23 +82,23 @@ def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     price = _prices(worker.sweep.prices, first)
     limit = first.platform.device.memory_bytes
     rows = []
-    for answer, samples in _predicted(variants):
+    for result, samples in _predicted(variants):
         cost = Cost(
-            gpus=1, seconds=answer.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
+            gpus=1, seconds=result.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
             run_steps=None,
         )  # fmt: skip
-        idle = max(0.0, answer.iteration - answer.device_active)
-        held = answer.peak_bytes
-        rows.append(_row(cost, answer.interval, (answer.device_active, idle, 0.0), held, fits=held <= limit))
+        idle = max(0.0, result.iteration - result.device_active)
+        held = result.peak_bytes
+        rows.append(_row(cost, result.interval, (result.device_active, idle, 0.0), held, fits=held <= limit))
     return rows
 
 
-def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeAnswer, int]]:
+def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeResult, int]]:
     """What `predicted` says of steps that differ in batch size or sequence length only, all of one GPU and without a
     data loader, and the samples of each step."""
     steps = [load_step(resolved)[0] for resolved in variants]
     first = variants[0]
-    answers = predict_sizes(
+    results = predict_sizes(
         steps,
         first.platform,
         tf32=first.scenario.dtype == "tf32",
@@ -106,7 +106,7 @@ def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeAnswer, int]]:
         roofline_only=first.scenario.roofline_only,
         op_speed=first.op_speed,
     )
-    return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
+    return [(result, step.samples) for result, step in zip(results, steps, strict=True)]
 
 
 def point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
@@ -141,12 +141,12 @@ def _prices(prices: dict[str, float], resolved: Resolved) -> Prices:
     return Prices(per_gpu_hour=prices.get(key, prices.get("")))
 
 
-def figures(resolved: Resolved, answer: Prediction, prices: dict[str, float]) -> dict[str, Any]:
+def figures(resolved: Resolved, result: Prediction, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
-    cost = cost_of(answer, _prices(prices, resolved))
-    idle = max(0.0, answer.iteration - answer.device_active)
-    parts = (answer.device_active, idle, answer.exposed_comm)
-    return _row(cost, answer.interval, parts, memory_bytes(answer), fits=fits(answer))
+    cost = cost_of(result, _prices(prices, resolved))
+    idle = max(0.0, result.iteration - result.device_active)
+    parts = (result.device_active, idle, result.exposed_comm)
+    return _row(cost, result.interval, parts, memory_bytes(result), fits=fits(result))
 
 
 def _row(

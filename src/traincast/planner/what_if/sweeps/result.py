@@ -35,7 +35,7 @@ class SweepResult(Result):
         return pareto([row for row in self.rows if not row.get("error") and row["fits"]])
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data."""
+        """The result as plain data."""
         return {
             "workload": self.name,
             "axes": {name: list(values) for name, values in self.grid.axes},

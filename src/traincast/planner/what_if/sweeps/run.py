@@ -18,7 +18,7 @@ from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_rows, 
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import file_digest
+from traincast.utils.files.reading import compute_file_digest
 from traincast.utils.files.writing import check_output, write_bytes
 from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import Workers
@@ -37,8 +37,8 @@ def sweep(
     workers: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> SweepResult:
-    """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
-    journal from which it goes on after an interruption; `image` a picture (.svg)."""
+    """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and alongside it, while the sweep runs,
+    a journal from which it goes on after an interruption; `image` a picture (.svg)."""
     _check_files(out, image)
     where = Workers(processes=workers)
     began = monotonic()
@@ -63,20 +63,20 @@ def sweep(
     job = Job(prepare=prepared, given=settled, work=group_rows)
     tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
     try:
-        where.run(job, tasks, heard)
+        where.run_tasks(job, tasks, heard)
     except BaseException:
         if journal is not None:
             journal.close()
         raise
     rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
-    answer = SweepResult(
-        name=resolved.name, grid=grid, rows=rows, resumed=resumed, workers=where.told(len(tasks)),
+    result = SweepResult(
+        name=resolved.name, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
         seconds=monotonic() - began,
     )  # fmt: skip
-    _write(answer, out, image)
+    _write(result, out, image)
     if journal is not None:
         journal.remove()
-    return answer
+    return result
 
 
 def _check_files(out: Path | None, image: Path | None) -> None:
@@ -101,7 +101,7 @@ def _identity(settled: Sweep, grid: Grid) -> str:
     described = {
         "version": __version__,
         "workload": _content(workload) if isinstance(workload, Workload) else str(workload),
-        "files": {name: file_digest(name) for name in files},
+        "files": {name: compute_file_digest(name) for name in files},
         "scenario": repr((resolved.platform, resolved.scenario.replace(workload=""), resolved.costs, resolved.host)),
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
     }  # fmt: skip
@@ -118,14 +118,14 @@ def _content(workload: Workload) -> list[Any]:
     ]  # fmt: skip
 
 
-def _write(answer: SweepResult, out: Path | None, image: Path | None) -> None:
+def _write(result: SweepResult, out: Path | None, image: Path | None) -> None:
     if out is not None:
         if out.suffix == ".csv":
-            write_bytes(out, _csv(answer.grid.names, answer.rows).encode())
+            write_bytes(out, _csv(result.grid.names, result.rows).encode())
         else:
-            _write_parquet(out, answer)
+            _write_parquet(out, result)
     if image is not None:
-        write_bytes(image, picture(answer).encode())
+        write_bytes(image, picture(result).encode())
 
 
 def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
@@ -136,13 +136,13 @@ def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _write_parquet(out: Path, answer: SweepResult) -> None:
+def _write_parquet(out: Path, result: SweepResult) -> None:
     import polars as pl
 
-    schema: dict[str, Any] = dict.fromkeys(answer.grid.names, pl.String)
+    schema: dict[str, Any] = dict.fromkeys(result.grid.names, pl.String)
     schema |= {name: pl.Boolean if name == "fits" else pl.Float64 for name in FIGURES}
     schema["error"] = pl.String
-    columns = {name: [row.get(name) for row in answer.rows] for name in schema}
+    columns = {name: [row.get(name) for row in result.rows] for name in schema}
     frame = pl.DataFrame(columns, schema=schema)
     data = io.BytesIO()
     frame.write_parquet(data)

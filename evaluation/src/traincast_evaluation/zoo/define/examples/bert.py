@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and two products with GELU between, each with residual and norm."""
+    """Attention and two GEMMs with GELU between, each with residual and norm."""
 
     def __init__(self) -> None:
         super().__init__()

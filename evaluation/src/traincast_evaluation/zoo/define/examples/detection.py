@@ -26,7 +26,7 @@ STRIDES = (4, 8, 16, 32, 64)
 
 
 class Boxes(NamedTuple):
-    """Boxes of an image with what the program keeps beside them."""
+    """Boxes of an image with what the program keeps alongside them."""
 
     corners: torch.Tensor
     scores: torch.Tensor
@@ -40,7 +40,7 @@ def found(mask: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def anchors_of(levels: list[torch.Tensor], images: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Anchors of every level [anchors, 4], and of the last image which of all lie inside it."""
+    """Anchors of every level [anchors, 4], and of the last image which of all are inside it."""
     grids = []
     for level, stride in zip(levels, STRIDES, strict=True):
         down, right = (torch.arange(0, size * stride, stride, device="cuda", dtype=torch.float32)

@@ -212,7 +212,7 @@ def _drawn(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks of the objects that an image's boxes hit, and their classes.
 
-    The polygons lie on the host: the program asks the device for the number of every box's object, one by one, twice.
+    The polygons are on the host: the program asks the device for the number of every box's object, one by one, twice.
     """
     number, _ = matched(objects, corners)
     labels = classes[number.clamp(min=0)].to(torch.int64)

@@ -51,7 +51,7 @@ def _shifted(x: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and two products with ReLU between, each with residual and norm."""
+    """Attention and two GEMMs with ReLU between, each with residual and norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ def cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, 
 
 
 def _compare_tags(rows: int, ways: int) -> KernelCall:
-    """The tags of a set lie side by side; one place comes out."""
+    """The tags of a set are side by side; one place comes out."""
     return INDEX.call(
         "gather",
         "int64",
@@ -113,7 +113,8 @@ def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item
 
 
 def populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:
-    """The launches that fill FBGEMM's cache for these row numbers, of which so many bits and `distinct` rows differ."""
+    """The launches that fill FBGEMM's cache for these row numbers, of which this many bits and `distinct` rows
+    differ."""
     return (
         *radix_sort(indices.numel, bits, 8, 8),
         *prefix_sum(indices),

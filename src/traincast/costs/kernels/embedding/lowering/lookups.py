@@ -16,7 +16,7 @@ from traincast.models.embeddings.load import FIELDS as LOAD_FIELDS
 from traincast.utils.errors import TraincastError
 
 _LARGEST_INDEX = (1 << 63) - 1  # `_coalesce` sorts every bit of its 64-bit keys
-_WHOLE_ROWS_SINCE = (2, 8)  # from here on ATen's index_select copies whole rows, 16 bytes a thread
+_WHOLE_ROWS_SINCE = (2, 8)  # from here on ATen's index_select copies whole rows, 16 bytes per thread
 _FEATURE_KERNEL_INDICES = 3072  # up to here ATen's dense backward needs no sort
 
 
@@ -145,7 +145,7 @@ def read_batched_tables(
     """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given.
 
     `pooling` (lookups per sample) and `access` say how tables differ; without, they share the lookups evenly and rows
-    are wanted alike.
+    are accessed alike.
     """
     dims = read_integers(signature.scalar("dims")) or (weights.shape[-1],) * tables
     rows = read_integers(signature.scalar("rows"))
@@ -188,7 +188,7 @@ def read_described_tables(
 
 
 def _check_load(load: tuple[float, ...]) -> None:
-    """Refuses a load whose numbers contradict each other, up to their rounding by table."""
+    """Rejects a load whose numbers contradict each other, up to their rounding by table."""
     if len(load) != len(LOAD_FIELDS):
         raise TraincastError(f"its load has {len(load)} numbers, not {len(LOAD_FIELDS)}")
     sums = dict(zip(LOAD_FIELDS, load, strict=True))

@@ -27,7 +27,7 @@ def index_call(
     kind: str, elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str
 ) -> KernelCall:
     """A kernel that reads `elements` at random and writes them in order (gather), or reads them in order and adds each
-    to (or writes it at) a random place (scatter); `row_elements` of them lie together."""
+    to (or writes it at) a random place (scatter); `row_elements` of them are together."""
     moved = elements * item_bytes
     return INDEX.call(
         kind,

@@ -1,0 +1,38 @@
+"""A published step of a Transformer: its model, platform and layout as values, for layouts that no option describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.hardware.links import add_default_links
+from traincast.hardware.platform import Platform, load_platform
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.reading import load_transformer
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.predict import predict_parallel
+from traincast.simulator.prediction.result import Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """Which Transformer (built in, described in a file, or itself) is trained where, and how it is laid out."""
+
+    model: str | Transformer
+    on: str | Platform
+    layout: Layout
+    roofline_only: bool = False
+
+    def platform(self) -> Platform:
+        """The platform asked for; a single GPU gets the links usual for it."""
+        return add_default_links(load_platform(self.on) if isinstance(self.on, str) else self.on)
+
+    def transformer(self) -> Transformer:
+        """The model asked for."""
+        return load_transformer(self.model) if isinstance(self.model, str) else self.model
+
+
+def predict_training(request: TrainingRequest) -> Prediction:
+    """The step, simulated."""
+    return predict_parallel(
+        request.transformer(), request.platform(), request.layout, roofline_only=request.roofline_only
+    )

@@ -1,0 +1,87 @@
+"""The page of two traced runs: what changed between them, and both timelines one under the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.app.pages.elements import bar, chart, facts, folded, heading, joined, table
+from traincast.app.pages.measured import PART_WORDS
+from traincast.app.pages.page import Page, Section
+from traincast.app.pages.parts import number_html, step_stack
+from traincast.app.pages.provenance import software_section
+from traincast.app.pages.timelines import timeline_data
+from traincast.app.report.measured_chrome import make_measured_chrome_trace
+from traincast.traces.breakdown import PARTS
+from traincast.traces.replay.compare import Change, TraceComparison, compare_reports
+from traincast.traces.replay.results import TraceReport
+from traincast.utils.display.text import format_milliseconds
+
+
+def against_page(before: TraceReport, after: TraceReport) -> Page:
+    """The page of a traced run (`after`) alongside another (`before`), by the mean steps of their slowest ranks."""
+    compared = compare_reports(before, after)
+    old, new = (rank.linked.trace.path.name for rank in (compared.before, compared.after))
+    sections = [_make_result_section(compared), _why(compared), _timelines(before, after)]
+    sections.append(software_section([("Before", old), ("After", new)]))
+    return Page(title="Two traced runs", subtitle=f"{new} against {old}", sections=sections)
+
+
+def _make_result_section(compared: TraceComparison) -> Section:
+    before, after = compared.step
+    known = [
+        ("Before", f"{format_milliseconds(before)} ms"), ("Change", f"{format_milliseconds(abs(after - before))} ms "
+         f"{'longer' if after > before else 'shorter'} ({after / (before or 1.0) - 1:+.1%})"),
+        ("Kernels a step", f"{compared.before.median_step.kernels:,}, now {compared.after.median_step.kernels:,}"),
+    ]  # fmt: skip
+    html = joined([number_html(after, None, "ms per step, mean, after"), facts(known)])
+    return Section(key="answer", title="How long", html=html)
+
+
+def _why(compared: TraceComparison) -> Section:
+    """Both steps by what they were spent on, and what changed, the largest change first."""
+    stacks = [
+        block
+        for at, word in enumerate(("Before", "After"))
+        for block in (heading(word), step_stack(_parts(compared, at), compared.step[at], word))
+    ]
+    changes = [
+        _changes("what", compared.parts, "The step by what it was spent on"),
+        _changes("family", compared.families, "Kernel time by family"),
+        folded("by op and shape", _changes("op", compared.ops, "Kernel time by op and shape")),
+        folded("on the host", _changes("op", compared.host, "Host time by top-level op")),
+    ]
+    return Section(key="why", title="Why", html=joined([*stacks, heading("What changed"), *changes]))
+
+
+def _parts(compared: TraceComparison, at: int) -> list[tuple[str, float]]:
+    seconds = {change.name: (change.before, change.after)[at] for change in compared.parts}
+    return [(PART_WORDS[name], seconds[name]) for name in PARTS]
+
+
+def _changes(what: str, changes: Sequence[Change], caption: str, most: int = 20) -> str:
+    largest = max((abs(change.change) for change in changes), default=0.0) or 1.0
+    rows = [
+        (
+            f"{PART_WORDS.get(c.name, c.name)} {c.shapes}".strip(),
+            format_milliseconds(c.before),
+            format_milliseconds(c.after),
+            f"{1e3 * c.change:+.3f}",
+            "" if c.share is None else f"{c.share:.0%}",
+            bar(abs(c.change) / largest, 3 if c.change > 0 else 2),
+        )
+        for c in changes[:most]
+    ]
+    header = (what, "before, ms", "after, ms", "change, ms", "of the difference", "")
+    return table(header, rows, right=(1, 2, 3, 4), caption=caption)
+
+
+def _timelines(before: TraceReport, after: TraceReport) -> Section:
+    charts = {
+        key: timeline_data(make_measured_chrome_trace(report), skipped=("replayed",), most=30_000)
+        for key, report in (("timeline-before", before), ("timeline-after", after))
+    }
+    html = joined([
+        heading("Before"), chart("timeline-before", "Timeline before"),
+        heading("After"), chart("timeline-after", "Timeline after"),
+    ])  # fmt: skip
+    return Section(key="timeline", title="Timelines", html=html, charts=charts)

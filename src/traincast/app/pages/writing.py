@@ -1,0 +1,121 @@
+"""Any answer as a page, and the file that it is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from traincast.app.pages.comparison import against_page
+from traincast.app.pages.curves import scaling_page
+from traincast.app.pages.decisions import advice_page, sweep_page, what_if_page, what_if_rows, what_ifs_html
+from traincast.app.pages.elements import joined
+from traincast.app.pages.layouts import plan_page
+from traincast.app.pages.measured import trace_page
+from traincast.app.pages.page import MOST_BYTES, Page, Section, page_html
+from traincast.app.pages.parts import folded_records
+from traincast.app.pages.prediction import prediction_page
+from traincast.app.pages.provenance import software_section
+from traincast.app.pages.sharded import sharding_page
+from traincast.planner.parallelism.plan import Plan
+from traincast.planner.sharding.result import ShardingResult
+from traincast.planner.what_if.advice import Advice
+from traincast.planner.what_if.result import WhatIf
+from traincast.planner.what_if.sweeps.result import SweepResult
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.scaling import ScalingCurve
+from traincast.traces.replay.results import TraceReport
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import format_path
+from traincast.utils.files.writing import write_bytes
+from traincast.utils.results import Result
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WrittenPage(Result):
+    """A page that was written: its `file`, its size in `bytes`, its title and the keys of its sections."""
+
+    file: Path
+    bytes: int
+    title: str
+    sections: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"file": str(self.file), "bytes": self.bytes, "title": self.title, "sections": list(self.sections)}
+
+    def headline(self) -> str:
+        """The file, its size and what is in it."""
+        parts = ", ".join(self.sections)
+        return f"{self.title}\nwrote {format_path(self.file)} ({self.bytes / 1e3:,.0f} kB): {parts}"
+
+
+@runtime_checkable
+class DrawsPage(Protocol):
+    """A result that draws its own page; `price` is dollars of a GPU and hour."""
+
+    def to_page(self, price: float | None) -> Page:
+        """The page."""
+        ...
+
+
+_PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
+    Prediction: prediction_page,
+    TraceReport: trace_page,
+    ScalingCurve: scaling_page,
+    Plan: plan_page,
+    ShardingResult: sharding_page,
+    WhatIf: what_if_page,
+    Advice: advice_page,
+    SweepResult: sweep_page,
+}
+
+
+def page_of(result: Result, price: float | None = None, against: TraceReport | None = None) -> Page:
+    """The page of any answer; `price` is dollars of a GPU and hour, `against` the traced run before. Answers of other
+    distributions draw theirs by `to_page(price)`; those without a page of their own get tables."""
+    if against is not None:
+        if not isinstance(result, TraceReport):
+            raise TraincastError("`against` compares traced runs; give a trace")
+        return against_page(against, result)
+    if price is not None and not 0 <= price < 1e6:
+        raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
+    make = _PAGES.get(type(result))
+    if make is not None:
+        return make(result, price)
+    if isinstance(result, DrawsPage):
+        return result.to_page(price)
+    return _plain_page(result)
+
+
+def with_what_ifs(page: Page, result: Result, price: float | None) -> Page:
+    """The page of a prediction with a few what-ifs below what it costs; other pages as they are."""
+    if not isinstance(result, Prediction) or result.platform.device.is_cpu:  # edits are of GPUs
+        return page
+    added = what_ifs_html(what_if_rows(result, price))
+    title = "What it costs, what if"
+    sections = [
+        replace(section, title=title, html=joined([section.html, added])) if section.key == "money" else section
+        for section in page.sections
+    ]
+    return replace(page, sections=sections)
+
+
+def _plain_page(result: Result) -> Page:
+    title, _, rest = result.headline().partition("\n")
+    html = folded_records(result.records())
+    return Page(title=title, subtitle=rest, sections=[
+        Section(key="answer", title=type(result).__name__, html=html), software_section([])])  # fmt: skip
+
+
+def write_page(page: Page, out: Path) -> WrittenPage:
+    """Writes a page, whole or not at all."""
+    data = page_html(page).encode()
+    if len(data) > MOST_BYTES:
+        raise TraincastError(
+            f"the report would be {len(data) / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; give fewer GPUs or a "
+            "shorter trace"
+        )
+    write_bytes(out, data)
+    return WrittenPage(file=out, bytes=len(data), title=page.title, sections=tuple(s.key for s in page.sections))

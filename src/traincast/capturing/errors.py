@@ -1,0 +1,67 @@
+"""One-line rejections that name the user's own file and line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from traincast.utils.errors import TraincastError
+
+_PACKAGES = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib")
+)  # alongside torch's, not torch's
+_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_NOT_THE_USER = (
+    f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen", "<string>",
+)  # fmt: skip
+
+
+MASK, BRANCH, ITEM = "`assume` mask=SHARE", "`assume` branch=true|false", "`assume` item=NUMBER"
+"""What a user can state instead of values; the same words are keys of `assume` in Python."""
+
+OTHER_PROCESSES = "needs other processes; say how many GPUs there are with `gpus`"
+"""For code of several ranks that is captured as if it were one process."""
+
+
+def find_user_line() -> str:
+    """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _is_internal(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the step function"
+
+
+def find_raised_line(trace: TracebackType | None) -> str:
+    """`FILE:LINE` of the innermost frame of a traceback that is neither torch's nor ours."""
+    for entry in reversed(traceback.extract_tb(trace)):
+        if not _is_internal(entry.filename):
+            return f"{entry.filename}:{entry.lineno}"
+    return "the step function"
+
+
+def _is_internal(filename: str) -> bool:
+    """Whether a file is torch's, ours or the standard library's; packages installed below the latter are not."""
+    standard = filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+    return standard or filename.startswith(_NOT_THE_USER)
+
+
+def reject_values(what: str, remedy: str) -> TraincastError:
+    """For code that needs the values of a tensor that has none."""
+    return TraincastError(
+        f"{find_user_line()}: {what} needs the values of a tensor, and a capture without a GPU has only shapes; "
+        f"{remedy}"
+    )
+
+
+def format_one_line(error: BaseException) -> str:
+    """An exception as one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,161 @@
+"""Products with weights: in the style's arithmetic, with the casts that it needs, and low-rank adapters alongside
+them."""
+
+from __future__ import annotations
+
+from traincast.ir.variants import ROWWISE, TUNED
+from traincast.models.layers.builder import Ref, Scalars
+from traincast.models.transformers.program.communication import Region
+from traincast.models.transformers.program.graph import Gradients, Graph
+
+_NARROW = "float8_e4m3fn"
+_BLOCKS = ("block", "mx")
+"""Scalings whose 8-bit copies serve one direction of contraction only."""
+
+
+def linear(
+    graph: Graph, x: Ref, fan_out: int, *, bias: bool = False, weight: Ref | None = None, narrow: bool = True,
+    adapted: bool = False,
+) -> Ref:  # fmt: skip
+    """`x` [rows, fan_in] times per weight [fan_out, fan_in] of its own, or one that is given; `narrow`: in the style's
+    arithmetic, not in that of activations; `adapted`: with a low-rank adapter alongside it where the style has them."""
+    rows, fan_in = x.shape
+    weight = graph.weight(fan_out, fan_in) if weight is None else weight
+    added = graph.weight(fan_out) if bias else None
+    graph.scope("aten::linear")
+    _cast_weight(graph, weight, narrow=narrow)
+    result = graph.new(rows, fan_out)
+    turned = graph.builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
+    if added is None:
+        _product(graph, x, turned, result, narrow=narrow)
+    else:
+        left, right = (_narrowed(graph, ref) if narrow else ref for ref in (x, turned))
+        scalars = [("beta", 1), ("alpha", 1), *_variant(graph, narrow=narrow)]
+        graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
+    kept, region = x, graph.regions.get(x.tensor)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(rows, fan_in)
+        if region is not None and region.regather is not None:
+            region.regather()
+        _product(graph, grad, graph.builder.add_view(weight, (fan_out, fan_in)), below, narrow=narrow)
+        _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region)
+        if added is not None and graph.wants(added):
+            total = graph.new(1, fan_out)
+            graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
+            graph.accumulate(added, total)
+        return [below]
+
+    saved = [x] if graph.wants(weight) else []
+    graph.node("AddmmBackward0" if bias else "MmBackward0", [x], [result], saved, backward)
+    return _with_adapter(graph, x, result) if adapted and graph.style.adapter_rank else result
+
+
+def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
+    """`result` plus what a low-rank adapter makes of `x`: two narrow GEMMs, a scale and a sum (LoRA).
+
+    Its two matrices are all that is trained; their GEMMs stay in 16 bits.
+    """
+    (rows, fan_in), fan_out, rank = x.shape, result.shape[1], graph.style.adapter_rank
+    down, up = graph.weight(rank, fan_in, adapter=True), graph.weight(fan_out, rank, adapter=True)
+    low, wide, total = graph.new(rows, rank), graph.new(rows, fan_out), graph.new(rows, fan_out)
+    graph.scope("aten::linear")
+    _product(graph, x, graph.builder.add_view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
+    _product(graph, low, graph.builder.add_view(up, (rank, fan_out), (1, rank)), wide, narrow=False)
+    graph.scope("aten::add")
+    graph.fused([result, wide], [total])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        _weight_gradient(graph, up, grad, low, narrow=False)
+        narrow_grad, below = graph.new(rows, rank), graph.new(rows, fan_in)
+        _product(graph, grad, up, narrow_grad, narrow=False)
+        _weight_gradient(graph, down, narrow_grad, x, narrow=False)
+        _product(graph, narrow_grad, down, below, narrow=False)
+        graph.drop(narrow_grad)
+        return [below, grad]
+
+    graph.node("LoraBackward", [x, result], [total], [x, low], backward)
+    graph.drop(low, wide, result)
+    return total
+
+
+def _weight_gradient(
+    graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool, region: Region | None = None
+) -> None:
+    """The product that is a weight's gradient: now, or with its `region`'s."""
+    if graph.wants(weight):
+        module = graph.module
+
+        def write() -> None:
+            graph.module = module
+            _write_weight_gradient(graph, weight, grad, x, narrow=narrow)
+
+        graph.defer(write, [grad, x], region)
+
+
+def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool) -> None:
+    (fan_out, fan_in), rows = weight.shape, grad.shape[0]
+    flipped = graph.builder.add_view(grad, (fan_out, rows), (1, fan_out))
+    update = graph.new(fan_out, fan_in)
+    if narrow and graph.style.precision == "fp8" and graph.style.scaling in _BLOCKS:
+        for operand in (grad, x):
+            _cast_along_tokens(graph, operand)
+    _product(graph, flipped, x, update, narrow=narrow)
+    if graph.style.autocast:
+        wide = graph.new(fan_out, fan_in, dtype="float32")
+        graph.op("aten::_to_copy", [("self", update)], [wide], [("dtype", "float32")])
+        graph.drop(wide)
+    graph.accumulate(weight, update)
+
+
+def _product(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
+    """A GEMM in the style's arithmetic (`narrow`) or that of activations; the 8-bit one includes making 8-bit
+    copies of its left operand."""
+    first, second = (_narrowed(graph, ref) if narrow else ref for ref in (left, right))
+    graph.op("aten::mm", [("self", first), ("mat2", second)], [result], _variant(graph, narrow=narrow))
+
+
+def _variant(graph: Graph, *, narrow: bool) -> Scalars:
+    """Which implementation of a GEMM runs."""
+    style = graph.style
+    by_row = narrow and style.precision == "fp8" and style.scaling == "row"
+    return graph.variant(ROWWISE if by_row else "", TUNED if style.tuned else "")
+
+
+def _narrowed(graph: Graph, ref: Ref) -> Ref:
+    """An operand as the product reads it: in eight bits where those are asked for."""
+    if graph.style.precision != "fp8":
+        return ref
+    spec = ref.spec
+    return graph.builder.add_reinterpreted_view(ref, spec.shape, spec.stride, _NARROW)
+
+
+def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
+    """The copy of a weight that the product reads: of an fp32 one where autocast makes it, or an 8-bit one, made once a
+    micro-batch where it is not kept: its largest value, then a cast."""
+    if graph.style.autocast:
+        rounded = graph.new(*weight.shape)
+        graph.op("aten::_to_copy", [("self", _seen_wide(graph, weight))], [rounded], [("dtype", graph.style.element)])
+        graph.drop(rounded)
+    if graph.style.precision != "fp8" or not narrow or not graph.style.quantised_weights:
+        return
+    largest = graph.new(1, dtype="float32")
+    graph.op("aten::amax", [("self", weight)], [largest])
+    eight_bits = graph.new(*weight.shape, dtype=_NARROW)
+    graph.fused([weight, largest], [eight_bits])
+    graph.drop(largest, eight_bits)
+
+
+def _cast_along_tokens(graph: Graph, operand: Ref) -> None:
+    """An 8-bit copy whose scales run along tokens, for the product that contracts over them."""
+    copied = graph.new(*operand.shape, dtype=_NARROW)
+    graph.fused([operand], [copied])
+    graph.drop(copied)
+
+
+def _seen_wide(graph: Graph, weight: Ref) -> Ref:
+    return graph.builder.add_reinterpreted_view(weight, weight.shape, weight.spec.stride, "float32")

@@ -1,0 +1,125 @@
+"""What the user gives: tables, platform, dense part and plans, from names and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from traincast.hardware.links import add_default_links
+from traincast.hardware.platform import load_platform
+from traincast.models.embeddings.read import load_tables
+from traincast.models.embeddings.table import Table
+from traincast.models.placement.plan import Plan
+from traincast.models.placement.plan_file import load_plans
+from traincast.planner.sharding.result import ShardingResult
+from traincast.planner.sharding.search import rank_plans, search
+from traincast.planner.sharding.task import Task, make_task
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.tables import load_dense, typed_tables
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import read_document
+from traincast.utils.parallel.where import SEARCH, Workers
+
+TORCHREC = "TorchRec's plan"
+"""The name of the plan that TorchRec's planner makes."""
+_TORCHREC_SECONDS = 60  # its planner is asked to stop after this long
+
+
+def shard(
+    tables: str,
+    *,
+    on: str,
+    gpus: int,
+    batch_size: int,
+    dtype: str | None = None,
+    dense: Path | None = None,
+    candidates: Path | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    torchrec: bool = True,
+    workers: Workers = SEARCH,
+    progress: Callable[[float], None] = lambda _: None,
+) -> ShardingResult:
+    """Searches for the plan with the fastest step, or ranks the plans of the file `candidates`; `workers` walk them."""
+    if time_limit is not None and not time_limit >= 0:
+        raise TraincastError(f"`time_limit={time_limit:g}`; give seconds, 0 or more")
+    if seed < 0:
+        raise TraincastError(f"`seed={seed}`; give an integer, 0 or more")
+    scenario = Scenario(
+        workload=tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype,  # type: ignore[arg-type]
+        dense=None if dense is None else str(dense),
+    )  # fmt: skip
+    task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
+    notes = assumed_links(task)
+    if candidates is not None:
+        result = rank_plans(task, load_candidates(candidates, task), workers=workers, progress=progress)
+    else:
+        rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
+        limit = float("inf") if time_limit is None else time_limit
+        result = search(task, seed=seed, time_limit=limit, rivals=rivals, workers=workers, progress=progress)
+    return replace(result, notes=(*result.notes, *notes), scenario=scenario)
+
+
+def load_task(
+    tables: str, *, on: str, gpus: int, batch_size: int, dtype: str | None = None, dense: Path | None = None
+) -> Task:
+    """A task from what the command line was given; `dtype` replaces that of all tables."""
+    to_place = _tables(tables)
+    to_place = typed_tables(to_place, dtype)
+    platform = add_default_links(load_platform(on))
+    part = None if dense is None else load_dense(dense)
+    return make_task(to_place, platform, gpus=gpus, batch_size=batch_size, dense=part)
+
+
+def assumed_links(task: Task) -> list[str]:
+    """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
+    return [task.platform.assumed] if task.platform.assumed and task.gpus > 1 else []
+
+
+def _tables(source: str) -> tuple[Table, ...]:
+    if source.endswith(".json"):
+        from traincast.planner.torchrec.tables import load_tables_json
+
+        return load_tables_json(Path(source)).tables
+    return load_tables(source)
+
+
+def load_candidates(path: Path, task: Task) -> dict[str, Plan]:
+    """The plans of a file by name: ours, or one of TorchRec's."""
+    content = read_document(path)
+    ours = isinstance(content, Mapping) and ({"plans"} == set(content) or "world_size" in content)
+    if ours or path.suffix != ".json":
+        return load_plans(path)
+    from traincast.planner.torchrec.plans import load_plan
+
+    return {path.stem: load_plan(path, task.tables, world_size=task.gpus, gpus_per_node=task.gpus_per_node)}
+
+
+def torchrec_plan_json(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
+    """A plan as TorchRec's; modules are those of a TorchRec description, else one for all tables."""
+    from traincast.planner.torchrec.plans import plan_to_json
+    from traincast.planner.torchrec.tables import default_modules, load_tables_json
+
+    described = tables.endswith(".json")
+    modules = load_tables_json(Path(tables)).modules if described else default_modules(task.tables)
+    return plan_to_json(plan, task.tables, gpus_per_node=task.gpus_per_node, modules=modules)
+
+
+def torchrec_rival(task: Task, time_limit: float | None, notes: list[str]) -> dict[str, Plan]:
+    """The plan that TorchRec's planner makes, where it is installed; else a note says why there is none."""
+    if find_spec("torchrec") is None:
+        notes.append(
+            "TorchRec is not installed: its plan is not among those compared (pip install 'traincast[torchrec]')"
+        )
+        return {}
+    from traincast.planner.torchrec.planner import torchrec_plan
+
+    seconds = _TORCHREC_SECONDS if time_limit is None else max(1, min(_TORCHREC_SECONDS, round(time_limit)))
+    try:
+        return {TORCHREC: torchrec_plan(task, timeout_seconds=seconds)}
+    except TraincastError as error:
+        notes.append(f"TorchRec's plan is not among those compared: {error}")
+        return {}

@@ -1,0 +1,263 @@
+"""The simulation over many ranks: every rank's host threads and streams, tied together where kernels meet.
+
+A collective starts on each rank when its stream comes to it, and ends on all of them when the last one has arrived and
+the collective is done. A block of a rank's step is simulated as soon as all it needs is known, so that independent
+communicators and messages in opposite directions overlap, and what can never be known is a deadlock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from traincast.simulator.blocks import BlockKind, cut
+from traincast.simulator.clocks import Clocks
+from traincast.simulator.rank_group import ALL, GroupSimulation, RankGroup, Rows
+from traincast.utils.arrays import FloatArray, IntArray
+from traincast.utils.errors import TraincastError
+
+__all__ = [
+    "CollectiveIndex",
+    "Collectives",
+    "Deadlock",
+    "GroupSimulation",
+    "RankGroup",
+    "WaitingLaunch",
+    "simulate_ranks",
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Collectives:
+    """Which launches are one collective: one entry per launch that takes part, and `seconds` per collective.
+
+    Launch `instruction` of rank `row` of rank group `group` takes part in collective `collective`, which ends on all
+    its members `seconds[meeting]` after the last of them started. A rank group's ranks have their collectives at the
+    same instructions.
+    """
+
+    collective: IntArray
+    group: IntArray
+    row: IntArray
+    instruction: IntArray
+    seconds: FloatArray
+
+    @staticmethod
+    def none() -> Collectives:
+        """Nobody meets anybody."""
+        empty = np.empty(0, dtype=np.int64)
+        return Collectives(empty, empty, empty, empty, np.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLaunch:
+    """A launch that waits for ever: entry `entry` of the collectives, and the entries that never arrive."""
+
+    entry: int
+    missing: tuple[int, ...]
+
+
+class Deadlock(TraincastError):
+    """Ranks wait for each other for ever. `waiting` are the launches that arrived, in order of their entries."""
+
+    def __init__(self, waiting: tuple[WaitingLaunch, ...]) -> None:
+        super().__init__(f"{len(waiting)} collectives wait for ranks that never arrive")
+        self.waiting = waiting
+
+
+class CollectiveIndex:
+    """The collectives of rank groups, prepared for walks: which blocks they are, and who takes part in each."""
+
+    def __init__(self, groups: Sequence[RankGroup], collectives: Collectives) -> None:
+        self.meetings, self.sizes = collectives, [group.size for group in groups]
+        places = [np.unique(collectives.instruction[collectives.group == number]) for number in range(len(groups))]
+        self.blocks = [cut(c.schedule, tuple(met.tolist())) for c, met in zip(groups, places, strict=True)]
+        self.count = np.bincount(collectives.collective, minlength=len(collectives.seconds))
+
+    @cached_property
+    def together(self) -> dict[int, int] | None:
+        """Block -> collective, if there is one rank group and all its ranks meet at one instruction every time; else
+        None."""
+        m = self.meetings
+        if len(self.sizes) != 1 or np.any(self.count != self.sizes[0]):
+            return None
+        first = np.zeros(len(self.count), dtype=np.int64)
+        first[m.collective] = m.instruction
+        if np.any(first[m.collective] != m.instruction):
+            return None
+        return {self.blocks[0].meetings[int(i)]: collective for collective, i in enumerate(first.tolist())}
+
+    @cached_property
+    def block(self) -> IntArray:
+        """The block of every entry."""
+        places = zip(self.meetings.group.tolist(), self.meetings.instruction.tolist(), strict=True)
+        return np.array([self.blocks[group].meetings[i] for group, i in places], dtype=np.int64)
+
+    @cached_property
+    def members(self) -> list[IntArray]:
+        """The entries of every collective, in order of rank group, block and row."""
+        m = self.meetings
+        order = np.lexsort((m.row, self.block, m.group, m.collective))
+        return np.split(order, np.cumsum(self.count)[:-1])
+
+    @cached_property
+    def entry(self) -> dict[tuple[int, int], IntArray]:
+        """The entry of every rank of a rank group at each of its collectives, by rank group and block."""
+        table = {
+            (group, block): np.full(self.sizes[group], -1, dtype=np.int64)
+            for group, blocks in enumerate(self.blocks)
+            for block in blocks.meetings.values()
+        }
+        entries = np.arange(len(self.block))
+        for part in _split(entries, self.keys(entries)):
+            table[int(self.meetings.group[part[0]]), int(self.block[part[0]])][self.meetings.row[part]] = part
+        if any(bool(np.any(entries < 0)) for entries in table.values()):
+            raise AssertionError("the ranks of a rank group must have their collectives at the same instructions")
+        return table
+
+    def keys(self, entries: IntArray) -> IntArray:
+        """A number for the rank group and block of entries."""
+        most = max(len(blocks.blocks) for blocks in self.blocks)
+        return np.asarray(self.meetings.group[entries] * most + self.block[entries])
+
+
+def simulate_ranks(
+    groups: Sequence[RankGroup],
+    collectives: Collectives,
+    *,
+    gap: float = 0.0,
+    clocks: Sequence[Sequence[Clocks]] | None = None,
+    index: CollectiveIndex | None = None,
+    like: Sequence[GroupSimulation] | None = None,
+    kernel_seconds: Sequence[FloatArray] | None = None,
+) -> list[GroupSimulation]:
+    """Executes the instructions of all rank groups from their `clocks` (default: idle at 0).
+
+    `gap` is the time in seconds between kernels queued in one stream. Raises `Deadlock` on a deadlock. Simulates of the
+    same rank groups may share an `index`, take from one `like` them what cannot have changed, and have `kernel_seconds`
+    (see `GroupSimulation`) in place of the rank groups' own.
+    """
+    index = index or CollectiveIndex(groups, collectives)
+    simulations = []
+    for number, group in enumerate(groups):
+        begin = clocks[number] if clocks else [Clocks.at_zero(group.schedule, gap)] * group.size
+        earlier, kernels = like[number] if like else None, kernel_seconds[number] if kernel_seconds else None
+        simulations.append(GroupSimulation(group, index.blocks[number], begin, gap, earlier, kernels))
+    if len(collectives.collective) and index.together is None:
+        _Dataflow(simulations, index).run()
+        return simulations
+    for simulation in simulations:
+        _in_order(simulation, collectives.seconds, index.together or {})
+    return simulations
+
+
+def _in_order(simulation: GroupSimulation, seconds: FloatArray, collectives: dict[int, int]) -> None:
+    """Simulates ranks that meet nobody, or always all of each other: blocks can be taken in their order."""
+    for number, block in enumerate(simulation.blocks.blocks):
+        simulation.run(block, ALL)
+        if block.kind == BlockKind.MEETING:
+            simulation.values[block.begin] = simulation.starts[block.first].max() + seconds[collectives[number]]
+
+
+class _Dataflow:
+    """Simulates blocks of several rank groups as what they need becomes known."""
+
+    def __init__(self, simulations: list[GroupSimulation], index: CollectiveIndex) -> None:
+        self.walks, self.agenda, self.meetings = simulations, index, index.meetings
+        # what each block of each rank group still needs: one number while all ranks agree, else one per rank
+        self.needs: list[list[int | IntArray]] = [list(blocks.needs) for blocks in index.blocks]
+        self.queue: list[tuple[int, int]] = []  # (block, rank group): earliest first, so that ranks stay side by side
+        self.ready: dict[tuple[int, int], list[Rows]] = {}
+        self.missing = index.count.copy()
+        self.last = np.full(len(self.missing), -np.inf)
+
+    def run(self) -> None:
+        for group, simulation in enumerate(self.walks):
+            for block, needs in enumerate(simulation.blocks.needs):
+                if needs == 0:
+                    self._push(group, block, ALL)
+        while self.queue:
+            block, group = heapq.heappop(self.queue)
+            simulation = self.walks[group]
+            parts = self.ready.pop((block, group))
+            rows = parts[0] if len(parts) == 1 else self._union(parts, simulation.group.size)
+            simulation.run(simulation.blocks.blocks[block], rows)
+            if simulation.blocks.blocks[block].kind == BlockKind.MEETING:
+                self._arrive(group, block, rows)
+            else:
+                self._finish(group, block, rows)
+        if np.any(self.missing > 0):
+            raise self._stuck()
+
+    def _push(self, group: int, block: int, rows: Rows) -> None:
+        key = (block, group)
+        if key not in self.ready:
+            heapq.heappush(self.queue, key)
+            self.ready[key] = []
+        self.ready[key].append(rows)
+
+    @staticmethod
+    def _union(parts: list[Rows], size: int) -> Rows:
+        rows = np.concatenate([part for part in parts if not isinstance(part, slice)])
+        return ALL if len(rows) == size else rows
+
+    def _finish(self, group: int, block: int, rows: Rows) -> None:
+        """What needed this block needs one thing less."""
+        needs = self.needs[group]
+        for successor in self.walks[group].blocks.successors[block]:
+            count = needs[successor]
+            if isinstance(count, int) and isinstance(rows, slice):
+                needs[successor] = count - 1
+                if count == 1:
+                    self._push(group, successor, ALL)
+                continue
+            if isinstance(count, int):
+                count = needs[successor] = np.full(self.walks[group].group.size, count, dtype=np.int64)
+            count[rows] -= 1
+            done = np.flatnonzero(count == 0) if isinstance(rows, slice) else rows[count[rows] == 0]
+            if len(done):
+                self._push(group, successor, ALL if len(done) == len(count) else done)
+
+    def _arrive(self, group: int, block: int, rows: Rows) -> None:
+        """Ranks have come to a collective; whichever collectives are complete end."""
+        collective = self.meetings.collective[self.agenda.entry[group, block][rows]]
+        simulation = self.walks[group]
+        np.maximum.at(self.last, collective, simulation.starts[simulation.blocks.blocks[block].first, rows])
+        np.subtract.at(self.missing, collective, 1)
+        complete = np.unique(collective[self.missing[collective] == 0])
+        if len(complete):
+            entries = np.concatenate([self.agenda.members[m] for m in complete.tolist()])
+            for part in _split(entries, self.agenda.keys(entries)):
+                self._end(part)
+
+    def _end(self, entries: IntArray) -> None:
+        """Ends a collective for the ranks of one rank group at one instruction."""
+        m = self.meetings
+        group, block, rows = int(m.group[entries[0]]), int(self.agenda.block[entries[0]]), m.row[entries]
+        simulation = self.walks[group]
+        every: Rows = ALL if len(rows) == simulation.group.size else rows
+        collective = m.collective[entries]
+        simulation.values[simulation.blocks.blocks[block].begin, rows] = self.last[collective] + m.seconds[collective]
+        self._finish(group, block, every)
+
+    def _stuck(self) -> Deadlock:
+        arrived = np.zeros(len(self.meetings.collective), dtype=bool)
+        for (group, block), entries in self.agenda.entry.items():
+            arrived[entries] = np.asarray(self.needs[group][block]) == 0
+        waiting = []
+        for entry in np.flatnonzero(arrived & (self.missing[self.meetings.collective] > 0)).tolist():
+            members = self.agenda.members[self.meetings.collective[entry]]
+            waiting.append(WaitingLaunch(entry, tuple(sorted(members[~arrived[members]].tolist()))))
+        return Deadlock(tuple(waiting))
+
+
+def _split(entries: IntArray, keys: IntArray) -> list[IntArray]:
+    """Entries of equal keys together."""
+    if np.all(keys == keys[0]):
+        return [entries]
+    order = np.argsort(keys, kind="stable")
+    return np.split(entries[order], np.flatnonzero(np.diff(keys[order])) + 1)

@@ -1,0 +1,113 @@
+"""What a step is made of, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from traincast.ir.program import Memory, peak_memory
+from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.prediction.step import StepSimulation
+from traincast.simulator.rank_group import GroupSimulation
+from traincast.simulator.timeline import compute_covered_seconds
+from traincast.utils.arrays import FloatArray
+
+_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """One step of the ranks that do the same. Times are seconds.
+
+    `exposed_comm` is the time in which the device only exchanges data or waits for others to; `waiting` the part of
+    its collectives in which a rank was there and others were not; `compute` the time in which other kernels run.
+    `memory` is the peak on its device.
+    """
+
+    ranks: tuple[int, ...]
+    iteration: float
+    device_active: float
+    device_idle: float
+    compute: float
+    host: float
+    exposed_comm: float
+    waiting: float
+    memory: Memory
+
+
+@lru_cache(maxsize=8)  # each holds a whole step
+def _memory(instructions: StepInstructions) -> list[Memory]:
+    """Peak memory of every program."""
+    return [peak_memory(program) for program in instructions.programs]
+
+
+def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
+    """One result a class of ranks."""
+    tables = [_Totals(simulated, group, simulation) for group, simulation in enumerate(simulated.walks)]
+    held = _memory(simulated.instructions)
+    fullest = [held[program] for program in simulated.classes.program]
+    for c, memory in zip(simulated.classes.of, held, strict=True):
+        # ranks that take the same time need not hold the same
+        fullest[c] = max(fullest[c], memory, key=lambda one: one.peak_bytes)
+    return tuple(
+        tables[group].answer(row, ranks, memory)
+        for (group, row), ranks, memory in zip(simulated.place, simulated.ranks, fullest, strict=True)
+    )
+
+
+class _Totals:
+    """Totals of all ranks of a rank group."""
+
+    def __init__(self, simulated: StepSimulation, number: int, simulation: GroupSimulation) -> None:
+        self.seconds = simulation.latest() - simulated.previous[number]
+        self.host = simulation.group.host_seconds.sum(axis=1)
+        exchanges = np.zeros(len(simulation.blocks.launch_order), dtype=np.bool_)
+        exchanges[[simulation.blocks.blocks[block].first for block in simulation.blocks.meetings.values()]] = True
+        met = exchanges.copy()
+        exchanges[simulation.group.transfer_launches(simulation.blocks)] = True
+        self.active = compute_covered_seconds(simulation.starts.T, simulation.ends.T)
+        self.compute = self.active
+        self.waiting: FloatArray = np.zeros(simulation.group.size)
+        if exchanges.any():
+            self.compute = compute_covered_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
+            m = simulated.meetings
+            mine = m.group == number
+            exchanging = np.bincount(
+                m.row[mine], weights=m.seconds[m.collective[mine]], minlength=simulation.group.size
+            )
+            self.waiting = (simulation.ends - simulation.starts)[met].sum(axis=0) - exchanging
+
+    def answer(self, row: int, ranks: tuple[int, ...], memory: Memory) -> RankResult:
+        """One rank's, which stands for `ranks`."""
+        seconds, active, compute = (float(column[row]) for column in (self.seconds, self.active, self.compute))
+        return RankResult(
+            ranks=ranks,
+            iteration=seconds,
+            device_active=active,
+            device_idle=max(seconds - active, 0.0),
+            compute=compute,
+            host=float(self.host[row]),
+            exposed_comm=active - compute,
+            waiting=max(float(self.waiting[row]), 0.0),
+            memory=memory,
+        )
+
+
+def imbalance(results: Sequence[RankResult]) -> float:
+    """How much longer the busiest rank computes than the mean, as a share of the mean."""
+    compute = np.array([result.compute for result in results])
+    mean = float(np.average(compute, weights=[len(result.ranks) for result in results]))
+    return float(compute.max()) / mean - 1.0 if mean > 0 else 0.0
+
+
+def slowest_class(simulated: StepSimulation, results: tuple[RankResult, ...]) -> int:
+    """The class of ranks that the others wait for: of those done last, the one that waited least. Of the stages of a
+    pipeline, which are done one after the other, the one that computes longest."""
+    if any(exchange.replicated for calls in simulated.instructions.calls for exchange in calls.exchange[:1]):
+        return max(range(len(results)), key=lambda c: results[c].compute)
+    latest = simulated.class_latest()
+    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * simulated.seconds)
+    return int(min(last.tolist(), key=lambda c: results[c].waiting))
