@@ -174,7 +174,7 @@ def test_a_large_model_has_a_timeline_of_every_stage() -> None:
 
 def test_gradients_are_reduced_in_larger_buckets_where_more_ranks_share_a_ring() -> None:
     def reductions(gpus: int) -> int:
-        layout = completed(Layout(gpus=gpus, global_batch=gpus, sharding="zero1"), SMALL)
+        layout = complete_layout(Layout(gpus=gpus, global_batch=gpus, sharding="zero1"), SMALL)
         (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
         names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
         return names.count("c10d::_reduce_scatter_base_")
@@ -207,7 +207,7 @@ def test_collectives_hide_beside_the_kernels_of_a_layer_both_ways(model, options
 
 def test_tensor_parallel_functions_of_megatron_cost_the_host_of_one_rank_too() -> None:
     def scopes(kernels: str) -> set[str]:
-        layout = completed(Layout(gpus=1, kernels=kernels), SMALL)
+        layout = complete_layout(Layout(gpus=1, kernels=kernels), SMALL)
         (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
         return {program.names[n] for n in program.columns.scope_name.tolist()}
 
