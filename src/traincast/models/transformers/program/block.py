@@ -59,7 +59,7 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
     element = x.spec.nbytes // max(1, x.spec.numel)
     whole = float(shard.tokens * width * element)
     if shard.sequence:
-        _communicate(graph, "all_gather", whole * groups.token_bytes / element, x)
+        _communicate(graph, "all_gather", _on_the_wire(graph, whole), x)
     if summed and groups.overlap_tp == "all":
         graph.begin_until_next(_sum_kind(shard), group, whole * groups.hidden_tp, x)
     result = graph.builder.add_view(x, (shard.tokens, width))
@@ -70,9 +70,9 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
     def regather() -> None:
         region.regather = None
         if overlaps:
-            arrived.append(graph.begin("all_gather", group, whole, x))
+            arrived.append(graph.begin("all_gather", group, _on_the_wire(graph, whole), x))
         else:
-            graph.collective("all_gather", group, whole, x)
+            graph.collective("all_gather", group, _on_the_wire(graph, whole), x)
 
     region.regather = regather if shard.sequence and graph.training else None
 
@@ -102,6 +102,11 @@ def _write_weights(graph: Graph, region: Region, arrived: list[int]) -> None:
     for write in region.late:
         write()
     region.late.clear()
+
+
+def _on_the_wire(graph: Graph, nbytes: float) -> float:
+    """Bytes of tokens, or of their gradients, that ranks gather: torchao casts both to 8 bits before."""
+    return nbytes / 2 if graph.groups.token_bytes == 1 else nbytes
 
 
 def _sum_kind(shard: Shard) -> str:
@@ -137,7 +142,7 @@ def scattered(graph: Graph, x: Ref, shard: Shard, *, begun: bool = False) -> Ref
         (grad,) = grads
         assert grad is not None
         if shard.sequence:
-            _communicate(graph, "all_gather", whole, grad)
+            _communicate(graph, "all_gather", _on_the_wire(graph, whole), grad)
         return [graph.builder.add_view(grad, (before, width))]
 
     graph.node("ScatterBackward", [x], [result], [], backward)
