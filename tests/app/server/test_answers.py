@@ -74,7 +74,7 @@ def test_the_state_of_the_page_is_its_address(client):
     assert '<option value="resnet50" selected>' in html
     assert '<option value="h100" selected>' in html
     assert 'name="batch_size" value="64"' in html
-    assert "<details open><summary>Parallelism of" in html
+    assert "<details open><summary>Parallelism" in html
 
 
 def test_what_the_address_says_is_escaped(client):
