@@ -170,3 +170,46 @@ def test_a_large_model_has_a_timeline_of_every_stage() -> None:
     for c in range(4):
         times = result.walk.timeline(c).times
         assert np.all(times.kernel_end >= times.kernel_start)
+
+
+def test_gradients_are_reduced_in_larger_buckets_where_more_ranks_share_a_ring() -> None:
+    def reductions(gpus: int) -> int:
+        layout = complete_layout(Layout(gpus=gpus, global_batch=gpus, sharding="zero1"), SMALL)
+        (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
+        names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
+        return names.count("c10d::_reduce_scatter_base_")
+
+    # Given ten parts of 65 to 67 million weights: one fills a bucket of 40 million, two one of 128 million
+    # When gradients are reduced, then fewer and larger collectives carry them
+    assert reductions(8) == 10  # eight layers, embedding and head
+    assert reductions(128) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "switch", "group"),
+    [
+        (SMALL, {"gpus": 8, "tp": 8}, {"overlap_tp": "all"}, "tp"),
+        (MIXTURE, {"gpus": 8, "ep": 8, "kernels": "graph"}, {"overlap_ep": True}, "ep"),
+    ],
+)
+def test_collectives_hide_beside_the_kernels_of_a_layer_both_ways(model, options, switch, group) -> None:
+    # Given one layout whose collectives nothing overlaps with, and one where kernels run beside them
+    waits, hides = (
+        predict_parallel(model, NODE, Layout(micro_batch=4, **(options | {"overlap_tp": "none"} | more)))
+        for more in ({}, switch)
+    )
+
+    # Then most of their time no longer shows
+    assert waits.parallel is not None and hides.parallel is not None
+    assert hides.parallel.exposed.get(group, 0.0) < 0.35 * waits.parallel.exposed[group]
+    assert hides.iteration < waits.iteration
+
+
+def test_tensor_parallel_functions_of_megatron_cost_the_host_of_one_rank_too() -> None:
+    def scopes(kernels: str) -> set[str]:
+        layout = complete_layout(Layout(gpus=1, kernels=kernels), SMALL)
+        (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
+        return {program.names[n] for n in program.columns.scope_name.tolist()}
+
+    assert {"GatherBackward", "ScatterBackward"} <= scopes("fused")
+    assert not {"GatherBackward", "ScatterBackward"} & scopes("eager")

@@ -37,6 +37,7 @@ from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray
 
 _BUCKET_ELEMENTS = 40e6  # of gradients that are reduced together: Megatron's default
+_BUCKET_PER_RANK = 1e6  # at least, of each data-parallel rank: a ring over many ranks would only wait for latencies
 _GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
 _KEPT = ("aten::_flash_attention_forward", "aten::_softmax")
 """Ops besides GEMMs whose results every way of checkpointing but the full one keeps."""
@@ -70,7 +71,7 @@ class StageProgram:
         self._units: dict[tuple[int, int, int], Unit] = {}
         self._gathered: set[tuple[int, int]] = set()
         self._waiting: list[tuple[int, float, float]] = []  # gradients of (event) that wait for a full bucket
-        self._buckets: list[int] = []
+        self._bucket = max(_BUCKET_ELEMENTS, _BUCKET_PER_RANK * layout.dp * layout.cp)
         self._parameter_events: dict[tuple[int, int], int] = {}
 
     def write(self, turns: Sequence[Turn]) -> Columns:
@@ -165,10 +166,10 @@ class StageProgram:
             self._emit(self.snippets.reduce(part.trained_dense, part.trained_sparse))
         elif last:
             self._waiting.append((self._event(chunk, number), part.trained_dense, part.trained_sparse))
-            if self.layout.overlap_gradients and self._bucket_size() >= _BUCKET_ELEMENTS:
+            if self.layout.overlap_gradients and self._waiting_elements() >= self._bucket:
                 self._reduce_bucket()
 
-    def _bucket_size(self) -> float:
+    def _waiting_elements(self) -> float:
         return sum(dense + sparse for _, dense, sparse in self._waiting)
 
     def _reduce_bucket(self) -> None:
@@ -185,7 +186,7 @@ class StageProgram:
         for index, (chunk, number, part) in enumerate(every):
             dense, sparse = dense + part.trained_dense, sparse + part.trained_sparse
             keys.append((chunk, number))
-            if dense + sparse >= _BUCKET_ELEMENTS or index + 1 == len(every):
+            if dense + sparse >= self._bucket or index + 1 == len(every):
                 self._emit(self.snippets.gather_updated(dense, sparse, event))
                 self._parameter_events[keys[0]] = event
                 event, dense, sparse, keys = event + 1, 0.0, 0.0, []

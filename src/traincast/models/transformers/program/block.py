@@ -22,18 +22,20 @@ def block(
     for _ in range(2 if crossed else 1):
         graph.module = "attention"
         normed = norm(graph, x, model.norm, bias=model.bias)
-        mixed = attention(graph, gathered(graph, normed, shard), model, shard, window=window, causal=causal)
+        inside = gathered(graph, normed, shard, summed=True)
+        mixed = attention(graph, inside, model, shard, window=window, causal=causal)
         graph.drop(normed)
-        x = add(graph, x, scattered(graph, mixed, shard))
+        x = add(graph, x, scattered(graph, mixed, shard, begun=True))
     graph.module = "experts" if experts else "feed_forward"
     normed = norm(graph, x, model.norm, bias=model.bias)
     if experts:
         changed = _shared_experts(graph, normed, model, shard)
         graph.drop(normed)
         return add(graph, x, changed)
-    changed = feed_forward(graph, gathered(graph, normed, shard), model, max(1, model.ffn // shard.tp))
+    inside = gathered(graph, normed, shard, summed=True)
+    changed = feed_forward(graph, inside, model, max(1, model.ffn // shard.tp))
     graph.drop(normed)
-    return add(graph, x, scattered(graph, changed, shard))
+    return add(graph, x, scattered(graph, changed, shard, begun=True))
 
 
 def _shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard) -> Ref:
@@ -41,22 +43,25 @@ def _shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard)
     if shard.etp == 1 or graph.groups.tp is None:
         return mixture(graph, normed, model, shard)
     group, whole = graph.groups.tp, float(shard.tokens * normed.shape[1] * 2)
-    ways = ("all_gather", whole), ("reduce_scatter", whole)
+    ways = [("all_gather", whole)], [("reduce_scatter", whole)]
     inside = graph.communicated(normed, group, *ways, beside=False)
     return graph.communicated(mixture(graph, inside, model, shard), group, *reversed(ways), beside=False)
 
 
-def gathered(graph: Graph, x: Ref, shard: Shard) -> Ref:
+def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref:
     """All tokens of the micro-batch where each rank held a part: gathered forward, summed and scattered backward.
-    Without sequence parallelism every rank has them all, and sums gradients backward."""
+    Without sequence parallelism every rank has them all, and sums gradients backward. `summed`: `scattered` follows;
+    the GEMM before that hides a part of its collective, which therefore begins here."""
     if shard.tp == 1 or graph.groups.tp is None:
-        return _seen(graph, x, shard.tokens) if shard.sequence and shard.tp > 1 else x
+        return _alone(graph, x, shard, shard.tokens, "GatherBackward")
     group, groups = graph.groups.tp, graph.groups
     rows, width = x.shape
     element = x.spec.nbytes // max(1, x.spec.numel)
     whole = float(shard.tokens * width * element)
     if shard.sequence:
-        _communicate(graph, "all_gather", whole * groups.token_bytes / element, x)
+        _communicate(graph, "all_gather", _on_the_wire(graph, whole), x)
+    if summed and groups.overlap_tp == "all":
+        graph.begin_until_next(_sum_kind(shard), group, whole * groups.hidden_tp, x)
     result = graph.builder.add_view(x, (shard.tokens, width))
     region = graph.regions[result.tensor] = Region()
     overlaps = groups.overlap_tp != "none" and graph.training
@@ -65,16 +70,16 @@ def gathered(graph: Graph, x: Ref, shard: Shard) -> Ref:
     def regather() -> None:
         region.regather = None
         if overlaps:
-            arrived.append(graph.begin("all_gather", group, whole, x))
+            arrived.append(graph.begin("all_gather", group, _on_the_wire(graph, whole), x))
         else:
-            graph.collective("all_gather", group, whole, x)
+            graph.collective("all_gather", group, _on_the_wire(graph, whole), x)
 
     region.regather = regather if shard.sequence and graph.training else None
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        kind = "reduce_scatter" if shard.sequence else "all_reduce"
+        kind = _sum_kind(shard)
         if overlaps:
             graph.settle()
             done = graph.begin(kind, group, whole, grad)
@@ -99,40 +104,59 @@ def _write_weights(graph: Graph, region: Region, arrived: list[int]) -> None:
     region.late.clear()
 
 
-def _communicate(graph: Graph, kind: str, nbytes: float, ref: Ref) -> None:
-    """A tensor-parallel collective: kernels wait for it, or where GEMMs run in parts for its first part only."""
+def _on_the_wire(graph: Graph, nbytes: float) -> float:
+    """Bytes of tokens, or of their gradients, that ranks gather: torchao casts both to 8 bits before."""
+    return nbytes / 2 if graph.groups.token_bytes == 1 else nbytes
+
+
+def _sum_kind(shard: Shard) -> str:
+    return "reduce_scatter" if shard.sequence else "all_reduce"
+
+
+def _communicate(graph: Graph, kind: str, nbytes: float, ref: Ref, *, begun: bool = False) -> None:
+    """A tensor-parallel collective: kernels wait for it, or where GEMMs run in parts for one part only, the first or
+    (`begun`: the others have run beside the GEMM) the last."""
     groups = graph.groups
     assert groups.tp is not None
     if groups.overlap_tp != "all":
         graph.collective(kind, groups.tp, nbytes, ref)
         return
     graph.settle()
-    graph.begin_until_next(kind, groups.tp, nbytes * groups.hidden_tp, ref)
+    if not begun:
+        graph.begin_until_next(kind, groups.tp, nbytes * groups.hidden_tp, ref)
     if groups.hidden_tp < 1:
         write_collective(graph.builder, kind, groups.tp, nbytes * (1 - groups.hidden_tp), ref)
 
 
-def scattered(graph: Graph, x: Ref, shard: Shard) -> Ref:
-    """The sum over tensor-parallel ranks: each keeps its own tokens, or (without sequence parallelism) all of them."""
+def scattered(graph: Graph, x: Ref, shard: Shard, *, begun: bool = False) -> Ref:
+    """The sum over tensor-parallel ranks: each keeps its own tokens, or (without sequence parallelism) all of them.
+    `begun`: `gathered` has begun it."""
     if shard.tp == 1 or graph.groups.tp is None:
-        return _seen(graph, x, shard.rows) if shard.sequence and shard.tp > 1 else x
+        return _alone(graph, x, shard, shard.rows, "ScatterBackward")
     before, width = x.shape
     whole = float(x.spec.nbytes)
-    _communicate(graph, "reduce_scatter" if shard.sequence else "all_reduce", whole, x)
+    _communicate(graph, _sum_kind(shard), whole, x, begun=begun)
     result = graph.builder.add_view(x, (shard.rows, width))
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         if shard.sequence:
-            _communicate(graph, "all_gather", whole, grad)
+            _communicate(graph, "all_gather", _on_the_wire(graph, whole), grad)
         return [graph.builder.add_view(grad, (before, width))]
 
     graph.node("ScatterBackward", [x], [result], [], backward)
     return result
 
 
-def _seen(graph: Graph, x: Ref, rows: int) -> Ref:
+def _alone(graph: Graph, x: Ref, shard: Shard, rows: int, node: str) -> Ref:
+    """What a collective makes where nothing is exchanged. Megatron also calls its function where one rank is alone."""
+    if shard.sequence and shard.tp > 1:
+        return _seen(graph, x, rows)
+    return _seen(graph, x, rows, node) if graph.style.tuned else x
+
+
+def _seen(graph: Graph, x: Ref, rows: int, node: str = "ViewBackward0") -> Ref:
     """The same tensor with another number of rows; ranks keep their own part only."""
     before, width = x.shape
     result = graph.builder.add_view(x, (rows, width))
@@ -142,7 +166,7 @@ def _seen(graph: Graph, x: Ref, rows: int) -> Ref:
         assert grad is not None
         return [graph.builder.add_view(grad, (before, width))]
 
-    graph.node("ViewBackward0", [x], [result], [], backward)
+    graph.node(node, [x], [result], [], backward)
     return result
 
 

@@ -52,9 +52,13 @@ def _sent_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
     if groups.ep is None:
         return x
     # 8-bit tokens out, 16-bit results back
-    element = 1 if out and graph.style.precision == "fp8" else 2
-    way = ("all_to_all", rows * groups.dispatched * x.shape[1] * element)
-    return graph.communicated(x, groups.ep, way, way, beside=groups.overlap_ep)
+    elements = (1 if graph.style.precision == "fp8" else 2, 2)
+    ways = [("all_to_all", rows * groups.dispatched * x.shape[1] * element) for element in elements]
+    if groups.overlap_ep:
+        # they run beside kernels of another micro-batch: here, both beside those of the experts, which take as long
+        return graph.communicated(x, groups.ep, ways if out else [], [] if out else ways, beside=True)
+    way = ways[:1] if out else ways[1:]
+    return graph.communicated(x, groups.ep, way, way, beside=False)
 
 
 def _sent(rows: int, experts: Experts) -> int:

@@ -17,6 +17,8 @@ from traincast.models.transformers.program.communication import (
 from traincast.models.transformers.program.style import Style
 
 Gradients = Sequence[Ref | None]
+Collectives = Sequence[tuple[str, float]]
+"""Kinds and bytes."""
 ALONE = LayerGroups()
 
 
@@ -131,18 +133,20 @@ class Graph:
         self._pending.append(self.begin(kind, group, nbytes, ref))
 
     def communicated(
-        self, x: Ref, group: Communicator, forward: tuple[str, float], backward: tuple[str, float], *, beside: bool
+        self, x: Ref, group: Communicator, forward: Collectives, backward: Collectives, *, beside: bool
     ) -> Ref:
-        """The same tensor after a collective (kind and bytes), which another one undoes backward; `beside`: kernels do
-        not wait for either before the next collective that they wait for."""
+        """The same tensor after collectives, which others undo backward; `beside`: kernels do not wait for them before
+        the next collective that they wait for."""
         write = self.begin_until_next if beside else self.collective
-        write(forward[0], group, forward[1], x)
+        for kind, nbytes in forward:
+            write(kind, group, nbytes, x)
         result = self.builder.add_view(x, x.shape, x.spec.stride)
 
         def undo(grads: Gradients) -> Gradients:
             (grad,) = grads
             assert grad is not None
-            write(backward[0], group, backward[1], grad)
+            for kind, nbytes in backward:
+                write(kind, group, nbytes, grad)
             return [grad]
 
         self.node("CollectiveBackward", [x], [result], [], undo)
