@@ -29,7 +29,7 @@ def test_fit_is_that_of_the_command_line(capsys, tmp_path, monkeypatch):
         progress("host", 0.5)
         return {piece: [f"{piece}.json"] for piece in pieces}
 
-    monkeypatch.setattr("traincast_evaluation.fitting.shipped.fit_pieces", fit_pieces)
+    monkeypatch.setattr("traincast_evaluation.fitting.shipped.fit_profiles", fit_pieces)
     heard = []
     out = tmp_path / "out"
     result = traincast_evaluation.fit("host", "norm", "host", data=tmp_path, out=str(out), progress=heard.append)

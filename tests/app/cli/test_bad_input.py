@@ -114,7 +114,7 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, module, extra, tmp_path):
     def missing(*_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=module)
 
-    monkeypatch.setattr("traincast_evaluation.fitting.shipped.fit_pieces", missing)
+    monkeypatch.setattr("traincast_evaluation.fitting.shipped.fit_profiles", missing)
     assert f"traincast[{extra}]" in refusal(capsys, "fit", "host", "--data", tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_unevenness_of_a_scaling_curve(capsys):
 
 def test_a_piece_named_twice_is_fitted_once(capsys, monkeypatch, tmp_path):
     asked = []
-    fit_pieces = "traincast_evaluation.fitting.shipped.fit_pieces"
+    fit_pieces = "traincast_evaluation.fitting.shipped.fit_profiles"
     monkeypatch.setattr(fit_pieces, lambda pieces, *_: asked.append(pieces) or {})
     assert main(["fit", "host", "norm", "host", "--data", str(tmp_path)]) == 0
     assert asked == [["host", "norm"]]

@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_every_profile_as_it_was(toys, tmp_path, monkeypatch)
 def test_an_installed_package_is_written_to_only_on_request(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "traincast_evaluation.fitting.shipped.fit_pieces", lambda *arguments: asked.append(arguments) or {}
+        "traincast_evaluation.fitting.shipped.fit_profiles", lambda *arguments: asked.append(arguments) or {}
     )
     monkeypatch.setattr(
         "traincast_evaluation.fitting.shipped.files", lambda _: tmp_path / "site-packages" / "traincast"

@@ -148,7 +148,7 @@ def test_a_device_cache_lies_between_host_and_device_memory(key, access):
     assert all(more <= fewer for fewer, more in pairwise(steps))
     assert on_device < steps[-1] < steps[0] < on_host
     assert copied[0] > 0 and copied[-1] == 0
-    lookups, device = sum(table.lookups(BATCH) for table in tables), load_device(key)
+    lookups, device = sum(table.count_lookups(BATCH) for table in tables), load_device(key)
     searched = 750 * lookups / (0.5 * device.dram_bandwidth)  # bytes: tags of 32 ways, twice, and two sorts
     searched += 180 * lookups / (device.num_sms * clock_hz(device))  # cycles of an SM, as FBGEMM's cache was measured
     assert steps[-1] < on_device + on_device / 2 + 0.2e-3 + searched  # rows of a cache are in random order
