@@ -138,7 +138,7 @@ def test_precision_settings_are_followed_and_put_back(tmp_path):
         "torch.set_float32_matmul_precision('high')\n"
         "torch.backends.cudnn.allow_tf32 = False\n"
         "def make_step(batch):\n"
-        "    from alongside import SIZE\n"
+        "    from beside import SIZE\n"
         "    x = torch.zeros(batch, SIZE, device='cuda')\n"
         "    return lambda: x @ x.t()\n"
     )

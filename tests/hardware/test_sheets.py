@@ -79,7 +79,7 @@ def test_a_sheet_is_enough_for_a_prediction_with_a_wider_interval(tmp_path):
         ("pcie_gen = 4", "pcie_gen = 4\nloaded_clock_mhz = 1800", ["'loaded_clock_mhz'", "boost_clock_mhz"]),
         ("pcie_gen = 4", "pcie_gen = 4\nloaded_clock_mhz = 1.2", ["'loaded_clock_mhz'", "unit"]),
         ("bf16 = 125", "bf16 = 125\nfp4 = 50000", ["'fp4'", "give peaks in TFLOPS"]),
-        ("num_sms = 72", "num_sms = 72.5", ["'num_sms'", "whole"]),
+        ("num_sms = 72", "num_sms = 72.5", ["'num_sms'", "integer"]),
     ],
 )
 def test_a_wrong_sheet_is_refused_by_the_name_of_its_field(tmp_path, old, new, words):

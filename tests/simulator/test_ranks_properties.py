@@ -74,7 +74,7 @@ def test_the_walk_is_its_definition(run, gap):
 
     naive = NaiveWalk(ranks, collectives, gap)
     for rank in range(RANKS):
-        assert moments(walks[rank].make_times(0)) == naive_moments(naive, rank)
+        assert moments(walks[rank].times(0)) == naive_moments(naive, rank)
 
 
 @given(
@@ -96,7 +96,7 @@ def test_ranks_side_by_side_are_ranks_apart(shared, gap, data):
     apart = walk_apart(ranks, collectives, gap)
 
     for rank in range(RANKS):
-        assert moments(together[0].times(rank)) == moments(apart[rank].make_times(0))
+        assert moments(together[0].times(rank)) == moments(apart[rank].times(0))
 
 
 @given(runs, st.permutations(range(RANKS)))
@@ -109,7 +109,7 @@ def test_renaming_ranks_renames_the_answers(run, names):
     before, after = walk_apart(ranks, collectives), walk_apart(renamed, moved)
 
     for rank in range(RANKS):
-        assert moments(before[rank].make_times(0)) == moments(after[names[rank]].make_times(0))
+        assert moments(before[rank].times(0)) == moments(after[names[rank]].times(0))
 
 
 @given(runs, st.data())
@@ -121,7 +121,7 @@ def test_a_slower_host_never_makes_any_rank_faster(run, data):
     before, after = walk_apart(ranks, collectives), walk_apart(slower, collectives)
 
     for rank in range(RANKS):
-        assert after[rank].compute_latest()[0] >= before[rank].compute_latest()[0]
+        assert after[rank].latest()[0] >= before[rank].latest()[0]
 
 
 @given(runs, gaps)
@@ -132,6 +132,6 @@ def test_the_path_over_ranks_has_no_hole_and_spans_the_run(run, gap):
 
     segments = critical_path(walks, as_meetings(collectives))
 
-    assert sum(s.seconds for s in segments) == max(walk.compute_latest()[0] for walk in walks)
+    assert sum(s.seconds for s in segments) == max(walk.latest()[0] for walk in walks)
     for before, after in zip(segments, segments[1:], strict=False):
         assert before.end == after.start

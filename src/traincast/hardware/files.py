@@ -36,8 +36,8 @@ def read_positive_number(
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (zero and value == 0)):
         raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {shorten_value(value)}")
     if value > _LARGEST or (integer and int(value) != value):
-        kind = "whole" if integer and value <= _LARGEST else "finite"
-        raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {shorten_value(value)}")
+        kind = "an integer" if integer and value <= _LARGEST else "a finite number"
+        raise TraincastError(f"platform '{key}' needs {kind} for '{field}', not {shorten_value(value)}")
     return int(value) if integer else float(value)
 
 

@@ -47,7 +47,7 @@ def random_plan(cost, random, kinds):
         option = choices.options[rows[0]] if random.random() < 0.5 or not able else able[random.integers(len(able))]
         where = task.gpus // task.gpus_per_node if option.kind == "table_row_wise" else task.gpus
         places = random.integers(where, size=option.slices).tolist()
-        placements.append(option.placement(places, task.gpus, task.gpus_per_node))
+        placements.append(option.make_placement(places, task.gpus, task.gpus_per_node))
     return Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
 
 

@@ -86,7 +86,7 @@ def test_only_slots_of_dense_gradients_are_told_apart_by_number_and_place(mixed_
 
 
 def test_messages_have_bytes(mixed_rank):
-    collectives = {slot for slot in mixed_rank.slots.values() if slot.meeting}
+    collectives = {slot for slot in mixed_rank.slots.values() if slot.collective}
     assert set(mixed_rank.bytes) == collectives
     assert all(nbytes >= 0 for nbytes in mixed_rank.bytes.values())
 
@@ -158,7 +158,7 @@ def test_ranks_without_a_group_skip_its_lookup_and_update(mixed_cost, mixed_rank
 def test_every_rank_takes_part_in_exchanges_of_pooled_rows(mixed_rank):
     needs = _needs(mixed_rank)
     for at, slot in mixed_rank.slots.items():
-        if slot.meeting and slot.role is not Part.COPIES:
+        if slot.collective and slot.role is not Part.COPIES:
             assert int(mixed_rank.schedule.scope[at]) not in needs
 
 

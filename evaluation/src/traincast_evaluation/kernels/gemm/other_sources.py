@@ -134,7 +134,7 @@ def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
     model = shipped_model("gemm")
     assert model is not None
     rows = []
-    for what, samples in (("products", read_gemms_in_training(data)), ("experts", read_experts_in_training(data))):
+    for what, samples in (("GEMMs", read_gemms_in_training(data)), ("experts", read_experts_in_training(data))):
         for kind in GEMM.kinds:
             mine = samples.calls.is_kind(kind)
             for label, part in (("shapes seen", ~samples.held_out), ("shapes never seen", samples.held_out)):
