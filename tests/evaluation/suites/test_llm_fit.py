@@ -73,4 +73,4 @@ def test_every_shipped_number_is_named_once_and_read_back() -> None:
     assert SHIPPED.by_name() == tables["fitted"] | tables["measured"]
     assert in_step_from(SHIPPED.by_name()) == SHIPPED
     assert all(math.isfinite(value) and value > 0 for value in SHIPPED.by_name().values())
-    assert {"fitted", "measured", "rows"} == set(tables["provenance"])
+    assert {"fitted", "measured", "by_hand", "rows"} == set(tables["provenance"])
