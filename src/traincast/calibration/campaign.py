@@ -15,7 +15,7 @@ from traincast.calibration.here import captured_here, store_folder
 from traincast.calibration.measure import Source
 from traincast.costs.cpu.machine import profile_file
 from traincast.costs.cpu.profile import load_profile
-from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.results import Records, Result
 
@@ -102,7 +102,7 @@ def bench(
     budget: str = "10m",
     store: Path | None = None,
     workload: Source | None = None,
-    variant: Variant | None = None,
+    variant: Scenario | None = None,
     seed: int = 0,
     dry_run: bool = False,
     clock_mhz: float = 0.0,
@@ -115,7 +115,7 @@ def bench(
     if not 0 <= seed < 1 << 32:
         raise TraincastError(f"`seed` is {shorten_value(seed)}; give an integer from 0")
     folder = store or store_folder(device)
-    needed = None if workload is None else _needed(workload, variant or Variant(dtype="fp32"), device)
+    needed = None if workload is None else _needed(workload, variant or Scenario(dtype="fp32"), device)
     tasks = _plan(device, seed) if needed is None else iter(needed.tasks)
     if dry_run:
         planned = _planned(folder, tasks, seconds, device if needed is None else "")
@@ -234,7 +234,7 @@ def _measured_before(store: Store, tasks: Iterator[Task]) -> Iterator[Task]:
             yield task
 
 
-def _needed(workload: Source, variant: Variant, device: str) -> Coverage:
+def _needed(workload: Source, variant: Scenario, device: str) -> Coverage:
     """Every op of a step as a task; a CPU that was fitted says what it is unsure of."""
     from traincast.calibration.bench.needed import Coverage
 

@@ -16,7 +16,7 @@ from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
@@ -30,7 +30,7 @@ def store_folder(device: str) -> Path:
 
 
 def captured_here(
-    source: Source | Workload, variant: Variant, runs_on: str = "cpu"
+    source: Source | Workload, variant: Scenario, runs_on: str = "cpu"
 ) -> tuple[Workload, tuple[str, ...]]:
     """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
@@ -55,7 +55,7 @@ def _access(source: Any) -> tuple[str, ...]:
 
 
 def predict_here(
-    source: Source | Workload, variant: Variant, on: str | Profile = HERE, gpus: int | None = None
+    source: Source | Workload, variant: Scenario, on: str | Profile = HERE, gpus: int | None = None
 ) -> Prediction:
     """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
     machine = load_machine(on)

@@ -13,7 +13,7 @@ from traincast.ir.workload import MAX_BATCH
 from traincast.models.catalog import list_models
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.plugins import DEFINITIONS, require_plugin
 
@@ -40,7 +40,7 @@ class Runnable:
         return self.build(self.batch_size, self.seq_len)
 
 
-def runnable(source: Source, variant: Variant, device: str = "cpu", *, drawn: bool = True) -> Runnable:
+def runnable(source: Source, variant: Scenario, device: str = "cpu", *, drawn: bool = True) -> Runnable:
     """The step of a model as it runs on a device of this machine, or, without `drawn`, as it is only captured: that
     reads no values. Needs torch."""
     name = str(source)
@@ -72,7 +72,7 @@ def definitions(model: str | DlrmConfig) -> Any:
     return require_plugin(DEFINITIONS, "steps", f"{name} as a PyTorch model (FILE.py:FUNCTION is your own)")
 
 
-def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runnable:
+def _function(source: str | Path | Callable[..., Any], variant: Scenario) -> Runnable:
     from traincast.capturing.from_file import load_function
     from traincast.capturing.step import adapt_to_sizes
 
@@ -93,7 +93,7 @@ def slug(source: Source) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", Path(name).name).strip("-")[:60] or "step"
 
 
-def check_sizes(variant: Variant, seconds: float) -> None:
+def check_sizes(variant: Scenario, seconds: float) -> None:
     """Rejects sizes and times that cannot be meant."""
     for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
         if value is not None and not 1 <= value <= MAX_BATCH:
@@ -104,7 +104,7 @@ def check_sizes(variant: Variant, seconds: float) -> None:
 
 def measure(
     source: Source,
-    variant: Variant,
+    variant: Scenario,
     *,
     device: str = "cpu",
     repeats: int = 30,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from traincast.calibration.measure import Source, check_sizes, definitions, named_model
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RanksStep:
     access: tuple[tuple[str, ...], ...]
 
 
-def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
+def ranks_step(source: Source, variant: Scenario, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
     """The step of a model on this many ranks; without `drawn` it is only captured. Needs torch."""
     if not 2 <= ranks <= MOST_RANKS:
         raise TraincastError(f"`gpus` is {ranks}; give an integer number of ranks from 2 to {MOST_RANKS}")
@@ -56,7 +56,7 @@ def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu"
     return step
 
 
-def _function(source: str | Path | Callable[..., Any], variant: Variant, ranks: int) -> RanksStep:
+def _function(source: str | Path | Callable[..., Any], variant: Scenario, ranks: int) -> RanksStep:
     from functools import partial
 
     from traincast.capturing.distributed import check_takes_ranks
@@ -69,7 +69,7 @@ def _function(source: str | Path | Callable[..., Any], variant: Variant, ranks: 
     return RanksStep(name, variant.batch_size or 32, variant.seq_len or 0, made, ((),) * ranks)
 
 
-def captured_ranks(source: Source, variant: Variant, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
+def captured_ranks(source: Source, variant: Scenario, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
     """A step of several ranks as CPUs run it, without running it, and which rows each rank's lookups want."""
     from traincast.capturing.distributed import capture_distributed
 
@@ -82,7 +82,7 @@ def captured_ranks(source: Source, variant: Variant, ranks: int) -> tuple[Worklo
 
 def measure_ranks(
     source: Source,
-    variant: Variant,
+    variant: Scenario,
     ranks: int,
     *,
     device: str,
@@ -128,7 +128,7 @@ def measure_ranks(
 
 def step_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
     """The step of a job, as one rank runs it."""
-    step = ranks_step(job["step"], Variant(**job["variant"]), ranks, device.kind)
+    step = ranks_step(job["step"], Scenario(**job["variant"]), ranks, device.kind)
     made: Callable[[], object] = step.make_step(step.batch_size, rank=rank, world_size=ranks)
     return made
 

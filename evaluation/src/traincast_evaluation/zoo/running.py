@@ -8,7 +8,7 @@ from dataclasses import replace
 from traincast.calibration.measure import Runnable
 from traincast.calibration.measure_ranks import RanksStep
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.trials.catalog import task_plans
 from traincast_evaluation.trials.dlrm import dlrm_step as sharded_step
@@ -21,21 +21,21 @@ from traincast_evaluation.zoo.build.steps import Setting, dlrm_step
 from traincast_evaluation.zoo.define.dlrm import Dlrm
 
 
-def one_rank_step(model: str | DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> Runnable:
+def one_rank_step(model: str | DlrmConfig, variant: Scenario, device: str, *, drawn: bool) -> Runnable:
     """The step of a DLRM or of a built-in model, by name, in one process; `drawn` inputs are not zeros."""
     if isinstance(model, DlrmConfig):
         return _dlrm(model, variant, device, drawn=drawn)
     return _built_in(model, variant, device, drawn=drawn)
 
 
-def many_ranks_step(model: str | DlrmConfig, variant: Variant, ranks: int, device: str, *, drawn: bool) -> RanksStep:
+def many_ranks_step(model: str | DlrmConfig, variant: Scenario, ranks: int, device: str, *, drawn: bool) -> RanksStep:
     """The step of a DLRM with its tables divided between ranks, or of a built-in model, by name, under DDP."""
     if isinstance(model, DlrmConfig):
         return _sharded_dlrm(model, variant, ranks)
     return _data_parallel(model, variant, ranks, device, drawn=drawn)
 
 
-def _dlrm(config: DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> Runnable:
+def _dlrm(config: DlrmConfig, variant: Scenario, device: str, *, drawn: bool) -> Runnable:
     if variant.embedding not in (None, "bag"):
         raise TraincastError(f"tables of the kind '{variant.embedding}' are not run here; give `embedding='bag'`")
     config = replace(config, embedding="bag", optimizer=variant.optimizer or config.optimizer)
@@ -44,7 +44,7 @@ def _dlrm(config: DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> 
     return Runnable(config.name, variant.batch_size or config.batch_size, 0, build, tables)
 
 
-def _built_in(name: str, variant: Variant, device: str, *, drawn: bool) -> Runnable:
+def _built_in(name: str, variant: Scenario, device: str, *, drawn: bool) -> Runnable:
     recipe = RECIPES[name]
     choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
     if choice not in recipe.choices or choice == "fbgemm" or name in {model.name for model in RECOMMENDERS}:
@@ -56,7 +56,7 @@ def _built_in(name: str, variant: Variant, device: str, *, drawn: bool) -> Runna
     return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
 
 
-def _sharded_dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
+def _sharded_dlrm(config: DlrmConfig, variant: Scenario, ranks: int) -> RanksStep:
     """Tables whole, balanced by their lookups; MLPs on every rank; SGD."""
     if variant.dtype != "fp32" or variant.optimizer not in (None, "sgd") or variant.embedding not in (None, "bag"):
         raise TraincastError(
@@ -72,7 +72,7 @@ def _sharded_dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep
     return RanksStep(config.name, size, 0, sharded_step(task, plan), access)
 
 
-def _data_parallel(name: str, variant: Variant, ranks: int, device: str, *, drawn: bool) -> RanksStep:
+def _data_parallel(name: str, variant: Scenario, ranks: int, device: str, *, drawn: bool) -> RanksStep:
     recipe = RECIPES[name]
     if not recipe.data_parallel:
         raise TraincastError(f"{name} is not trained data parallel here; give a DLRM, a Transformer or a CNN")
@@ -87,7 +87,7 @@ def _data_parallel(name: str, variant: Variant, ranks: int, device: str, *, draw
     return RanksStep(name, variant.batch_size or recipe.batch_size, length, make_step, ((),) * ranks)
 
 
-def _setting(variant: Variant, choice: str, optimizer: str, device: str, *, drawn: bool) -> Setting:
+def _setting(variant: Scenario, choice: str, optimizer: str, device: str, *, drawn: bool) -> Setting:
     """How the step of a built-in model is run on a device."""
     if variant.dtype not in ("fp32", "bf16"):
         raise TraincastError(f"steps are run here in fp32 or bf16, not {variant.dtype}; leave out `dtype`")
