@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.browsing import Browser, chromium
 
-from traincast.app.pages.elements import chart
-from traincast.app.pages.page import Page, Section, page_html
-from traincast.app.pages.timelines import timeline_data
+from traincast.app.pages.elements import make_chart
+from traincast.app.pages.page import Page, Section, render_page
+from traincast.app.pages.timelines import make_timeline_data
 
 _FRAMES = """
 const [move, seconds, done] = arguments;
@@ -76,10 +76,12 @@ def document(slices: int) -> dict[str, Any]:
 
 def written(slices: int, folder: Path) -> tuple[str, str]:
     """Addresses of the page with the timeline, and of an empty one."""
-    data = timeline_data(document(slices))
-    section = Section(key="timeline", title="Timeline", html=chart("timeline", "Timeline"), charts={"timeline": data})
+    data = make_timeline_data(document(slices))
+    section = Section(
+        key="timeline", title="Timeline", html=make_chart("timeline", "Timeline"), charts={"timeline": data}
+    )
     page, empty = folder / "page.html", folder / "empty.html"
-    page.write_text(page_html(Page(title="Twenty thousand", subtitle="", sections=[section])), encoding="utf-8")
+    page.write_text(render_page(Page(title="Twenty thousand", subtitle="", sections=[section])), encoding="utf-8")
     empty.write_text("<!doctype html><title>empty</title><p>empty</p>", encoding="utf-8")
     return page.as_uri(), empty.as_uri()
 

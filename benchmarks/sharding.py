@@ -25,12 +25,12 @@ import numpy as np
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf, load_tables
 from traincast.models.placement.plan import Plan
-from traincast.planner.sharding.assignment import Changes, best_of
+from traincast.planner.sharding.assignment import Changes, find_best_candidates
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.search import FOUND, rank_plans, search
 from traincast.planner.sharding.task import Task, make_task
-from traincast.planner.torchrec.objects import torchrec
-from traincast.planner.torchrec.planner import torchrec_plan
+from traincast.planner.torchrec.objects import import_torchrec
+from traincast.planner.torchrec.planner import plan_with_torchrec
 from traincast.utils.arrays import FloatArray
 
 GLOBAL_BATCH = 65_536  # of both published sets
@@ -72,7 +72,7 @@ def random_task(seed: int) -> Task:
 def compare(name: str, task: Task, timeout: int, kernels: Sequence[str] | None) -> dict[str, object]:
     """Both searches on one task, neither knowing the other's plan."""
     start = time.perf_counter()
-    theirs = torchrec_plan(task, timeout_seconds=timeout, kernels=kernels)
+    theirs = plan_with_torchrec(task, timeout_seconds=timeout, kernels=kernels)
     their_seconds = time.perf_counter() - start
     answer = search(task, time_limit=their_seconds)
     (torchrecs,) = rank_plans(task, {"torchrec": theirs}).plans
@@ -123,7 +123,7 @@ def scoring_speed(cost: FastCost, plan: Plan) -> float:
             places[row, : choices.options[option].slices] = generator.integers(0, among, choices.options[option].slices)
         changes = Changes.single(tables, placed.option[tables], places)
         start = time.process_time()
-        best_of(cost, [placed.pending(changes)])
+        find_best_candidates(cost, [placed.pending(changes)])
         if batch:  # the first time, walks are compiled
             scored, seconds = scored + SCORED_AT_ONCE, seconds + time.process_time() - start
     return scored / seconds
@@ -182,7 +182,7 @@ def main() -> int:
         for name, task in sized_tasks(counts, gpus):
             print(json.dumps(anytime(name, task)), flush=True)
         return 0
-    torchrec("distributed.planner")
+    import_torchrec("distributed.planner")
     tasks = [*sized_tasks(counts, gpus), *((f"random {seed}", random_task(seed)) for seed in range(arguments.random))]
     rows = []
     for name, task in tasks:

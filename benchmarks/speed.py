@@ -94,7 +94,7 @@ def price(repeats: int) -> dict[str, object]:
     import traincast
     from traincast.costs.kernels.cost import price_calls
     from traincast.costs.kernels.lowered import lower_program
-    from traincast.costs.kernels.registry import lowering_context
+    from traincast.costs.kernels.registry import make_lowering_context
     from traincast.hardware import load_device
 
     learned = {"gemm", "conv", "softmax"}
@@ -102,7 +102,7 @@ def price(repeats: int) -> dict[str, object]:
     worst, slowest = 0.0, ""
     for name in ("dlrm-mlperf", "bert-large", "resnet50"):
         workload = traincast.load(name)
-        for _, calls in lower_program(workload.programs[0], lowering_context(workload)).by_family():
+        for _, calls in lower_program(workload.programs[0], make_lowering_context(workload)).by_family():
             many = calls.take(np.resize(np.arange(len(calls)), 100_000))
             price_calls(many, device)
             median = statistics.median(seconds(lambda many=many: price_calls(many, device)) for _ in range(repeats))

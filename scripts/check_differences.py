@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.planner.what_if.difference import difference
+from traincast.planner.what_if.difference import compute_difference
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
@@ -38,7 +38,7 @@ def main(folder: str) -> None:
                 continue
             kind = "batch or length" if same_model and same_device else "device" if one.name == two.name else ""
             if kind:
-                change = difference((s1, a1), (s2, a2))
+                change = compute_difference((s1, a1), (s2, a2))
                 errors[kind].append(
                     (math.log(change.ratio) - math.log(two.measured_ms / one.measured_ms), change.sigma)
                 )

@@ -32,7 +32,7 @@ from traincast_evaluation.kernels.gemm.measurements import BLACKWELL_FILE, GemmS
 from traincast_evaluation.kernels.rowwise.fit import SOFTMAX_TRAINING
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.kernels.streaming.fit import TRAINING as STREAMS
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 BEFORE = 0.25  # log-sigma that was added before it was calibrated
 MOST = 200  # rows of a group that count, so that no table outvotes the others
@@ -133,7 +133,7 @@ def main(data: Path) -> None:
         rows.append((said, "all, 200 rows of each at most", "", f"{len(half.measured):,}", *shares))
     header = ("half", "rows outside by", "GPU", "n", *(f"+{level:g}" for level in levels))
     print(format_table(header, rows, right=(3, 4, 5, 6)))
-    wanted = spread_90(halves[0].shown, halves[0].measured, halves[0].sigma)
+    wanted = compute_spread_90(halves[0].shown, halves[0].measured, halves[0].sigma)
     print(f"the first half asks for {wanted:.3f}")
 
 

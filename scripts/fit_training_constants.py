@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from traincast.costs.in_step import SHIPPED, InStep, shipped_tables
+from traincast.costs.in_step import SHIPPED, InStep, load_shipped_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.llm import llm_cases
-from traincast_evaluation.suites.llm_fit import ConstantsFit, halves, list_predictable
+from traincast_evaluation.suites.llm_fit import ConstantsFit, compute_half_errors, list_predictable
 
 FILE = Path(__file__).parent.parent / "src" / "traincast" / "costs" / "data" / "in_step.toml"
 HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in costs/in_step.py.\n"
@@ -24,7 +24,7 @@ HEADER = "# Written by scripts/fit_training_constants.py; what each number is st
 
 def table_text(constants: InStep, rows: int) -> str:
     """The file of these constants, `rows` steps fitted on; which were measured, and from what, stays as it was."""
-    shipped, numbers = shipped_tables(), constants.by_name()
+    shipped, numbers = load_shipped_tables(), constants.by_name()
     lines = [HEADER, "[provenance]", f"rows = {rows}"]
     lines += [f'{name} = "{text}"' for name, text in shipped["provenance"].items() if name != "rows"]
     for part in ("fitted", "measured"):
@@ -46,7 +46,7 @@ def main() -> int:
     try:
         cases = [case for case in llm_cases(args.data) if not isinstance(case, LeftOut)]
         cases = list_predictable(cases, SHIPPED)
-        fit = ConstantsFit(cases, SHIPPED, tuple(shipped_tables()["fitted"]))
+        fit = ConstantsFit(cases, SHIPPED, tuple(load_shipped_tables()["fitted"]))
         after = fit.run(args.rounds, progress=print)
     except TraincastError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -55,7 +55,7 @@ def main() -> int:
         if value != SHIPPED.by_name()[name]:
             print(f"{name:22} {SHIPPED.by_name()[name]:9.4g} -> {value:.4g}")
     print(f"{'MAPE %':34} {'fitted half':>16} {'held-out half':>16}")
-    for row in halves(cases, SHIPPED, after):
+    for row in compute_half_errors(cases, SHIPPED, after):
         print(
             f"{row.source:34} {row.fitted_before:6.1f} -> {row.fitted_after:5.1f} "
             f"{row.held_before:8.1f} -> {row.held_after:5.1f}"

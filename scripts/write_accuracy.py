@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_option import run_on_data
-from traincast_evaluation.report import cases_text, summary_text
+from traincast_evaluation.report import format_cases, format_summary
 from traincast_evaluation.suites.registry import evaluate
 
 INTRODUCTION = """# Every case
@@ -55,10 +55,10 @@ def page_text(folder: Path) -> str:
     parts = [INTRODUCTION]
     for suite, note in NOTES.items():
         result = evaluate(suite, folder)
-        table = f"{cases_text(result.outcomes)}\n\n{summary_text(result.summary)}"
+        table = f"{format_cases(result.outcomes)}\n\n{format_summary(result.summary)}"
         parts.append(f"## `evaluate {suite}`\n\n{note}\n\n```\n{table}\n```\n")
     for suite in TABLES:
-        parts.append(f"## `evaluate {suite}`\n\n```\n{summary_text(evaluate(suite, folder).summary)}\n```\n")
+        parts.append(f"## `evaluate {suite}`\n\n```\n{format_summary(evaluate(suite, folder).summary)}\n```\n")
     return "\n".join(parts)
 
 

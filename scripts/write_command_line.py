@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from traincast.app.cli.registry import list_commands
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
@@ -56,7 +56,7 @@ def command_actions(command: str) -> list[argparse.Action]:
 @cache
 def scenario_rows() -> tuple[str, ...]:
     """Rows of the options of `predict` that are fields of a scenario."""
-    return tuple(_row(action) for action in command_actions("predict") if action.dest in scenario_fields())
+    return tuple(_row(action) for action in command_actions("predict") if action.dest in list_scenario_fields())
 
 
 def command_section(command: str) -> str:
@@ -78,7 +78,10 @@ def command_section(command: str) -> str:
 
 def _fields_text(fields: list[argparse.Action]) -> str:
     """Which fields of a scenario a command takes."""
-    if len(fields) >= len([action for action in command_actions("predict") if action.dest in scenario_fields()]) - 1:
+    if (
+        len(fields)
+        >= len([action for action in command_actions("predict") if action.dest in list_scenario_fields()]) - 1
+    ):
         return f"{ALL_FIELDS}."  # the workload is no option
     return f"Of a {SCENARIO}: {', '.join(f'`{action.option_strings[-1]}`' for action in fields)}."
 

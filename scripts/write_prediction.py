@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from traincast.simulator.prediction.document import SCHEMA, document_schema
-from traincast.simulator.scenario.fields import GROUPS, FieldInfo, scenario_fields
+from traincast.simulator.prediction.document import SCHEMA, make_document_schema
+from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields
 from traincast.simulator.scenario.kinds import KINDS, USED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "prediction.md"
@@ -29,13 +29,13 @@ def scenario_text() -> str:
     """The fields by group, and which kind of step uses which."""
     lines = ["## Scenario", ""]
     for group, title in GROUPS.items():
-        members = [info for info in scenario_fields().values() if info.group == group]
+        members = [info for info in list_scenario_fields().values() if info.group == group]
         lines += [f"### {title.capitalize()}", "", "| field | values | meaning | default |", "|---|---|---|---|"]
         lines += [f"| `{info.name}` | {_values(info)} | {info.help} | {info.default} |" for info in members]
         lines.append("")
     lines += ["### Which step uses which field", "", "| a step from | uses |", "|---|---|"]
     for kind, words in KINDS.items():
-        used = ", ".join(f"`{name}`" for name in scenario_fields() if name in USED[kind])
+        used = ", ".join(f"`{name}`" for name in list_scenario_fields() if name in USED[kind])
         lines.append(f"| {words} | {used} |")
     return "\n".join([*lines, ""])
 
@@ -50,7 +50,7 @@ def _values(info: FieldInfo) -> str:
 
 def document_text() -> str:
     """The keys of the document."""
-    schema = document_schema()
+    schema = make_document_schema()
     properties = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
     lines = ["## Prediction", "", "| key | type | meaning |", "|---|---|---|"]
     for key, described in properties.items():

@@ -19,8 +19,8 @@ from traincast.planner.sharding.result import ShardingResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.scenario.export import Exported
-from traincast.simulator.scenario.fields import scenario_fields
-from traincast.simulator.scenario.models import ModelList, built_in_models
+from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.models import ModelList, list_built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
@@ -145,12 +145,12 @@ def test_sharding_refuses_what_makes_no_sense(wrong, said):
 @pytest.fixture(scope="module")
 def built_in():
     """The built-in models, read once for all that is asked of them."""
-    return built_in_models()
+    return list_built_in_models()
 
 
 @pytest.fixture
 def read_once(built_in, monkeypatch):
-    monkeypatch.setattr("traincast.simulator.scenario.models.built_in_models", lambda: built_in)
+    monkeypatch.setattr("traincast.simulator.scenario.models.list_built_in_models", lambda: built_in)
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):
@@ -264,7 +264,7 @@ def test_an_unknown_keyword_names_the_nearest():
 
 def test_keywords_are_the_fields_of_a_scenario():
     keywords = typing.get_type_hints(ScenarioFields)
-    assert {"workload", "on", *keywords} == set(scenario_fields())
+    assert {"workload", "on", *keywords} == set(list_scenario_fields())
 
 
 def test_types_are_there_when_they_are_named():

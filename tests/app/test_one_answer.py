@@ -10,11 +10,11 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.server.request import ask_document
+from traincast.app.server.request import parse_document
 from traincast.app.server.responses import make_result_bytes
-from traincast.simulator.prediction.document import PredictionDocument, document_schema
-from traincast.simulator.scenario.fields import scenario_fields, scenario_from
-from traincast.simulator.scenario.settings import predict_command
+from traincast.simulator.prediction.document import PredictionDocument, make_document_schema
+from traincast.simulator.scenario.fields import list_scenario_fields, make_scenario
+from traincast.simulator.scenario.settings import format_predict_command
 
 ASKED: list[dict[str, Any]] = [
     {"workload": "dlrm-default", "on": "v100"},
@@ -32,13 +32,13 @@ ASKED: list[dict[str, Any]] = [
 
 
 def by_command_line(capsys, values):
-    line = predict_command(scenario_from(values)).split()[1:]
+    line = format_predict_command(make_scenario(values)).split()[1:]
     assert main([*line, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def by_server(values):
-    asked = ask_document(values)
+    asked = parse_document(values)
     return json.loads(make_result_bytes(asked.text, "answer", {}, lambda _: None))
 
 
@@ -55,7 +55,7 @@ def test_command_line_python_and_server_give_one_document(capsys, values):
     msgspec.convert(told, PredictionDocument)
     assert list(told) == list(PredictionDocument.__struct_fields__)
     assert set(told["reasons"]) == {name for name, value in told.items() if value is None}
-    assert set(told["scenario"]) == set(scenario_fields())
+    assert set(told["scenario"]) == set(list_scenario_fields())
     assert {name: told["scenario"][name] for name in values} == values
 
 
@@ -89,8 +89,8 @@ def test_what_ifs_and_sweeps_begin_at_the_same_step():
 
 
 def test_the_schema_describes_every_key():
-    (name,) = (part.rpartition("/")[2] for part in [document_schema()["$ref"]])
-    properties = document_schema()["$defs"][name]["properties"]
+    (name,) = (part.rpartition("/")[2] for part in [make_document_schema()["$ref"]])
+    properties = make_document_schema()["$defs"][name]["properties"]
     assert list(properties) == list(PredictionDocument.__struct_fields__)
     for key, described in properties.items():
         kinds = [described, *described.get("anyOf", [])]

@@ -10,18 +10,18 @@ import pytest
 from tests.costs.cpu.made_up import IDENTITY, REFERENCE, samples, true_seconds
 from tests.costs.cpu.test_features import TINY
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.features import rough_seconds
+from traincast.costs.cpu.features import estimate_rough_seconds
 from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events
-from traincast.costs.cpu.machine import machine_platform
+from traincast.costs.cpu.machine import make_machine_platform
 from traincast.costs.cpu.profile import is_profile, load_profile, save_profile
-from traincast.costs.cpu.samples import Sample, calm_samples
+from traincast.costs.cpu.samples import Sample, select_calm_samples
 from traincast.models.dlrm.program import build_dlrm_workload
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.utils.errors import TraincastError
 
 
 def predict_with(workload, profile):
-    return predict_on_machine(workload, machine_platform(profile))
+    return predict_on_machine(workload, make_machine_platform(profile))
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_the_events_of_a_step_are_counted():
 def test_rough_seconds_put_large_ops_first():
     small, large = (one.signature for one in samples(2)[:2])
     flops = [one.inputs[-1].numel * one.inputs[-2].shape[0] for one in (small, large)]
-    assert (rough_seconds(small) < rough_seconds(large)) == (flops[0] < flops[1])
+    assert (estimate_rough_seconds(small) < estimate_rough_seconds(large)) == (flops[0] < flops[1])
 
 
 def test_one_sample_of_a_kind_is_worth_its_own_shape_and_says_little_of_others():
@@ -214,4 +214,4 @@ def test_samples_of_a_disturbed_machine_are_not_used():
 
 def test_a_machine_that_is_never_calm_is_taken_as_it_is():
     every = [replace(one, reference_busy=1e-3 * 1.05**number) for number, one in enumerate(samples(40))]
-    assert calm_samples(every) == every and calm_samples([]) == []
+    assert select_calm_samples(every) == every and select_calm_samples([]) == []

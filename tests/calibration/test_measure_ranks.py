@@ -12,7 +12,7 @@ from tests.costs.cpu.made_up import IDENTITY, exchange_samples, samples
 from traincast.app.api import predict
 from traincast.app.cli.main import main
 from traincast.calibration.fit import fit_profile
-from traincast.calibration.measure_ranks import ranks_step
+from traincast.calibration.measure_ranks import make_rank_step
 from traincast.costs.cpu.profile import load_profile, save_profile
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
@@ -72,7 +72,7 @@ def test_a_function_says_what_each_rank_does(profile, tmp_path, capsys):
     assert measured["ranks"] == 2 and measured["low_ms"] <= measured["corrected_ms"] <= measured["high_ms"]
     (tmp_path / "alone.py").write_text("def make_step(batch_size):\n    return lambda: None\n")
     with pytest.raises(TraincastError, match="must take rank and world_size by name"):
-        ranks_step(f"{tmp_path / 'alone.py'}:make_step", Scenario(dtype="fp32"), 2)
+        make_rank_step(f"{tmp_path / 'alone.py'}:make_step", Scenario(dtype="fp32"), 2)
 
 
 def test_more_ranks_than_were_measured_together_are_refused(profile):

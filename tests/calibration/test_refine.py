@@ -12,13 +12,13 @@ from tests.calibration.bench.test_store import HERE
 from traincast.app.api import fit_store, predict, refine
 from traincast.app.cli.main import main
 from traincast.calibration.bench.collectives import KINDS, plan_collectives
-from traincast.calibration.bench.copies import copy_plan
-from traincast.calibration.bench.host_overheads import overhead_signature
+from traincast.calibration.bench.copies import plan_copies
+from traincast.calibration.bench.host_overheads import make_overhead_signature
 from traincast.calibration.bench.parts import make_collective_key
-from traincast.calibration.bench.plans import plan
+from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.bench.store import Store
-from traincast.calibration.refine import _only_kernel
-from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
+from traincast.calibration.refine import _find_only_kernel
+from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.cpu.collectives import make_collective_signature
 from traincast.costs.cpu.samples import Sample
 from traincast.costs.host.profile import load_host_profile
@@ -36,12 +36,12 @@ def store_of(folder, number, seed=0):
     """A GPU whose GEMMs take 1.3 times as long as the shipped model of a V100 says, the rest as long; 5 % noise."""
     device, random = load_platform("v100").device, np.random.default_rng(seed)
     store = Store(folder, V100)
-    for count, task in enumerate(plan(seed, ("gemm", "relu"))):
+    for count, task in enumerate(plan_benchmarks(seed, ("gemm", "relu"))):
         bare = Sample(
             signature=task.signature, between=1 << 20, access="", wall=1.0, busy=1.0, reference_wall=1.0,
             reference_busy=1.0, spread=0.0,
         )  # fmt: skip
-        call = _only_kernel(bare)
+        call = _find_only_kernel(bare)
         if call is not None:
             true = float(price_calls(Calls.of(call.family, [call]), device)[0].seconds[0])
             seconds = true * SLOWER.get(call.family.name, 1.0) * float(np.exp(0.05 * random.normal()))
@@ -65,12 +65,12 @@ def test_many_samples_are_believed_and_few_only_a_little(tmp_path):
 def test_copies_correct_their_family(tmp_path):
     device, store = load_platform("v100").device, Store(tmp_path / "store", V100)
     for number in range(40):
-        task = next(islice(copy_plan("cuda"), number, None))
+        task = next(islice(plan_copies("cuda"), number, None))
         bare = Sample(
             signature=task.signature, between=0, access="", wall=1.0, busy=1.0, reference_wall=1.0, reference_busy=1.0,
             spread=0.0,
         )  # fmt: skip
-        call = _only_kernel(bare)
+        call = _find_only_kernel(bare)
         assert call is not None
         seconds = 2.0 * float(price_calls(Calls.of(call.family, [call]), device)[0].seconds[0])
         store.append(task.key, replace(bare, wall=seconds, busy=seconds))
@@ -90,9 +90,9 @@ def collectives_of(folder, platform, ranks, factor, number=140):
     topology, store = add_default_links(load_platform(platform)).topology, Store(folder, V100)
     for exchanges in islice(plan_collectives(ranks), number):
         first = exchanges[0]
-        size = even_bytes([exchange.sent for exchange in exchanges]) if first.sent else first.message_bytes
+        size = share_bytes_evenly([exchange.sent for exchange in exchanges]) if first.sent else first.message_bytes
         call = Calls.from_columns(COLLECTIVE, [first.kind], ["fp32"], np.array([[size, ranks, 1.0]]))
-        seconds = factor * float(shipped_collectives().predict(call, topology).seconds[0])
+        seconds = factor * float(load_shipped_collectives().predict(call, topology).seconds[0])
         store.append(make_collective_key(exchanges), sample_of(make_collective_signature(exchanges), seconds, ranks))
 
 
@@ -108,7 +108,7 @@ def test_collectives_correct_each_kind_and_steps_of_several_gpus(tmp_path):
     sizes = np.array([[1e6, 4.0, 1.0], [1e6, 16.0, 2.0]])
     for kind, inside in (("all_reduce", 1.2 ** (20 / 30)), ("barrier", 1.2 ** (20 / 30)), ("one_shot_all_reduce", 1.0)):
         call = Calls.from_columns(COLLECTIVE, [kind] * 2, ["fp32"] * 2, sizes)
-        slower, before = (shipped_collectives().predict(call, node.topology).seconds for node in (mine, plain))
+        slower, before = (load_shipped_collectives().predict(call, node.topology).seconds for node in (mine, plain))
         assert (slower / before).tolist() == pytest.approx([inside, 1.0], rel=1e-4), (
             "between nodes nothing was measured"
         )
@@ -124,7 +124,7 @@ def test_the_host_is_corrected_by_its_overheads(tmp_path):
     times += [("T2", op, seconds) for op, seconds in list(host.t2.items())[2:40]]
     times += [("T2", "aten::nobody_measured", 1.0)]
     for number, (kind, name, seconds) in enumerate(times):
-        store.append(f"key-{number}", sample_of(overhead_signature(kind, name), 1.2 * seconds, spread=0.9))
+        store.append(f"key-{number}", sample_of(make_overhead_signature(kind, name), 1.2 * seconds, spread=0.9))
     (row,) = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml").corrections
     assert (row.family, row.samples, row.measured) == ("host", 40, pytest.approx(1.2))
     assert row.factor == pytest.approx(1.2 ** (40 / 50))
@@ -157,8 +157,8 @@ def test_a_store_of_another_gpu_than_the_one_named_is_told_of(tmp_path):
 def test_a_store_of_a_locked_clock_is_compared_at_that_clock(tmp_path):
     device = load_platform("v100").device
     store = Store(tmp_path / "store", replace(V100, locked_clock_mhz=900.0))
-    for count, task in enumerate(islice(plan(0, ("gemm",)), 40)):
-        call = _only_kernel(sample_of(task.signature, 1.0))
+    for count, task in enumerate(islice(plan_benchmarks(0, ("gemm",)), 40)):
+        call = _find_only_kernel(sample_of(task.signature, 1.0))
         if call is not None:
             seconds = float(price_calls(Calls.of(call.family, [call]), device.with_clock(900.0))[0].seconds[0])
             store.append(f"key-{count}", sample_of(task.signature, seconds))

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import traincast
 from traincast.capturing import capture_step
-from traincast.ir.compiled import REGION, compiled_ops
+from traincast.ir.compiled import REGION, find_compiled_ops
 
 
 def chain(x):
@@ -45,12 +45,12 @@ def test_what_runs_is_what_runs_without_a_compiler(compiled):
 
     # Then the same ops were seen, and those of the function and of its backward are marked
     assert [op.name for op in program.ops] == [op.name for op in plain.ops]
-    marked = compiled_ops(program)
+    marked = find_compiled_ops(program)
     names = [op.name for op in program.ops if marked[op.index]]
     assert names[:4] == ["aten::mul", "aten::add", "aten::sigmoid", "aten::pow"]
     assert "aten::sigmoid_backward" in names and "aten::addmm" not in names and "aten::sum" not in names
     assert [scope.name for scope in program.scopes].count(REGION) == 1
-    assert not compiled_ops(plain).any()
+    assert not find_compiled_ops(plain).any()
 
 
 def test_a_compiled_training_step_runs_fewer_kernels():

@@ -12,7 +12,7 @@ from torch import nn
 from tests.capturing import small_models
 from tests.capturing.oracle import profiled_peak
 from traincast.capturing import capture_step
-from traincast.ir import StorageKind, peak_memory
+from traincast.ir import StorageKind, compute_peak_memory
 
 FEW_LOOKUPS = [
     {"tables": 4, "rows": 20_000, "dim": 16, "lookups": 3},
@@ -30,7 +30,7 @@ def peaks(shape):
     inputs = [held["dense"], held["target"], *held["indices"], *held["offsets"]]
     real = profiled_peak(step, [*held["model"].parameters(), *held["model"].buffers(), *inputs])
     workload = capture_step(lambda b: small_models.dlrm(b, "cuda", **shape), batch_size=512, name="x", rebatch=False)
-    return real, peak_memory(workload.programs[0])
+    return real, compute_peak_memory(workload.programs[0])
 
 
 @pytest.mark.parametrize("shape", FEW_LOOKUPS)
@@ -107,7 +107,7 @@ def test_what_a_script_leaves_on_meta_takes_no_memory():
         return lambda: (x @ shard.t(), whole, copied)[0]
 
     program = capture_step(make_step, batch_size=7, name="x", rebatch=False, mode="inference").programs[0]
-    assert peak_memory(program).peak_bytes == pytest.approx(4 * (50 * 100 + 7 * 100 + 7 * 50), abs=3 * 512)
+    assert compute_peak_memory(program).peak_bytes == pytest.approx(4 * (50 * 100 + 7 * 100 + 7 * 50), abs=3 * 512)
 
 
 def test_a_model_that_runs_where_it_was_described_takes_its_memory():
@@ -117,4 +117,4 @@ def test_a_model_that_runs_where_it_was_described_takes_its_memory():
         return lambda: model(x)
 
     program = capture_step(make_step, batch_size=7, name="x", rebatch=False, mode="inference").programs[0]
-    assert peak_memory(program).peak_bytes >= 4 * 100 * 100
+    assert compute_peak_memory(program).peak_bytes >= 4 * 100 * 100

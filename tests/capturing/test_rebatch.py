@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.ir.program import peak_memory
+from traincast.ir.program import compute_peak_memory
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:
@@ -155,5 +155,7 @@ def test_samples_that_only_lie_there_are_no_part_of_what_must_agree() -> None:
 
     workload = capture_step(make_step, batch_size=8, name="replay")
     assert not workload.programs[0].rigid
-    small, large = (peak_memory(workload.resized(batch_size=batch).programs[0]).peak_bytes for batch in (8, 108))
+    small, large = (
+        compute_peak_memory(workload.resized(batch_size=batch).programs[0]).peak_bytes for batch in (8, 108)
+    )
     assert large - small >= 100 * (3 * 32 + 32)

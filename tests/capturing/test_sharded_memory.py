@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from traincast.capturing import capture_distributed
-from traincast.ir import peak_memory
+from traincast.ir import compute_peak_memory
 
 WIDTH, RANKS = 512, 64
 WHOLE = 4 * WIDTH * WIDTH  # bytes of a layer's parameters
@@ -35,7 +35,7 @@ def peak(layers: int) -> int:
         return step
 
     workload = capture_distributed(make_step, world_size=RANKS, ranks=[0], batch_size=1, name="x", rebatch=False)
-    return peak_memory(workload.programs[0]).peak_bytes
+    return compute_peak_memory(workload.programs[0]).peak_bytes
 
 
 def test_a_layer_more_takes_its_shards_and_no_whole_parameters():

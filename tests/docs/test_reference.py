@@ -9,7 +9,7 @@ import traincast
 import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
 from traincast.app.cli.registry import list_commands
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 
 
 def test_command_line_page_is_what_its_script_writes():
@@ -46,7 +46,7 @@ def test_every_option_stands_on_the_command_line_page():
         for action in script["command_actions"](command)
         for name in action.option_strings[-1:]
         if name not in sections[command]
-        and not (action.dest in scenario_fields() and script["ALL_FIELDS"] in sections[command])
+        and not (action.dest in list_scenario_fields() and script["ALL_FIELDS"] in sections[command])
     }
     assert missing == set()
 

@@ -9,10 +9,10 @@ from traincast.utils.errors import TraincastError
 from traincast_evaluation.measured_tables import (
     check_positive,
     check_possible,
-    devices_in,
-    held_out,
+    list_devices,
     read_medians,
     read_table,
+    select_held_out,
 )
 
 polars = pytest.importorskip("polars")
@@ -24,7 +24,7 @@ def test_rows_keep_their_place_in_the_file_when_some_are_set_aside(tmp_path):
     rows = read_table(tmp_path, "some.parquet", ("device",), ("m",))
     last = rows.take(np.array([False, True, True])).take(np.array([False, True]))
     with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'device': .*Voodoo 2"):
-        devices_in(last)
+        list_devices(last)
     with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'm': 0.0 is not a positive number"):
         check_positive(last, "m")
     with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'm': .* 3 times faster"):
@@ -42,10 +42,10 @@ def test_a_missing_or_damaged_file_is_one_clear_line(tmp_path):
 
 def test_about_a_fifth_is_held_out_and_equal_shapes_fall_together():
     rows, cols = np.meshgrid(np.arange(1.0, 200.0), np.arange(1.0, 200.0))
-    chosen = held_out(rows.ravel(), cols.ravel())
+    chosen = select_held_out(rows.ravel(), cols.ravel())
     assert chosen.mean() == pytest.approx(0.2, abs=0.01)
-    assert np.array_equal(chosen, held_out(rows.ravel(), cols.ravel()))
-    assert not np.array_equal(chosen, held_out(cols.ravel(), rows.ravel()))
+    assert np.array_equal(chosen, select_held_out(rows.ravel(), cols.ravel()))
+    assert not np.array_equal(chosen, select_held_out(cols.ravel(), rows.ravel()))
 
 
 def test_all_odd_rows_are_listed_with_their_reasons(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.simulator.scenario.scenario import Scenario
-from traincast_evaluation.report import cases_text, evaluation_text, summary_text
+from traincast_evaluation.report import format_cases, format_evaluation, format_summary
 from traincast_evaluation.suites.cases import Case, Outcome, summarise
 from traincast_evaluation.suites.registry import Evaluation
 
@@ -23,14 +23,14 @@ OUTCOMES = [outcome("small", 10.0, 11.0, 9.0, 13.0), outcome("large", 100.0, 80.
 
 
 def test_cases_name_errors_and_coverage():
-    lines = cases_text(OUTCOMES).splitlines()
+    lines = format_cases(OUTCOMES).splitlines()
 
     assert lines[2].split() == ["V100", "small", "10.00", "11.00", "9.00", "-", "13.00", "+10.0", "-20.0"]
     assert lines[-1] == "inside the 90 % interval: 1 of 2"
 
 
 def test_summary_has_every_measure():
-    header, _, row = summary_text(summarise("steps", OUTCOMES)).splitlines()
+    header, _, row = format_summary(summarise("steps", OUTCOMES)).splitlines()
 
     assert header.split()[:8] == ["suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias"]
     assert row.split()[:9] == ["steps", "all:", "step", "2", "14.14", "15.00", "15.00", "-20.0", "-5.0"]
@@ -42,13 +42,15 @@ def evaluation(outcomes, notes=()):
 
 
 def test_the_page_has_cases_summary_and_notes():
-    page = evaluation_text(evaluation(tuple(OUTCOMES), ("torch is missing",)))
+    page = format_evaluation(evaluation(tuple(OUTCOMES), ("torch is missing",)))
 
-    assert page == "\n".join([cases_text(OUTCOMES), "", summary_text(summarise("steps", OUTCOMES)), "torch is missing"])
+    assert page == "\n".join(
+        [format_cases(OUTCOMES), "", format_summary(summarise("steps", OUTCOMES)), "torch is missing"]
+    )
 
 
 def test_without_cases_the_page_is_the_summary():
-    assert evaluation_text(evaluation(())) == summary_text(summarise("steps", OUTCOMES))
+    assert format_evaluation(evaluation(())) == format_summary(summarise("steps", OUTCOMES))
 
 
 def test_json_keeps_every_case():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast_evaluation.solve import relative_fit, solve_nonnegative, spread_90
+from traincast_evaluation.solve import compute_spread_90, fit_relative, solve_nonnegative
 
 
 def test_non_negative_least_squares_leaves_out_what_would_be_negative():
@@ -25,12 +25,12 @@ def test_a_relative_fit_shrugs_off_a_few_wild_rows():
     features = random.uniform(0.1, 10, size=(300, 2))
     seconds = features @ np.array([2.0, 0.5])
     seconds[::30] *= 5
-    np.testing.assert_allclose(relative_fit(features, seconds), [2.0, 0.5], rtol=0.05)
+    np.testing.assert_allclose(fit_relative(features, seconds), [2.0, 0.5], rtol=0.05)
 
 
 def test_a_conformal_spread_covers_nine_in_ten():
     random = np.random.default_rng(5)
     measured = np.exp(random.normal(0, 0.2, 2000))
-    sigma = spread_90(np.ones(1000), measured[:1000])
+    sigma = compute_spread_90(np.ones(1000), measured[:1000])
     assert sigma == pytest.approx(0.2, rel=0.1)
     assert np.mean(np.abs(np.log(measured[1000:])) <= 1.645 * sigma) == pytest.approx(0.9, abs=0.03)

@@ -115,10 +115,10 @@ def _odd_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def _encoded(head: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    from traincast.ir.archive import pack, pack_array
+    from traincast.ir.archive import pack_array, pack_members
 
     text = json.dumps(head, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    return pack({"workload.json": text, **{name: pack_array(array) for name, array in arrays.items()}})
+    return pack_members({"workload.json": text, **{name: pack_array(array) for name, array in arrays.items()}})
 
 
 def _kineto(rng: random.Random, folder: Path) -> Command:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.hardware import load_device, load_platform
@@ -44,7 +44,9 @@ def test_a_sheet_is_enough_for_a_prediction_with_a_wider_interval(tmp_path):
     adding = ELEMENTWISE.call("add", elements=1e8, bytes_read=8e8, bytes_written=4e8, tensors=3)
     for call in (product, adding):
         calls = Calls.of(call.family, [call])
-        mine, known = (shipped_model(call.family.name).predict(calls, d) for d in (device, load_device("v100-pcie")))
+        mine, known = (
+            load_shipped_model(call.family.name).predict(calls, d) for d in (device, load_device("v100-pcie"))
+        )
         assert not mine.in_domain[0]
         assert mine.sigma[0] > known.sigma[0]
 
@@ -101,7 +103,7 @@ def test_a_node_with_a_misspelt_field_is_refused(tmp_path):
 def test_a_sheet_called_like_another_gpu_does_not_become_it(tmp_path):
     call = ELEMENTWISE.call("add", elements=1e8, bytes_read=8e8, bytes_written=4e8, tensors=3)
     device = load_platform(sheet(tmp_path, name="v100-pcie")).device
-    assert not shipped_model("elementwise").predict(Calls.of(ELEMENTWISE, [call]), device).in_domain[0]
+    assert not load_shipped_model("elementwise").predict(Calls.of(ELEMENTWISE, [call]), device).in_domain[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from tests.ir.steps import make_mlp, spec
 from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind
-from traincast.ir.validate import validate
+from traincast.ir.validate import validate_program
 
 RELU = Signature("aten::relu", (spec(4),), (spec(4),))
 
@@ -29,7 +29,7 @@ def test_a_storage_freed_before_the_first_op_does_not_outlive_the_step() -> None
     builder.add_op(RELU, [tensor], [tensor])
     program = builder.build_program()
     assert program.columns.storage_free.tolist() == [-1, 0, 1]
-    validate(program)
+    validate_program(program)
 
 
 def test_a_storage_can_change_its_kind() -> None:

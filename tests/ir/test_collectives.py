@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, UNEVEN_FORM, named_in_trace
+from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, UNEVEN_FORM, parse_collective_name
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, U
     ],
 )
 def test_profilers_name_collectives_in_many_ways(name, kind):
-    assert named_in_trace(name).name == kind
+    assert parse_collective_name(name).name == kind
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "", "wait"])
 def test_other_names_are_no_collective(name):
-    assert named_in_trace(name) is None
+    assert parse_collective_name(name) is None
 
 
 def test_an_op_belongs_to_one_collective():

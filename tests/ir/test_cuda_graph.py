@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.ir.cuda_graph import LAUNCH, NODE, graph_scopes, in_phases, with_graphs
+from traincast.ir.cuda_graph import LAUNCH, NODE, find_graph_scopes, find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase
 from traincast_evaluation.published.catalog import published_programs
 
@@ -22,7 +22,7 @@ def test_every_run_of_neighbours_is_one_graph():
     graphed = np.ones(program.num_scopes, dtype=bool)
     graphed[2] = False
 
-    marked = names(with_graphs(program, graphed))
+    marked = names(mark_graphs(program, graphed))
 
     assert [name.startswith(LAUNCH) for name in marked[:4]] == [True, False, False, True]
     assert [name.startswith(NODE) for name in marked[:4]] == [False, True, False, False]
@@ -31,18 +31,18 @@ def test_every_run_of_neighbours_is_one_graph():
 
 def test_without_a_scope_there_is_no_graph():
     program = a_program()
-    assert names(with_graphs(program, np.zeros(program.num_scopes, dtype=bool))) == names(program)
+    assert names(mark_graphs(program, np.zeros(program.num_scopes, dtype=bool))) == names(program)
 
 
 def test_phases_choose_scopes():
     program = a_program()
-    chosen = in_phases(program, Phase.OPTIMIZER)
+    chosen = find_scopes_in_phases(program, Phase.OPTIMIZER)
     assert [name for name, inside in zip(names(program), chosen, strict=True) if inside] == [
         "Optimizer.step#FusedSGD.step", "Optimizer.step#SGD.step",
     ]  # fmt: skip
 
 
 def test_names_tell_graphs_and_their_launches():
-    inside, launches = graph_scopes((LAUNCH + "aten::mm", NODE + "aten::add", "aten::mul"))
+    inside, launches = find_graph_scopes((LAUNCH + "aten::mm", NODE + "aten::add", "aten::mul"))
     assert inside.tolist() == [True, True, False]
     assert launches.tolist() == [True, False, False]

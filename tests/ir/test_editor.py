@@ -14,9 +14,9 @@ from tests.ir.steps import make_mlp, same_program, spec
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind
 from traincast.ir.assembly import move_waits
 from traincast.ir.editor import ProgramEditor, TensorCopies
-from traincast.ir.program import Columns, peak_memory
+from traincast.ir.program import Columns, compute_peak_memory
 from traincast.ir.rows import ScopeRow
-from traincast.ir.validate import validate
+from traincast.ir.validate import validate_program
 from traincast.utils.errors import TraincastError
 
 NOTHING = Signature("x::nothing", (), ())
@@ -67,7 +67,7 @@ def test_a_program_that_was_only_looked_at_stays_as_it_is(model: str) -> None:
             if np.array_equal(getattr(again.columns, name), getattr(program.columns, name))}  # fmt: skip
     assert set(Columns.names()) - same <= {"op_signature"}  # numbered anew
     assert [s.name for s in again.scopes] == [s.name for s in program.scopes]
-    assert peak_memory(again) == peak_memory(program)
+    assert compute_peak_memory(again) == compute_peak_memory(program)
     assert ProgramEditor(program).build() is program
 
 
@@ -81,14 +81,14 @@ def test_whatever_ops_are_dropped_the_others_keep_their_order_and_their_memory(p
     editor.drop_ops({editor.ops[op] for op in gone})
     after = editor.build()
     # Then the rest is valid, in order, and finds its memory
-    validate(after)
+    validate_program(after)
     check_lifetimes(after)
     kept = [op for op in program.ops if op.index not in gone]
     assert [repr(op.signature) for op in after.ops] == [repr(op.signature) for op in kept]
     assert [(op.module, op.stream, op.thread, op.phase) for op in after.ops] == [
         (op.module, op.stream, op.thread, op.phase) for op in kept
     ]
-    assert peak_memory(after).peak_bytes <= peak_memory(program).peak_bytes
+    assert compute_peak_memory(after).peak_bytes <= compute_peak_memory(program).peak_bytes
 
 
 @settings(deadline=None, max_examples=100)
@@ -192,7 +192,7 @@ def test_what_is_inserted_and_dropped_again_leaves_the_program_as_it_was(program
             editor.insertion.append_to(place)
             editor.insertion.add_op(NOTHING, [], [])
     more = editor.build()
-    validate(more)
+    validate_program(more)
     assert more.num_ops > program.num_ops
     # When all that is new is dropped
     back = as_rows(more)
@@ -202,7 +202,7 @@ def test_what_is_inserted_and_dropped_again_leaves_the_program_as_it_was(program
     assert [repr(op.signature) for op in again.ops] == [repr(op.signature) for op in program.ops]
     if all(scope.num_ops for scope in program.scopes):  # an empty one that was given an op goes with it
         assert again.scopes == program.scopes
-    assert peak_memory(again).peak_bytes == peak_memory(program).peak_bytes
+    assert compute_peak_memory(again).peak_bytes == compute_peak_memory(program).peak_bytes
 
 
 def test_the_program_that_is_edited_stays_as_it_is() -> None:

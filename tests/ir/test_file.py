@@ -22,7 +22,7 @@ from traincast.ir import (
     load_workload,
     save_workload,
 )
-from traincast.ir.generalise import capture_sizes, generalise
+from traincast.ir.generalise import capture_sizes, generalise_captures
 from traincast.utils.errors import TraincastError
 
 TEXT = st.text(max_size=8).filter(str.isprintable)  # other names are rejected, see test_validate
@@ -91,7 +91,7 @@ def test_scalars_keep_their_type(tmp_path: Path) -> None:
 
 
 def test_a_general_program_is_resized_after_loading(tmp_path: Path) -> None:
-    program = generalise([make_mlp(batch=b, seq=s) for b, s in capture_sizes(8, 32)])
+    program = generalise_captures([make_mlp(batch=b, seq=s) for b, s in capture_sizes(8, 32)])
     save_workload(Workload(name="w", programs=(program,)), tmp_path / "w.tc")
     resized = load_workload(tmp_path / "w.tc").resized(batch_size=3, seq_len=100)
     assert [op.signature for op in resized.programs[0].ops] == [op.signature for op in make_mlp(batch=3, seq=100).ops]
@@ -99,7 +99,7 @@ def test_a_general_program_is_resized_after_loading(tmp_path: Path) -> None:
 
 def test_padded_sizes_are_kept(tmp_path: Path) -> None:
     captures = [make_mlp(batch=b, seq=s, extra=lambda b, s: -(-s // 32) * 32) for b, s in capture_sizes(4, 128)]
-    save_workload(Workload(name="w", programs=(generalise(captures),)), tmp_path / "w.tc")
+    save_workload(Workload(name="w", programs=(generalise_captures(captures),)), tmp_path / "w.tc")
     loaded = load_workload(tmp_path / "w.tc").resized(seq_len=161).programs[0]
     assert loaded.ops[1].signature.scalar("extra") == 192
 

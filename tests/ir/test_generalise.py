@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from tests.ir.steps import make_mlp
 from traincast.ir import Program
-from traincast.ir.generalise import capture_sizes, generalise
-from traincast.ir.validate import validate
+from traincast.ir.generalise import capture_sizes, generalise_captures
+from traincast.ir.validate import validate_program
 from traincast.utils.errors import TraincastError
 
 
 def general(batch: int, seq: int, **options) -> Program:
-    return generalise([make_mlp(batch=b, seq=s, **options) for b, s in capture_sizes(batch, seq)])
+    return generalise_captures([make_mlp(batch=b, seq=s, **options) for b, s in capture_sizes(batch, seq)])
 
 
 @given(batch=st.integers(1, 600), seq=st.integers(0, 5000))
@@ -46,7 +46,7 @@ def test_another_size_is_what_a_capture_there_would_be(
     direct = make_mlp(batch=batch, seq=seq, extra=extra)
     assert [op.signature for op in resized.ops] == [op.signature for op in direct.ops]
     assert resized.storage_nbytes.tolist() == direct.storage_nbytes.tolist()
-    validate(resized)
+    validate_program(resized)
 
 
 def test_the_size_captured_at_comes_back_unchanged() -> None:
@@ -100,13 +100,13 @@ def test_half_a_length_is_refused(seq: int) -> None:
 def test_a_step_that_changes_its_ops_is_refused() -> None:
     captures = [make_mlp(batch=b, layers=2 if b < 20 else 3) for b, _ in capture_sizes(16, 0)]
     with pytest.raises(TraincastError, match="runs other ops at batch 25"):
-        generalise(captures)
+        generalise_captures(captures)
 
 
 def test_an_op_that_changes_its_form_is_refused() -> None:
     captures = [make_mlp(batch=b, extra=(lambda b, s: 1) if b < 20 else None) for b, _ in capture_sizes(16, 0)]
     with pytest.raises(TraincastError, match="aten::mm changes its form"):
-        generalise(captures)
+        generalise_captures(captures)
 
 
 def test_a_fractional_size_that_is_exact_everywhere_is_kept() -> None:

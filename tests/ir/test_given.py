@@ -1,7 +1,7 @@
 import pytest
 
 from traincast.ir.formula import Formula
-from traincast.ir.given import OpCost, costs_from
+from traincast.ir.given import OpCost, read_op_costs
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -39,14 +39,14 @@ def test_anything_else_is_refused_in_one_line(text: str) -> None:
 
 
 def test_costs_of_a_table_are_named_by_what_is_wrong_with_them() -> None:
-    (cost,) = costs_from({"lib::op": {"flops": "2 * in0.numel", "bytes": 100}}, "costs.toml")
+    (cost,) = read_op_costs({"lib::op": {"flops": "2 * in0.numel", "bytes": 100}}, "costs.toml")
     assert cost.of(OP) == (0.0, 64.0, 100.0)
     for table, message in (
         ({"op": {"flops": "1"}}, "no name of an op"), ({"a::b": {"flop": "1"}}, "Did you mean flops"),
         ({"a::b": {}}, "says nothing"), ({"a::b": 3}, "must be a table"),
     ):  # fmt: skip
         with pytest.raises(TraincastError, match=message):
-            costs_from(table, "costs.toml")
+            read_op_costs(table, "costs.toml")
 
 
 def test_a_function_of_python_gives_a_cost_too() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind, TensorSpec
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.generalise import generalise
-from traincast.ir.validate import validate
+from traincast.ir.generalise import generalise_captures
+from traincast.ir.validate import validate_program
 
 NEW = Signature("aten::relu_", (TensorSpec((7,), (1,), "float32"),), (TensorSpec((7,), (1,), "float32"),))
 
@@ -55,7 +55,7 @@ def inserted(program):
 
 def test_new_scopes_and_ops_are_where_they_were_put():
     program = inserted(two_products(3))
-    validate(program)
+    validate_program(program)
     assert [(s.name, s.first_op, s.num_ops) for s in program.scopes] == [
         ("first", 0, 1), ("a", 1, 1), ("b", 2, 2), ("last", 4, 1), ("c", 5, 0),
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_lifetimes_move_with_their_ops():
 
 
 def test_old_sizes_follow_the_batch_and_new_ones_stay():
-    general = generalise([two_products(batch) for batch in (2, 5, 7)])
+    general = generalise_captures([two_products(batch) for batch in (2, 5, 7)])
     grown = inserted(general).resized(11, 0)
     assert grown.ops[1].inputs[0].spec.shape == (11, 4)
     assert grown.ops[0].inputs[0].spec.shape == (7,)

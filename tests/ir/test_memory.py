@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from traincast.hardware import load_platform
-from traincast.ir import peak_memory
-from traincast.ir.tables import bytes_left_out
+from traincast.ir import compute_peak_memory
+from traincast.ir.tables import count_bytes_left_out
 from traincast.models.catalog import load_model
 from traincast.models.data_parallel import apply_data_parallel
 from traincast.models.dlrm.config import CRITEO_ROWS
@@ -25,7 +25,7 @@ TABLES = tuple(
 
 
 def test_tables_are_not_counted_with_the_other_parameters():
-    memory = peak_memory(load_model("dlrm-default").programs[0])
+    memory = compute_peak_memory(load_model("dlrm-default").programs[0])
 
     assert memory.by_kind["embedding_table"] == 8 * 1_000_000 * 64 * 4
     assert 0 < memory.by_kind["parameter"] < 1e-2 * memory.by_kind["embedding_table"]
@@ -33,7 +33,7 @@ def test_tables_are_not_counted_with_the_other_parameters():
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_moments_of_fused_tables_are_optimizer_state(optimizer, moments):
-    memory = peak_memory(load_model("dlrm-v2", optimizer=optimizer).programs[0])
+    memory = compute_peak_memory(load_model("dlrm-v2", optimizer=optimizer).programs[0])
 
     parameters = memory.by_kind["embedding_table"] + memory.by_kind["parameter"]
     assert memory.by_kind.get("optimizer_state", 0) == pytest.approx(moments * parameters, rel=1e-3)
@@ -41,14 +41,14 @@ def test_moments_of_fused_tables_are_optimizer_state(optimizer, moments):
 
 
 def test_a_model_without_lookups_or_collectives_has_neither():
-    memory = peak_memory(load_model("resnet50").programs[0])
+    memory = compute_peak_memory(load_model("resnet50").programs[0])
 
     assert not {"embedding_table", "communication"} & set(memory.by_kind)
 
 
 def test_the_kinds_add_up_to_the_peak():
     for name in ("dlrm-mlperf", "bert-large", "resnet50"):
-        memory = peak_memory(load_model(name).programs[0])
+        memory = compute_peak_memory(load_model(name).programs[0])
         assert sum(memory.by_kind.values()) == memory.peak_bytes
 
 
@@ -59,7 +59,7 @@ def test_a_rank_of_a_sharded_step_needs_what_its_plan_says(rank):
     step = build_sharded_dlrm(None, TABLES, plan, batch_size=512, gpus_per_node=4)
     need = compute_memory_need(plan, TABLES, MemoryLimits(device=40e9), batch_size=512)
 
-    memory = peak_memory(step.programs[step.ranks[rank]])
+    memory = compute_peak_memory(step.programs[step.ranks[rank]])
 
     weights, state = need.bytes[rank, 0], need.bytes[rank, 1]
     assert memory.by_kind["embedding_table"] == pytest.approx(weights, rel=1e-5)
@@ -70,7 +70,10 @@ def test_a_rank_of_a_sharded_step_needs_what_its_plan_says(rank):
 
 def test_buckets_of_gradients_are_communication():
     alone = load_model("resnet50")
-    memory, many = peak_memory(alone.programs[0]), peak_memory(apply_data_parallel(alone, 8).programs[0])
+    memory, many = (
+        compute_peak_memory(alone.programs[0]),
+        compute_peak_memory(apply_data_parallel(alone, 8).programs[0]),
+    )
 
     gradients = 4 * 25_557_032
     assert memory.by_kind["gradient"] == pytest.approx(gradients, rel=1e-3)
@@ -83,9 +86,9 @@ def test_buckets_of_gradients_are_communication():
 def test_rows_that_are_not_held_are_told(embedding):
     # Given 187.8 M rows of 128 fp32, of which each table holds two million at most
     step = load_model("dlrm-mlperf", embedding=embedding)
-    held = peak_memory(step.programs[0]).by_kind["embedding_table"]
-    assert held + bytes_left_out(step.programs[0]) == pytest.approx(4 * 128 * sum(CRITEO_ROWS), rel=1e-6)
-    assert bytes_left_out(load_model("dlrm-default", embedding=embedding).programs[0]) == 0
+    held = compute_peak_memory(step.programs[0]).by_kind["embedding_table"]
+    assert held + count_bytes_left_out(step.programs[0]) == pytest.approx(4 * 128 * sum(CRITEO_ROWS), rel=1e-6)
+    assert count_bytes_left_out(load_model("dlrm-default", embedding=embedding).programs[0]) == 0
 
     # When it is predicted on one GPU, then the result says what all rows would take
     (said,) = predict_step(step, load_platform("a100-80gb")).warnings

@@ -1,5 +1,5 @@
 from tests.ir.steps import make_mlp, spec
-from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind, peak_memory
+from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind, compute_peak_memory
 
 RELU = Signature("aten::relu", (spec(256),), (spec(256),))
 
@@ -48,21 +48,21 @@ def test_peak_memory_of_storages_that_replace_each_other() -> None:
     # Given 512, 1024 and 512 bytes, each freed after the op that follows it
     program = chain([512, 1024, 512], free_after={0: 1, 1: 2}).build_program()
     # Then the peak is at op 1: 1024 of parameters, 512 and 1024; at op 2 it is 1024 + 1024 + 512 as well
-    assert peak_memory(program).peak_bytes == 2560
-    assert peak_memory(program).by_kind == {"parameter": 1024, "activation": 1536}
+    assert compute_peak_memory(program).peak_bytes == 2560
+    assert compute_peak_memory(program).by_kind == {"parameter": 1024, "activation": 1536}
 
 
 def test_peak_memory_counts_what_is_never_freed() -> None:
-    assert peak_memory(chain([512, 512, 512], free_after={}).build_program()).peak_bytes == 1024 + 3 * 512
+    assert compute_peak_memory(chain([512, 512, 512], free_after={}).build_program()).peak_bytes == 1024 + 3 * 512
 
 
 def test_a_storage_freed_after_its_own_op_leaves_before_the_next() -> None:
-    assert peak_memory(chain([4096, 512], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
-    assert peak_memory(chain([4096, 4096], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
+    assert compute_peak_memory(chain([4096, 512], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
+    assert compute_peak_memory(chain([4096, 4096], free_after={0: 0}).build_program()).peak_bytes == 1024 + 4096
 
 
 def test_storages_take_whole_blocks_of_512_bytes() -> None:
-    assert peak_memory(chain([1, 513], free_after={}).build_program()).peak_bytes == 1024 + 512 + 1024
+    assert compute_peak_memory(chain([1, 513], free_after={}).build_program()).peak_bytes == 1024 + 512 + 1024
 
 
 def test_host_memory_is_no_device_memory() -> None:
@@ -71,7 +71,7 @@ def test_host_memory_is_no_device_memory() -> None:
     assert program.storages.on_host.tolist() == [False, False, True] + [False] * (len(program.storages.on_host) - 3)
     # Then the peak is at the last gradient: 2 weights, 2 gradients of 1024 bytes; input copy, one activation,
     # the loss and the incoming gradient of 512 bytes each
-    memory = peak_memory(program)
+    memory = compute_peak_memory(program)
     assert memory.by_kind == {"parameter": 2048, "gradient": 2048, "input": 512, "activation": 1536}
     assert memory.peak_bytes == 6144
 
@@ -79,5 +79,5 @@ def test_host_memory_is_no_device_memory() -> None:
 def test_a_step_without_ops_holds_its_parameters() -> None:
     builder = ProgramBuilder(batch_size=1)
     builder.add_storage(2048, StorageKind.PARAMETER, before_step=True)
-    assert peak_memory(builder.build_program()).peak_bytes == 2048
-    assert peak_memory(ProgramBuilder(batch_size=1).build_program()).peak_bytes == 0
+    assert compute_peak_memory(builder.build_program()).peak_bytes == 2048
+    assert compute_peak_memory(ProgramBuilder(batch_size=1).build_program()).peak_bytes == 0

@@ -1,6 +1,6 @@
 from tests.ir.steps import spec
 from traincast.ir import Phase, ProgramBuilder, Signature
-from traincast.ir.symbolic import SizeRef, forms_and_sizes, with_plain_sizes, with_size_indices
+from traincast.ir.symbolic import SizeRef, replace_indices_by_sizes, replace_sizes_by_indices, separate_forms_and_sizes
 
 
 def with_scalar(value) -> Signature:
@@ -17,8 +17,8 @@ def test_a_signature_returns_from_indices_unchanged() -> None:
         return len(sizes) - 1
 
     # When its integers become indices and come back
-    symbolic = with_size_indices(plain, store)
-    back = with_plain_sizes([symbolic], sizes)[0]
+    symbolic = replace_sizes_by_indices(plain, store)
+    back = replace_indices_by_sizes([symbolic], sizes)[0]
     # Then nothing is lost, not even the difference between 1, 1.0 and True
     assert repr(back) == repr(plain)
     assert sizes == [2, 3, 3, 1, 2, 3, 3, 1, 1, 3, 4]
@@ -45,8 +45,8 @@ def test_an_integer_argument_is_not_mistaken_for_an_equal_float() -> None:
 
 def test_the_form_of_a_signature_is_free_of_sizes() -> None:
     small, large = with_scalar(2), with_scalar(70)
-    (small_form, _), (large_form, sizes) = forms_and_sizes([small, large])
+    (small_form, _), (large_form, sizes) = separate_forms_and_sizes([small, large])
     assert small_form == large_form
     assert sizes == (2, 3, 3, 1, 2, 3, 3, 1, 70)
-    (whole, _), (real, _) = forms_and_sizes([with_scalar(0), with_scalar(0.0)])
+    (whole, _), (real, _) = separate_forms_and_sizes([with_scalar(0), with_scalar(0.0)])
     assert whole != real

@@ -7,7 +7,7 @@ from tests.effort import calls
 from tests.ir.steps import make_mlp, make_workload, spec
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, TensorSpec, Workload
 from traincast.ir.sizes import SizeTable
-from traincast.ir.validate import MAX_ALL_OPS, MAX_OPS, MAX_RANKS, validate, validate_workload
+from traincast.ir.validate import MAX_ALL_OPS, MAX_OPS, MAX_RANKS, validate_program, validate_workload
 from traincast.models.catalog import load_model
 from traincast.utils.errors import TraincastError
 
@@ -28,8 +28,8 @@ def with_signature(**changes) -> Program:
 
 
 def test_what_the_builder_makes_is_valid() -> None:
-    validate(STEP)
-    validate(ProgramBuilder(batch_size=1).build_program())
+    validate_program(STEP)
+    validate_program(ProgramBuilder(batch_size=1).build_program())
     validate_workload(make_workload(seq=16))
 
 
@@ -63,14 +63,14 @@ def test_what_the_builder_makes_is_valid() -> None:
 )
 def test_a_wrong_number_is_named(column: str, place: int, value: int, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
-        validate(with_column(column, place, value))
+        validate_program(with_column(column, place, value))
 
 
 @pytest.mark.parametrize("column", ["op_stream", "scope_after", "storage_free", "input_ptr", "scope_ptr"])
 def test_columns_of_unequal_length_are_named(column: str) -> None:
     short = replace(STEP.columns, **{column: getattr(STEP.columns, column)[:-1]})
     with pytest.raises(TraincastError, match=f"column {column} has "):
-        validate(replace(STEP, columns=short))
+        validate_program(replace(STEP, columns=short))
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_columns_of_unequal_length_are_named(column: str) -> None:
 )
 def test_a_wrong_signature_is_named_with_its_op(changes: dict, message: str) -> None:
     with pytest.raises(TraincastError, match=rf"op 1 \('aten::mm'\) .*{message}"):
-        validate(with_signature(**changes))
+        validate_program(with_signature(**changes))
 
 
 def test_an_unused_signature_is_checked_too() -> None:
     unused = Signature("aten::odd", (TensorSpec((0,), (), "float32"),), ())
     with pytest.raises(TraincastError, match=r"signature 5 \('aten::odd'\)"):
-        validate(replace(STEP, symbolic=(*STEP.symbolic, unused)))
+        validate_program(replace(STEP, symbolic=(*STEP.symbolic, unused)))
 
 
 def test_a_negative_dimension_is_refused() -> None:
@@ -105,14 +105,14 @@ def test_a_negative_dimension_is_refused() -> None:
         [builder.add_tensor(builder.add_storage(8))],
     )
     with pytest.raises(TraincastError, match=r"op 0 \('aten::relu'\) has a tensor with a negative size"):
-        validate(builder.build_program())
+        validate_program(builder.build_program())
 
 
 def test_a_negative_storage_is_refused() -> None:
     builder = ProgramBuilder(batch_size=1)
     builder.add_storage(-1)
     with pytest.raises(TraincastError, match="storage 0 has a negative number of bytes"):
-        validate(builder.build_program())
+        validate_program(builder.build_program())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_negative_storage_is_refused() -> None:
 )
 def test_wrong_sizes_are_named(changes: dict, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
-        validate(replace(STEP, **changes))
+        validate_program(replace(STEP, **changes))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_step_of_millions_of_empty_scopes_is_refused():
         scope_ptr=np.append(c.scope_ptr, np.full(many, c.scope_ptr[-1], dtype=np.int32)),
     )
     with pytest.raises(TraincastError, match=f"more than {MAX_OPS} ops, scopes or storages"):
-        validate(replace(program, columns=bomb))
+        validate_program(replace(program, columns=bomb))
 
 
 def test_very_many_ranks_and_programs_are_refused():

@@ -2,12 +2,12 @@ import pytest
 
 from tests.ir.steps import make_mlp, make_workload
 from traincast.ir import Workload
-from traincast.ir.generalise import capture_sizes, generalise
+from traincast.ir.generalise import capture_sizes, generalise_captures
 from traincast.utils.errors import TraincastError
 
 
 def general(batch: int, seq: int = 0, **options) -> Workload:
-    program = generalise([make_mlp(batch=b, seq=s, **options) for b, s in capture_sizes(batch, seq)])
+    program = generalise_captures([make_mlp(batch=b, seq=s, **options) for b, s in capture_sizes(batch, seq)])
     return Workload(name="net", programs=(program,))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.simulator.instructions import crew_of, host, join, launch, record, sync_device, wait
 from tests.simulator.test_walk_properties import programs
-from traincast.simulator.critical import critical_path
+from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
 
 
@@ -16,7 +16,7 @@ def simulated(program, gap=0.0):
 
 
 def path(program):
-    return [(s.where, s.instruction, s.start, s.end) for s in critical_path(simulated(program))]
+    return [(s.where, s.instruction, s.start, s.end) for s in find_critical_path(simulated(program))]
 
 
 def test_host_bound_step_is_all_host():
@@ -60,7 +60,7 @@ def test_join_crosses_threads():
 def test_the_path_has_no_hole_and_spans_the_step(program, gap):
     walks = simulated(program, gap)
 
-    segments = critical_path(walks)
+    segments = find_critical_path(walks)
 
     assert sum(s.seconds for s in segments) == walks[0].latest()[0]
     for before, after in zip(segments, segments[1:], strict=False):

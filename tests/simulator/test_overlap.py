@@ -11,7 +11,7 @@ from tests.simulator.instructions import crew_of, launch
 from tests.simulator.test_ranks_properties import as_meetings, gaps, moments, programs_of, runs
 from traincast.costs.in_step import SHIPPED
 from traincast.simulator.many_ranks import CollectiveIndex, simulate_ranks
-from traincast.simulator.overlap import Overlap, compute_covered_seconds, late_start, simulate_with_overlap
+from traincast.simulator.overlap import Overlap, compute_covered_seconds, get_late_start_seconds, simulate_with_overlap
 from traincast.simulator.schedule import Code
 
 moment = st.integers(0, 40)
@@ -41,7 +41,7 @@ def test_only_the_part_beside_the_transfer_counts():
     overlap = Overlap(walks[0], 0, collectives)
 
     extra = (overlap.longer(walks[0]) - overlap.alone)[walks[0].blocks.launch_place, 0]
-    assert extra.tolist() == pytest.approx([0, 0, 0.8 * late_start() + SHIPPED.beside * 4 * ms, 0])
+    assert extra.tolist() == pytest.approx([0, 0, 0.8 * get_late_start_seconds() + SHIPPED.beside * 4 * ms, 0])
 
 
 @given(runs, gaps)
@@ -65,7 +65,9 @@ def test_durations_settle_between_alone_and_all_late(run, gap):
             - group.kernel_seconds[0, group.schedule.code == Code.LAUNCH]
         )
         alone_seconds = group.kernel_seconds[0, group.schedule.code == Code.LAUNCH]
-        assert np.all((extra >= 0) & (extra <= (late_start() + SHIPPED.beside * alone_seconds) * (1 + 1e-9)))
+        assert np.all(
+            (extra >= 0) & (extra <= (get_late_start_seconds() + SHIPPED.beside * alone_seconds) * (1 + 1e-9))
+        )
         assert walk.latest()[0] >= before.latest()[0] - 1e-15
     # and what was taken over from walk to walk is what a simulation from scratch finds
     scratch = simulate_ranks(

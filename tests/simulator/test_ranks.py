@@ -7,7 +7,7 @@ import pytest
 
 from tests.simulator.instructions import crew_of, host, launch, record, sync_stream, wait
 from tests.simulator.test_ranks_properties import as_meetings, walk_apart
-from traincast.simulator.critical import critical_path
+from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Deadlock, simulate_ranks
 
 
@@ -67,7 +67,7 @@ def test_a_pipeline_of_ranks_with_the_same_instructions():
     (walk,) = simulate_ranks([crew_of(*ranks)], as_meetings(collectives, lambda rank: (0, rank)))
 
     assert walk.latest().tolist() == [4, 8, 11]
-    assert [(s.row, s.instruction) for s in critical_path([walk], as_meetings(collectives, lambda r: (0, r)))] == [
+    assert [(s.row, s.instruction) for s in find_critical_path([walk], as_meetings(collectives, lambda r: (0, r)))] == [
         (0, 1), (0, 2), (1, 1), (1, 2), (2, 1),
     ]  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_the_path_goes_to_the_rank_that_came_last():
     ranks = [[launch(2), launch(0)], [launch(9), launch(0), launch(1)]]
     collectives = [([(0, 1), (1, 1)], 3.0)]
 
-    path = critical_path(walk_apart(ranks, collectives), as_meetings(collectives))
+    path = find_critical_path(walk_apart(ranks, collectives), as_meetings(collectives))
 
     assert [(s.group, s.instruction, s.seconds) for s in path] == [(1, 0, 9), (1, 1, 3), (1, 2, 1)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, join, launch
 from tests.simulator.naive import NaiveWalk
 from tests.simulator.test_walk_properties import instruction, seconds, stream, thread
-from traincast.simulator.critical import critical_path
+from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
 from traincast.simulator.schedule import Code
 
@@ -130,7 +130,7 @@ def test_the_path_over_ranks_has_no_hole_and_spans_the_run(run, gap):
     ranks, collectives = programs_of(run)
     walks = walk_apart(ranks, collectives, gap)
 
-    segments = critical_path(walks, as_meetings(collectives))
+    segments = find_critical_path(walks, as_meetings(collectives))
 
     assert sum(s.seconds for s in segments) == max(walk.latest()[0] for walk in walks)
     for before, after in zip(segments, segments[1:], strict=False):

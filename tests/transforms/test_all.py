@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from traincast.costs.kernels.registry import lowering_context
+from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir import Phase, Program, Workload
-from traincast.ir.edit import with_dtype, without_phase
+from traincast.ir.edit import remove_phase, rename_dtypes
 from traincast.ir.program import Columns
-from traincast.ir.validate import validate
+from traincast.ir.validate import validate_program
 from traincast.models.catalog import load_model
 from traincast.models.data_parallel import apply_data_parallel
 from traincast.models.sharded_dlrm.recommender import build_sharded_recommender
@@ -35,10 +35,10 @@ STEPS = {
     "transformer": lambda: load_model("transformer").resized(batch_size=1),
 }
 TRANSFORMS: dict[str, Transform] = {
-    "no optimizer": lambda step: without_phase(step, Phase.OPTIMIZER),
-    "no backward": lambda step: without_phase(step, Phase.BACKWARD),
-    "another type": lambda step: with_dtype(step, {"float32": "int32"}),
-    "compiled": lambda step: compile_step(step, lowering_context(step)),
+    "no optimizer": lambda step: remove_phase(step, Phase.OPTIMIZER),
+    "no backward": lambda step: remove_phase(step, Phase.BACKWARD),
+    "another type": lambda step: rename_dtypes(step, {"float32": "int32"}),
+    "compiled": lambda step: compile_step(step, make_lowering_context(step)),
     "fused": lambda step: fuse_ops(step)[0],
     "graphs": lambda step: apply_cuda_graphs(step)[0],
     "accumulated": lambda step: accumulate_gradients(step, 3)[0],
@@ -53,7 +53,7 @@ TRANSFORMS: dict[str, Transform] = {
     "data parallel": lambda step: apply_data_parallel(step, 4),
     "sharded": lambda step: build_sharded_recommender(step, 2, memory_bytes=80e9, gpus_per_node=8)[0],
     "parallel, accumulated, compiled": lambda step: compile_step(
-        accumulate_gradients(apply_data_parallel(step, 4), 2)[0], lowering_context(step)
+        accumulate_gradients(apply_data_parallel(step, 4), 2)[0], make_lowering_context(step)
     ),
 }
 REFUSED = {
@@ -94,7 +94,7 @@ def test_every_transform_gives_a_sound_program_or_a_reason(name: str) -> None:
             continue
         # Then each result is valid and has its memory where its ops need it
         for program in changed.programs:
-            validate(program)
+            validate_program(program)
             check_memory(program)
     assert refused == REFUSED[name]
     # and the step itself is as it was

@@ -9,7 +9,7 @@ from traincast.ir.ops import Phase
 from traincast.simulator.scenario.predict import load_step, predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.transforms.cuda_graph import apply_cuda_graphs
 
 
@@ -33,7 +33,7 @@ def test_a_step_without_waits_is_one_graph_and_one_launch():
 
 
 def test_inputs_are_copied_before_the_graph():
-    workload, _ = apply_cuda_graphs(load(Scenario(workload="dlrm-mlperf", batch_size=64)))
+    workload, _ = apply_cuda_graphs(load_single_gpu_step(Scenario(workload="dlrm-mlperf", batch_size=64)))
     (program,) = workload.programs
     assert not any(name.startswith((LAUNCH, NODE)) for name in names(program, Phase.INPUT))
     assert any(name.startswith(NODE) for name in names(program, Phase.BACKWARD))
@@ -41,7 +41,7 @@ def test_inputs_are_copied_before_the_graph():
 
 def test_what_breaks_a_graph_is_named_and_runs_between_two():
     # Given a DLRM of the papers, whose interaction indexes with tensors of the host
-    workload, said = apply_cuda_graphs(load(Scenario(workload="dlrm-default", batch_size=512)))
+    workload, said = apply_cuda_graphs(load_single_gpu_step(Scenario(workload="dlrm-default", batch_size=512)))
 
     assert "replayed as 6 CUDA graphs" in said
     assert "the host waits in aten::_index_put_impl_, aten::_to_copy, aten::index" in said

@@ -9,7 +9,7 @@ from traincast.app.api import load, predict
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
-from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, peak_memory
+from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, compute_peak_memory
 from traincast.ir.ops import Scalar, TensorSpec
 from traincast.ir.validate import validate_workload
 from traincast.transforms.fusion import FUSED, compile_step
@@ -132,7 +132,7 @@ def test_a_buffer_of_the_model_changed_in_place_is_written() -> None:
 
 def test_memory_of_what_stays_inside_a_kernel_is_never_taken() -> None:
     builder = StepBuilder("x").run("mul", "x", "a").run("tanh", "a", "b").run("relu", "b", "c")
-    assert peak_memory(builder.compiled("c")).peak_bytes == 2 * X.nbytes
+    assert compute_peak_memory(builder.compiled("c")).peak_bytes == 2 * X.nbytes
 
 
 @pytest.mark.parametrize("model", ["gpt2-large", "bert-large", "dlrm-default", "resnet50", "opt-1.3b"])

@@ -78,11 +78,11 @@ def read_table(
             raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
     table = MeasuredTable(file, {})
     for name in text:
-        table.columns[name] = _texts(table, frame[name], name in optional)
+        table.columns[name] = _read_texts(table, frame[name], name in optional)
     for name, known in (among or {}).items():
         check_among(table, name, known)
     for name in numbers:
-        table.columns[name] = _numbers(table, frame[name])
+        table.columns[name] = _read_numbers(table, frame[name])
     for name in positive:
         check_positive(table, name)
     return table
@@ -140,17 +140,17 @@ def _read_frame(data: Path, file: str) -> pl.DataFrame:
     return frame
 
 
-def _texts(table: MeasuredTable, column: pl.Series, may_be_missing: bool) -> npt.NDArray[Any]:
+def _read_texts(table: MeasuredTable, column: pl.Series, may_be_missing: bool) -> npt.NDArray[Any]:
     """A text column; true and false stay what they are."""
     import polars as pl
 
     missing = column.is_null() & (not may_be_missing)
-    refuse(table, column.name, [(row, "is empty") for row in np.flatnonzero(missing).tolist()])
+    reject_cells(table, column.name, [(row, "is empty") for row in np.flatnonzero(missing).tolist()])
     kept = column if column.dtype in (pl.String, pl.Boolean) else column.cast(pl.String)
     return kept.to_numpy().astype(object)
 
 
-def _numbers(table: MeasuredTable, column: pl.Series) -> FloatArray:
+def _read_numbers(table: MeasuredTable, column: pl.Series) -> FloatArray:
     """A column of numbers; what is missing becomes NaN."""
     import polars as pl
 
@@ -160,13 +160,13 @@ def _numbers(table: MeasuredTable, column: pl.Series) -> FloatArray:
         raise TraincastError(f"'{table.file}', column '{column.name}': {column.dtype} is not a number") from None
     lost = (values.is_null() & column.is_not_null()) | (values.fill_nan(None).abs() > _LARGEST).fill_null(value=False)
     reason = f"is not a number of at most {_LARGEST:g}"
-    refuse(
+    reject_cells(
         table, column.name, [(row, f"{shorten_value(column[row])} {reason}") for row in np.flatnonzero(lost).tolist()]
     )
     return values.to_numpy()
 
 
-def refuse(table: MeasuredTable, column: str, odd: Sequence[Odd]) -> None:
+def reject_cells(table: MeasuredTable, column: str, odd: Sequence[Odd]) -> None:
     """Raises one line with the place and reason of every odd row (there may be none), the first few written out."""
     if not odd:
         return
@@ -180,7 +180,7 @@ def check_positive(table: MeasuredTable, column: str) -> None:
     """Rejects a table with anything but finite numbers above zero in this column."""
     values = table.number(column)
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-    refuse(table, column, [(row, f"{values[row]} is not a positive number") for row in bad.tolist()])
+    reject_cells(table, column, [(row, f"{values[row]} is not a positive number") for row in bad.tolist()])
 
 
 def check_among(table: MeasuredTable, column: str, known: Collection[str]) -> None:
@@ -190,10 +190,10 @@ def check_among(table: MeasuredTable, column: str, known: Collection[str]) -> No
         for row, value in enumerate(table.text(column))
         if value not in known
     ]
-    refuse(table, column, odd)
+    reject_cells(table, column, odd)
 
 
-def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
+def list_devices(table: MeasuredTable, column: str = "device") -> list[Device]:
     """The devices named in a column, sorted by key; a name no platform file knows is an error."""
     names, first = np.unique(table.text(column).astype(str), return_index=True)
     devices, odd = [], []
@@ -202,17 +202,17 @@ def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
             devices.append(find_device_by_name(str(name)))
         except TraincastError as error:
             odd.append((int(row), str(error)))
-    refuse(table, column, odd)
+    reject_cells(table, column, odd)
     return sorted(devices, key=lambda device: device.key)
 
 
-def device_numbers(table: MeasuredTable, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
+def number_devices(table: MeasuredTable, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
     """Position in `devices` of every row's device."""
     position = {device.name: i for i, device in enumerate(devices)}
     return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)
 
 
-def only_present(
+def keep_present_values(
     devices: Sequence[Device], device: npt.NDArray[np.int64]
 ) -> tuple[list[Device], npt.NDArray[np.int64]]:
     """The devices that rows refer to, and the rows' references to that shorter list."""
@@ -233,10 +233,10 @@ def check_possible(
         )
         for row in bad.tolist()
     ]
-    refuse(table, column, odd)
+    reject_cells(table, column, odd)
 
 
-def held_out(*shape: FloatArray) -> BoolArray:
+def select_held_out(*shape: FloatArray) -> BoolArray:
     """The fifth of the rows that no fit may see, chosen by a hash of the shape: repeats fall together."""
     state = np.full(len(shape[0]), HASH_SEED, dtype=np.uint64)
     with np.errstate(over="ignore"):

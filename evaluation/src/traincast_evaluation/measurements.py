@@ -8,7 +8,7 @@ from pathlib import Path
 from traincast.utils.errors import TraincastError
 
 
-def measurements_folder(data: str | Path | None) -> Path:
+def find_measurements_folder(data: str | Path | None) -> Path:
     """The folder named, or $TRAINCAST_DATA."""
     named = data or os.environ.get("TRAINCAST_DATA")
     if named is None:

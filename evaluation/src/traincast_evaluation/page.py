@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from traincast.app.pages.charts import Chart
-from traincast.app.pages.elements import chart, facts, joined, paragraph
+from traincast.app.pages.elements import join_blocks, make_chart, make_facts, make_paragraph
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import records_table, warnings_html
-from traincast.app.pages.provenance import software_section
+from traincast.app.pages.parts import make_records_table, make_warnings_html
+from traincast.app.pages.provenance import make_software_section
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path, read_document
 
@@ -19,65 +19,72 @@ _WORST = 10
 Rows = Sequence[Mapping[str, Any]]
 
 
-def evaluation_file_page(path: Path) -> Page:
+def read_evaluation_page(path: Path) -> Page:
     """The page of what `evaluate` printed as JSON into a file."""
     document = read_document(path)
     where = format_path(path)
     summary = document.get("summary") if isinstance(document, dict) else None
     cases = document.get("cases", []) if isinstance(document, dict) else []
-    if not summary or not _are_rows(summary) or not _are_rows(cases):
+    if not summary or not _is_list_of_rows(summary) or not _is_list_of_rows(cases):
         raise TraincastError(f"'{where}' is no evaluation: it needs rows of `summary` and `cases`")
     for row in summary:
         if not all(isinstance(row.get(name), int | float) for name in _NUMBERS):
             raise TraincastError(f"'{where}': a row of `summary` needs numbers {', '.join(_NUMBERS)}")
-    return suite_page(str(summary[0].get("suite", path.stem)), summary, cases, [])
+    return build_suite_page(str(summary[0].get("suite", path.stem)), summary, cases, [])
 
 
-def _are_rows(value: Any) -> bool:
+def _is_list_of_rows(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
-def suite_page(suite: str, summary: Rows, cases: Rows, notes: Sequence[str]) -> Page:
+def build_suite_page(suite: str, summary: Rows, cases: Rows, notes: Sequence[str]) -> Page:
     """The page of a suite from the rows of its summary (percent) and of its cases (ms), and what is to be noted."""
     first = summary[0]
     known = [
         ("Cases", str(first["n"])), ("GMAE", f"{first['gmae']:.2f} %"), ("Median error", f"{first['median']:.2f} %"),
         ("Worst", f"{first['worst']:+.1f} % ({first.get('worst_case', '')})"), ("Bias", f"{first['bias']:+.1f} %"),
     ]  # fmt: skip
-    compared = [row for row in cases if _both(row)]
+    compared = [row for row in cases if _has_both_times(row)]
     pieces = [
-        paragraph(f"{first['mape']:.2f} % mean absolute error", "answer"), facts(known),
-        records_table([_plain(row) for row in summary], "Groups; errors in percent"), warnings_html(notes),
-    ]  # fmt: skip
-    sections = [Section(key="answer", title="How wrong", html=joined(pieces))]
+        make_paragraph(f"{first['mape']:.2f} % mean absolute error", "answer"),
+        make_facts(known),
+        make_records_table([_drop_nested_cells(row) for row in summary], "Groups; errors in percent"),
+        make_warnings_html(notes),
+    ]
+    sections = [Section(key="answer", title="How wrong", html=join_blocks(pieces))]
     if compared:
-        sections.append(_cases_section(compared))
+        sections.append(_build_cases_section(compared))
     return Page(title=f"Accuracy: {suite}", subtitle="predicted against measured",
-                sections=[*sections, software_section([])])  # fmt: skip
+                sections=[*sections, make_software_section([])])  # fmt: skip
 
 
-def _cases_section(cases: Rows) -> Section:
+def _build_cases_section(cases: Rows) -> Section:
     worst = sorted(cases, key=lambda row: -abs(row["predicted_ms"] / row["measured_ms"] - 1))[:_WORST]
-    html = joined([
-        chart("cases", "Predicted over measured milliseconds of every case", "On the line, prediction and measurement "
-              "agree; dashed: 20 % apart."),
-        records_table([_plain(row) for row in worst], "The worst cases"),
-        records_table([_plain(row) for row in cases], "All cases"),
-    ])  # fmt: skip
-    return Section(key="cases", title="Case by case", html=html, charts={"cases": _chart(cases)})
+    html = join_blocks(
+        [
+            make_chart(
+                "cases",
+                "Predicted over measured milliseconds of every case",
+                "On the line, prediction and measurement agree; dashed: 20 % apart.",
+            ),
+            make_records_table([_drop_nested_cells(row) for row in worst], "The worst cases"),
+            make_records_table([_drop_nested_cells(row) for row in cases], "All cases"),
+        ]
+    )
+    return Section(key="cases", title="Case by case", html=html, charts={"cases": _build_cases_chart(cases)})
 
 
-def _both(row: Mapping[str, Any]) -> bool:
+def _has_both_times(row: Mapping[str, Any]) -> bool:
     """Whether a case has both times, and they can be put on a logarithmic axis."""
     times = row.get("measured_ms"), row.get("predicted_ms")
     return all(isinstance(time, int | float) and 0 < time < 1e15 for time in times)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_nested_cells(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not isinstance(value, dict | list)}
 
 
-def _chart(cases: Rows) -> Chart:
+def _build_cases_chart(cases: Rows) -> Chart:
     ordered = sorted(cases, key=lambda row: float(row["measured_ms"]))
     x = [float(row["measured_ms"]) for row in ordered]
     return {

@@ -10,15 +10,15 @@ from traincast_evaluation.suites.cases import Outcome
 from traincast_evaluation.suites.registry import Evaluation
 
 
-def evaluation_text(evaluation: Evaluation) -> str:
+def format_evaluation(evaluation: Evaluation) -> str:
     """Cases, where there are any, then the summary and what was left out."""
     left_out = [f"left out: {row.name}: {row.reason}" for row in evaluation.left_out]
-    summary = [summary_text(evaluation.summary), *left_out, *evaluation.notes]
-    cases = [cases_text(evaluation.outcomes), ""] if evaluation.outcomes else []
+    summary = [format_summary(evaluation.summary), *left_out, *evaluation.notes]
+    cases = [format_cases(evaluation.outcomes), ""] if evaluation.outcomes else []
     return "\n".join([*cases, *summary])
 
 
-def summary_text(rows: Sequence[ErrorRow]) -> str:
+def format_summary(rows: Sequence[ErrorRow]) -> str:
     """One line per group, percent: n, GMAE, MAPE, median, worst with its case, bias, share of measurements in the 90 %
     interval, and what others score."""
     header = ("suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias", "in 90 %", "worst case", "others")
@@ -33,7 +33,7 @@ def summary_text(rows: Sequence[ErrorRow]) -> str:
     return format_table(header, cells, right=(2, 3, 4, 5, 6, 7, 8))
 
 
-def cases_text(outcomes: Sequence[Outcome]) -> str:
+def format_cases(outcomes: Sequence[Outcome]) -> str:
     """One line per case, with the errors of others alongside ours, and the spread of repeated measurements where it is
     known (percent)."""
     others = list(dict.fromkeys(name for outcome in outcomes for name in outcome.case.others))

@@ -40,7 +40,7 @@ def solve_nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:
     return x
 
 
-def relative_fit(
+def fit_relative(
     features: FloatArray,
     seconds: FloatArray,
     *,
@@ -66,7 +66,7 @@ def relative_fit(
     return solution
 
 
-def spread_90(predicted: FloatArray, measured: FloatArray, base: FloatArray | float = 0.0) -> float:
+def compute_spread_90(predicted: FloatArray, measured: FloatArray, base: FloatArray | float = 0.0) -> float:
     """The log-sigma that, with `base` in quadrature, makes a ±1.645 sigma interval hold 90 % of measurements."""
     if not len(measured):
         return 0.0

@@ -47,7 +47,7 @@ Progress = Callable[[float], None]
 """Hears the fraction that is done."""
 
 
-def _silent(_: float) -> None:
+def _ignore_progress(_: float) -> None:
     """Ignores progress."""
 
 
@@ -61,9 +61,9 @@ def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> 
     error.
     """
     from traincast.app.predicting import predict as answer
-    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.fields import make_scenario
 
-    return answer(scenario_from({"workload": workload, "on": on, **scenario}))
+    return answer(make_scenario({"workload": workload, "on": on, **scenario}))
 
 
 def scaling(
@@ -71,10 +71,10 @@ def scaling(
 ) -> ScalingCurve:
     """Predicts one step on every number of GPUs given. `batch_size` is that of one GPU for a curve of the `kind`
     "weak", and that of all GPUs together for a "strong" one. Other keywords as in `predict`."""
-    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.fields import make_scenario
     from traincast.simulator.scenario.scaling import predict_scaling
 
-    return predict_scaling(scenario_from({"workload": workload, "on": on, **scenario}), gpus, kind)
+    return predict_scaling(make_scenario({"workload": workload, "on": on, **scenario}), gpus, kind)
 
 
 def capture(
@@ -153,12 +153,12 @@ def recording(
 def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
     """A built-in model by name, a saved workload (`.tc`), or a model described in a file, as a step of one GPU in the
     variant that fields of `Scenario` choose (`batch_size`, `dtype`, `mode`, ...)."""
-    from traincast.simulator.scenario.fields import scenario_from
-    from traincast.simulator.scenario.kinds import check_used, source_kind
-    from traincast.simulator.scenario.workloads import load as load_step
+    from traincast.simulator.scenario.fields import make_scenario
+    from traincast.simulator.scenario.kinds import check_used, find_source_kind
+    from traincast.simulator.scenario.workloads import load_single_gpu_step as load_step
 
-    asked = scenario_from({"workload": workload, **scenario})
-    kind = source_kind(asked.workload)
+    asked = make_scenario({"workload": workload, **scenario})
+    kind = find_source_kind(asked.workload)
     check_used(asked, kind)
     return load_step(asked, kind)
 
@@ -166,7 +166,7 @@ def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
 def export(workload: Source, out: str | Path, *, to: str = "pytorch", **scenario: Unpack[ScenarioFields]) -> Exported:
     """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
     PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Other keywords as in `load`."""
-    from traincast.simulator.scenario.export import export as write
+    from traincast.simulator.scenario.export import export_workload as write
 
     return write(load(workload, **scenario), Path(out), to)
 
@@ -215,20 +215,20 @@ def write_report(
     """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
     timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour; `against` is the traced run that
     another one is to be compared with."""
-    from traincast.app.pages.writing import page_of, with_what_ifs, write_page
+    from traincast.app.pages.writing import add_what_ifs, make_page, write_page
 
-    return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
+    return write_page(add_what_ifs(make_page(answer, price, against), answer, price), Path(out))
 
 
 def list_models() -> ModelList:
     """The built-in models; `list_models().coverage()` says how each of their ops is lowered to kernels."""
-    from traincast.simulator.scenario.models import built_in_models
+    from traincast.simulator.scenario.models import list_built_in_models
 
-    return built_in_models()
+    return list_built_in_models()
 
 
 def list_platforms() -> PlatformList:
     """The built-in GPUs and nodes, with the figures predictions use."""
-    from traincast.simulator.scenario.platforms import built_in_platforms
+    from traincast.simulator.scenario.platforms import list_built_in_platforms
 
-    return built_in_platforms()
+    return list_built_in_platforms()

@@ -36,11 +36,11 @@ def whatif(
     `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run, `power_watts` the power
     limit of a GPU (default: that of its sheet). Other keywords are those of `predict`.
     """
-    from traincast.planner.what_if.compare import ask
+    from traincast.planner.what_if.compare import answer_what_if
     from traincast.planner.what_if.money import Prices
 
     prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
-    return ask(_resolved(workload, on, scenario), edits, prices)
+    return answer_what_if(_resolve_scenario(workload, on, scenario), edits, prices)
 
 
 def advise(
@@ -60,23 +60,23 @@ def advise(
     from traincast.planner.what_if.money import Prices
 
     prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
-    return answer(_resolved(workload, on, scenario), prices, progress=progress)
+    return answer(_resolve_scenario(workload, on, scenario), prices, progress=progress)
 
 
 def sensitivity(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Sensitivity:
     """Which numbers of the platform a step depends on, as elasticities, and which measurement would narrow its interval
     most. Keywords as in `predict`."""
-    from traincast.planner.what_if.sensitivity import sensitivity as answer
+    from traincast.planner.what_if.sensitivity import analyse_sensitivity as answer
 
-    return answer(_resolved(workload, on, scenario))
+    return answer(_resolve_scenario(workload, on, scenario))
 
 
-def _resolved(workload: Source, on: On, fields: Any) -> Resolved:
+def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
     from traincast.app.predicting import check_gpu
-    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.fields import make_scenario
     from traincast.simulator.scenario.resolved import resolve
 
-    scenario = scenario_from({"workload": workload, "on": on, **fields})
+    scenario = make_scenario({"workload": workload, "on": on, **fields})
     check_gpu(scenario)
     return resolve(scenario)
 
@@ -102,14 +102,14 @@ def sweep(
     on `processes` (default: one per core). A point that cannot be
     predicted is a row with an error.
     """
-    from traincast.planner.what_if.money import prices_of
-    from traincast.planner.what_if.sweeps.grid import grid_of, value_text
-    from traincast.planner.what_if.sweeps.run import sweep as answer
+    from traincast.planner.what_if.money import read_prices
+    from traincast.planner.what_if.sweeps.grid import format_value, make_grid
+    from traincast.planner.what_if.sweeps.run import run_sweep as answer
 
-    grid = grid_of({name: [value_text(value) for value in values] for name, values in vary.items()})
+    grid = make_grid({name: [format_value(value) for value in values] for name, values in vary.items()})
     return answer(
-        _resolved(workload, on, scenario), grid, out=None if out is None else Path(out),
-        image=None if image is None else Path(image), prices=prices_of(price), workers=processes,
+        _resolve_scenario(workload, on, scenario), grid, out=None if out is None else Path(out),
+        image=None if image is None else Path(image), prices=read_prices(price), workers=processes,
         progress=progress,
     )  # fmt: skip
 
@@ -135,11 +135,11 @@ def plan(
     plan is the same.
     """
     from traincast.planner.parallelism.entry import plan as answer
-    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.fields import make_scenario
     from traincast.utils.parallel.where import search_workers
 
     return answer(
-        scenario_from({"workload": workload, "on": on, "gpus": gpus, **scenario}), tokens_per_step=tokens_per_step,
+        make_scenario({"workload": workload, "on": on, "gpus": gpus, **scenario}), tokens_per_step=tokens_per_step,
         price=price, tokens=tokens, workers=search_workers(processes), progress=progress,
     )  # fmt: skip
 
@@ -188,6 +188,6 @@ def shard(
 
 def list_edits() -> list[dict[str, str]]:
     """Every edit of `whatif`: how it is written, what it does, and what it may cost besides time."""
-    from traincast.planner.what_if.edits.registry import edits
+    from traincast.planner.what_if.edits.registry import list_edits
 
-    return [{"edit": one.written, "what": one.what, "risk": one.risk} for one in edits().values()]
+    return [{"edit": one.written, "what": one.what, "risk": one.risk} for one in list_edits().values()]

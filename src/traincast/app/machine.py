@@ -20,15 +20,15 @@ Progress = Callable[[float], None]
 """Hears the fraction that is done."""
 
 
-def _silent(_: float) -> None:
+def _ignore_progress(_: float) -> None:
     """Ignores progress."""
 
 
-def _variant(fields: VariantFields) -> Scenario:
+def _make_variant(fields: VariantFields) -> Scenario:
     """The variant of a step that is run: in fp32 unless another arithmetic is named."""
-    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.fields import make_scenario
 
-    return scenario_from({"dtype": "fp32", **fields})
+    return make_scenario({"dtype": "fp32", **fields})
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
     nominal: float | None = None,
     trace_out: str | Path | None = None,
     gpus: int = 1,
-    progress: Progress = _silent,
+    progress: Progress = _ignore_progress,
     **variant: Unpack[VariantFields],
 ) -> Measured:
     """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
@@ -53,23 +53,23 @@ def measure(
     many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
     NCCL. Needs torch; variants as in `predict`.
     """
-    from traincast.calibration.measure import measure as run
-    from traincast.calibration.measure import slug
-    from traincast.costs.cpu.machine import home
+    from traincast.calibration.measure import make_slug
+    from traincast.calibration.measure import measure_here as run
+    from traincast.costs.cpu.machine import get_profile_home
 
     trace = None if trace_out is None else Path(trace_out)
     if trace is None and device == "cuda" and gpus == 1:
-        trace = home() / f"step-{slug(step)}.json"
+        trace = get_profile_home() / f"step-{make_slug(step)}.json"
         trace.parent.mkdir(parents=True, exist_ok=True)
     if gpus != 1:
         from traincast.calibration.measure_ranks import measure_ranks
 
         return measure_ranks(
-            step, _variant(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
+            step, _make_variant(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
             nominal=nominal, trace=trace,
         )  # fmt: skip
     return run(
-        step, _variant(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
+        step, _make_variant(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
         trace=trace, progress=progress,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def bench(
     seed: int = 0,
     dry_run: bool = False,
     clock_mhz: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = _ignore_progress,
     covered: Callable[[str], None] = lambda _: None,
     **variant: Unpack[VariantFields],
 ) -> Benched:
@@ -94,11 +94,11 @@ def bench(
     `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A run that was interrupted goes on where
     it stopped; two at a time do not write to one store. Needs torch and polars.
     """
-    from traincast.calibration.campaign import bench as run
+    from traincast.calibration.campaign import run_campaign as run
 
     return run(
         device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
-        variant=_variant(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
+        variant=_make_variant(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
         covered=covered,
     )  # fmt: skip
 
@@ -122,6 +122,6 @@ def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = 
 def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -> Refined:
     """Corrects the shipped model of a built-in GPU by a store that `bench` filled on one, and writes a platform (`out`,
     .toml) that predictions take. The fewer samples a family has, the less it is corrected. Needs polars."""
-    from traincast.calibration.refine import refine as run
+    from traincast.calibration.refine import refine_platform as run
 
     return run(Path(store), platform, None if out is None else Path(out))

@@ -39,10 +39,10 @@ def _predict_here(scenario: Scenario) -> Prediction:
     """A step on the machine at hand, or on the one that a fitted profile was measured on."""
     from traincast.calibration.here import predict_here
     from traincast.simulator.scenario.kinds import check_used
-    from traincast.simulator.scenario.settings import settings_of_kind
+    from traincast.simulator.scenario.settings import list_settings_of_kind
 
     check_used(scenario, "here")
     assert isinstance(scenario.on, str)
     variant = scenario.replace(dtype=scenario.dtype or "fp32")
     result = predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
-    return replace(result, scenario=settings_of_kind(variant, "here", result))
+    return replace(result, scenario=list_settings_of_kind(variant, "here", result))

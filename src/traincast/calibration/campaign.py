@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.calibration.here import captured_here, store_folder
+from traincast.calibration.here import capture_here, find_store_folder
 from traincast.calibration.measure import Source
-from traincast.costs.cpu.machine import profile_file
+from traincast.costs.cpu.machine import get_profile_file
 from traincast.costs.cpu.profile import load_profile
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, shorten_value
@@ -75,7 +75,7 @@ class Benched(Result):
             narrowed = ", ".join(f"{kind} ±{width:.0%}" for kind, width in best)
             return f"{first}\nhalf the interval of its kernels when measured: {narrowed}" if best else first
         lines = [f"{self.store}: {self.measured} measured in {self.seconds:.0f} s, {self.total} in all"]
-        lines += [_covered_text(*mark) for mark in self.coverage]
+        lines += [_describe_coverage(*mark) for mark in self.coverage]
         return "\n".join([*lines, *self.notes])
 
     def records(self) -> Records:
@@ -96,7 +96,7 @@ def parse_budget(text: str) -> float:
     return seconds
 
 
-def bench(
+def run_campaign(
     *,
     device: str = "cpu",
     budget: str = "10m",
@@ -114,13 +114,13 @@ def bench(
     seconds = parse_budget(budget)
     if not 0 <= seed < 1 << 32:
         raise TraincastError(f"`seed` is {shorten_value(seed)}; give an integer from 0")
-    folder = store or store_folder(device)
-    needed = None if workload is None else _needed(workload, variant or Scenario(dtype="fp32"), device)
-    tasks = _plan(device, seed) if needed is None else iter(needed.tasks)
+    folder = store or find_store_folder(device)
+    needed = None if workload is None else _list_needed_tasks(workload, variant or Scenario(dtype="fp32"), device)
+    tasks = _choose_plan(device, seed) if needed is None else iter(needed.tasks)
     if dry_run:
-        planned = _planned(folder, tasks, seconds, device if needed is None else "")
+        planned = _describe_plan(folder, tasks, seconds, device if needed is None else "")
         return planned if needed is None else replace(planned, half_width_if_measured=needed.by_kind)
-    from traincast.calibration.bench.disturbance import run_notes
+    from traincast.calibration.bench.disturbance import note_disturbances
     from traincast.calibration.bench.opening import open_device
     from traincast.calibration.bench.store import Store
     from traincast.calibration.bench.timing import Reference, check_locked
@@ -135,12 +135,12 @@ def bench(
     notes = [*check_locked(opened, clock), *filter(None, [opened.neighbours()])]
     before, coverage = len(held), tuple[tuple[float, float], ...]()
     if needed is None:
-        notes += _beside_ops(opened, held, seed, started, seconds, progress)
-        notes += _single_ops(opened, held, tasks, seed, started, seconds, progress)
+        notes += _measure_other_parts(opened, held, seed, started, seconds, progress)
+        notes += _measure_single_ops(opened, held, tasks, seed, started, seconds, progress)
     else:
-        coverage, failures = _cover(opened, held, needed, started, seconds, progress, covered)
+        coverage, failures = _cover_workload(opened, held, needed, started, seconds, progress, covered)
         notes += failures
-    notes += run_notes(list(islice(held.samples(), before, None)), (clock, reference.clock_mhz()))
+    notes += note_disturbances(list(islice(held.samples(), before, None)), (clock, reference.clock_mhz()))
     return Benched(
         store=folder, identity=held.identity, measured=len(held) - before, total=len(held),
         seconds=time.monotonic() - started, coverage=coverage, notes=tuple(dict.fromkeys(notes)),
@@ -148,7 +148,7 @@ def bench(
     )  # fmt: skip
 
 
-def _beside_ops(
+def _measure_other_parts(
     device: Device, store: Store, seed: int, started: float, seconds: float, progress: Callable[[float], None]
 ) -> list[str]:
     """What is no single op: the host's overheads, copies, collectives, each for its share of the time."""
@@ -157,14 +157,14 @@ def _beside_ops(
     def go_on() -> None:
         progress(min(1.0, (time.monotonic() - started) / seconds))
 
-    share = _seconds_of(seconds)
+    share = _split_seconds(seconds)
     notes = measure_host(device, store, seed, share["host"], go_on)
     notes += measure_together(device, store, seed, share["together"], go_on)
     notes += measure_copies(device, store, seed, share["copies"], go_on)
     return notes + measure_collectives(device, store, seed, share["exchanges"], go_on)
 
 
-def _single_ops(
+def _measure_single_ops(
     device: Device,
     store: Store,
     tasks: Iterator[Task],
@@ -178,18 +178,18 @@ def _single_ops(
     from traincast.calibration.bench.parts import AGAIN
 
     first = seconds - _AGAIN_SHARE * max(seconds - (time.monotonic() - started), 0.0)
-    notes = _run(device, store, tasks, started, first, progress)
-    again = _measured_before(store, _plan(device.kind, seed))
-    notes += _run(device, store, again, started, seconds, progress, AGAIN)
-    return notes + _run(device, store, tasks, started, seconds, progress)
+    notes = _run_tasks(device, store, tasks, started, first, progress)
+    again = _list_measured_before(store, _choose_plan(device.kind, seed))
+    notes += _run_tasks(device, store, again, started, seconds, progress, AGAIN)
+    return notes + _run_tasks(device, store, tasks, started, seconds, progress)
 
 
-def _seconds_of(seconds: float) -> dict[str, float]:
+def _split_seconds(seconds: float) -> dict[str, float]:
     """What each part alongside single ops gets of this many seconds."""
     return {part: share * seconds for part, share in _SHARES.items()}
 
 
-def _run(
+def _run_tasks(
     device: Device,
     store: Store,
     tasks: Iterator[Task],
@@ -199,7 +199,7 @@ def _run(
     turn: str = "",
 ) -> list[str]:
     """Measures until `seconds` after `started`, and names the ops that could not be run alone."""
-    from traincast.calibration.bench.bench import bench as run
+    from traincast.calibration.bench.bench import run_benchmarks as run
 
     failures: list[str] = []
 
@@ -215,39 +215,39 @@ def _run(
     return failures
 
 
-def _plan(device: str, seed: int) -> Iterator[Task]:
+def _choose_plan(device: str, seed: int) -> Iterator[Task]:
     """The microbenchmarks of a kind of device."""
-    from traincast.calibration.bench.gpu_plan import gpu_plan
-    from traincast.calibration.bench.plans import plan
+    from traincast.calibration.bench.gpu_plan import plan_gpu_benchmarks
+    from traincast.calibration.bench.plans import plan_benchmarks
 
-    return gpu_plan(seed) if device == "cuda" else plan(seed)
+    return plan_gpu_benchmarks(seed) if device == "cuda" else plan_benchmarks(seed)
 
 
-def _measured_before(store: Store, tasks: Iterator[Task]) -> Iterator[Task]:
+def _list_measured_before(store: Store, tasks: Iterator[Task]) -> Iterator[Task]:
     """The plan's tasks that the store holds, of those that differ little from visit to visit some."""
-    from traincast.calibration.bench.bench import task_key
-    from traincast.costs.cpu.features import family_of, kind_of
+    from traincast.calibration.bench.bench import make_task_key
+    from traincast.costs.cpu.features import get_family, get_kind
 
     for number, task in enumerate(islice(tasks, len(store))):
-        steady = family_of(kind_of(task.signature)) in _STEADY
-        if task_key(task) in store and (not steady or number % _SELDOM == 0):
+        steady = get_family(get_kind(task.signature)) in _STEADY
+        if make_task_key(task) in store and (not steady or number % _SELDOM == 0):
             yield task
 
 
-def _needed(workload: Source, variant: Scenario, device: str) -> Coverage:
+def _list_needed_tasks(workload: Source, variant: Scenario, device: str) -> Coverage:
     """Every op of a step as a task; a CPU that was fitted says what it is unsure of."""
     from traincast.calibration.bench.needed import Coverage
 
-    step, access = captured_here(workload, variant, runs_on=device)
-    fitted = device == "cpu" and profile_file().is_file()
-    return Coverage(step.programs[0], access, load_profile(profile_file()) if fitted else None)
+    step, access = capture_here(workload, variant, runs_on=device)
+    fitted = device == "cpu" and get_profile_file().is_file()
+    return Coverage(step.programs[0], access, load_profile(get_profile_file()) if fitted else None)
 
 
-def _covered_text(minutes: float, share: float) -> str:
+def _describe_coverage(minutes: float, share: float) -> str:
     return f"after {minutes:.1f} min: {share:.1%} of the step's predicted time"
 
 
-def _cover(
+def _cover_workload(
     device: Device,
     store: Store,
     coverage: Coverage,
@@ -257,35 +257,35 @@ def _cover(
     covered: Callable[[str], None],
 ) -> tuple[tuple[tuple[float, float], ...], list[str]]:
     """Measures a workload's ops, most valuable first; what share was covered after each minute and at the end."""
-    from traincast.calibration.bench.bench import task_key
+    from traincast.calibration.bench.bench import make_task_key
 
     marks, notes = list[tuple[float, float]](), list[str]()
     for task in coverage.tasks:
         if time.monotonic() - started >= seconds:
             break
-        notes += _run(device, store, iter([task]), started, seconds, lambda _: None)
-        sample = store.get(task_key(task))
+        notes += _run_tasks(device, store, iter([task]), started, seconds, lambda _: None)
+        sample = store.get(make_task_key(task))
         if sample is not None:
             coverage.add(task, sample.busy)
         minutes = (time.monotonic() - started) / 60
         if not marks or minutes >= 1 + int(marks[-1][0]):
             marks.append((minutes, coverage.share()))
-            covered(_covered_text(*marks[-1]))
+            covered(_describe_coverage(*marks[-1]))
         progress(min(1.0, max(coverage.share(), 60 * minutes / seconds)))
     return (*marks, ((time.monotonic() - started) / 60, coverage.share())), notes
 
 
-def _planned(folder: Path, tasks: Iterator[Task], seconds: float, device: str) -> Benched:
+def _describe_plan(folder: Path, tasks: Iterator[Task], seconds: float, device: str) -> Benched:
     """What would be measured on a `device`; "" for the ops of a workload alone."""
-    from traincast.costs.cpu.features import kind_of
+    from traincast.costs.cpu.features import get_kind
 
     beside: dict[str, int] = {}
     if device:
-        from traincast.calibration.bench.parts import planned_parts
+        from traincast.calibration.bench.parts import plan_parts
 
-        beside = planned_parts(device, **_seconds_of(seconds))
+        beside = plan_parts(device, **_split_seconds(seconds))
     left = (1.0 - sum(_SHARES.values())) * seconds if device else seconds
-    kinds = Counter(kind_of(task.signature) for task in islice(tasks, max(1, int(left / _SECONDS_PER_SAMPLE))))
+    kinds = Counter(get_kind(task.signature) for task in islice(tasks, max(1, int(left / _SECONDS_PER_SAMPLE))))
     needed = kinds.total() * _SECONDS_PER_SAMPLE + (seconds - left)
     return Benched(
         store=folder, identity=None, measured=0, total=0, seconds=min(seconds, needed),

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from traincast.calibration.waits import with_late
+from traincast.calibration.waits import add_late_collectives
 from traincast.costs.cpu.collectives import fit_collectives, is_collective
 from traincast.costs.cpu.contention import fit_crowding
-from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
-from traincast.costs.cpu.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
+from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, solve_non_negative
+from traincast.costs.cpu.features import OTHER, Caches, Features, estimate_rough_prices, get_family, get_kind
 from traincast.costs.cpu.host_events import HOST_EVENTS
 from traincast.costs.cpu.profile import Profile
-from traincast.costs.cpu.samples import Sample, calm_samples, is_copy, mean_visit, visits
+from traincast.costs.cpu.samples import Sample, average_visits, group_visits, is_copy, select_calm_samples
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
@@ -53,7 +53,7 @@ def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: s
 
 def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
     single = [sample for sample in every if not is_collective(sample.signature)]
-    calm = calm_samples(single)
+    calm = select_calm_samples(single)
     together = [sample for sample in calm if sample.plan]
     steady = [sample for sample in calm if sample.spread < _DISTURBED and not sample.plan]
     crowding, steps = fit_crowding(steady, clock), [sample for sample in steady if sample.signature is None]
@@ -62,35 +62,37 @@ def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -
     if len(ops) < 2 * _FEWEST:
         raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
     reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
-    again = _repeated([s for s in ops if not s.found], clock)
-    ops = [mean_visit(several) for several in visits(ops)]
+    again = _compute_repeat_noise([s for s in ops if not s.found], clock)
+    ops = [average_visits(several) for several in group_visits(ops)]
     kept, held = [s for s in ops if not s.held_out], [s for s in ops if s.held_out]
-    caches = _best_caches([s for s in kept if not s.found], reference, clock)
-    tried = _models(kept, caches, reference, clock)
+    caches = _choose_caches([s for s in kept if not s.found], reference, clock)
+    tried = _fit_models(kept, caches, reference, clock)
     parts = {"": held, "alone: ": [s for s in held if not s.found], "in steps: ": [s for s in held if s.found]}
-    errors = [row for where, some in parts.items() for row in _errors(tried, some, caches, reference, clock, where)]
+    errors = [
+        row for where, some in parts.items() for row in _compute_errors(tried, some, caches, reference, clock, where)
+    ]
     errors += again
-    models = _few_models(ops, caches, reference, clock) | _models(ops, caches, reference, clock, tried)
+    models = _fit_few_models(ops, caches, reference, clock) | _fit_models(ops, caches, reference, clock, tried)
     exchanges, exchange_errors = fit_collectives([s for s in every if is_collective(s.signature)], reference)
-    jitter = _jitter(steps)
-    exchanges = with_late(exchanges, together, reference, jitter)
+    jitter = _compute_jitter(steps)
+    exchanges = add_late_collectives(exchanges, together, reference, jitter)
     errors = [*errors, *exchange_errors]
     profile = Profile(
         identity=identity, clock=clock, reference=reference, caches=caches, models=models, host={},
-        host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(every),
+        host_spread=_HOST_SPREAD, errors=tuple(_make_error_row(error) for error in errors), samples=len(every),
         exchanges=exchanges, crowding=crowding, jitter=jitter,
     )  # fmt: skip
-    return _with_host(profile, steps), errors
+    return _add_host(profile, steps), errors
 
 
-def _row(error: ErrorRow) -> dict[str, Any]:
+def _make_error_row(error: ErrorRow) -> dict[str, Any]:
     return {
         "family": error.group, "n": error.n, "gmae": error.gmae, "mape": error.mape, "median": error.median,
         "worst": error.worst, "bias": error.bias, "covered": error.covered,
     }  # fmt: skip
 
 
-def _by_kind(
+def _group_by_kind(
     samples: Sequence[Sample], caches: Caches, reference: float, clock: str
 ) -> dict[str, list[tuple[Features, float]]]:
     kinds: dict[str, list[tuple[Features, float]]] = {}
@@ -100,14 +102,14 @@ def _by_kind(
     return kinds
 
 
-def _models(
+def _fit_models(
     samples: Sequence[Sample], caches: Caches, reference: float, clock: str, like: Mapping[str, KindModel] = _NONE
 ) -> dict[str, KindModel]:
     """A model of each kind; those of most of the samples (`like`) say where to search."""
-    kinds = {k: p for k, p in _by_kind(samples, caches, reference, clock).items() if len(p) >= _FEWEST}
+    kinds = {k: p for k, p in _group_by_kind(samples, caches, reference, clock).items() if len(p) >= _FEWEST}
     streaming = {k: points for k, points in kinds.items() if points[0][0].family in STREAMING}
-    shared = _together(streaming)
-    models = {kind: _fit(points, shared.get(kind), like.get(kind)) for kind, points in kinds.items()}
+    shared = _fit_streaming_kinds(streaming)
+    models = {kind: _fit_kind(points, shared.get(kind), like.get(kind)) for kind, points in kinds.items()}
     every = [point for points in (streaming or kinds).values() for point in points]
     terms = np.array([f.terms[:4] for f, _ in every])
     seconds = np.array([s for _, s in every])
@@ -119,28 +121,32 @@ def _models(
     return models
 
 
-def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None, like: KindModel | None) -> KindModel:
+def _fit_kind(
+    points: list[tuple[Features, float]], coefficients: FloatArray | None, like: KindModel | None
+) -> KindModel:
     terms = np.array([features.terms for features, _ in points])
     places = np.array([features.place for features, _ in points])
     seconds = np.array([taken for _, taken in points])
     if coefficients is None:
-        coefficients = fit_terms(terms, seconds, _most_prices(terms.shape[1]))
+        coefficients = fit_terms(terms, seconds, _bound_coefficients(terms.shape[1]))
     return fit_kind(terms, places, seconds, coefficients, like=like)
 
 
-def _few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
+def _fit_few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
     """Of kinds with too few samples to be fitted: a store of one step's ops may have one of each."""
     models = {}
-    for kind, points in _by_kind(samples, caches, reference, clock).items():
+    for kind, points in _group_by_kind(samples, caches, reference, clock).items():
         if len(points) < _FEWEST:
             terms, places = (
                 np.array([getattr(features, name) for features, _ in points]) for name in ("terms", "place")
             )
-            models[kind] = fit_few(terms, places, np.array([taken for _, taken in points]), rough_prices(points[0][0]))
+            models[kind] = fit_few(
+                terms, places, np.array([taken for _, taken in points]), estimate_rough_prices(points[0][0])
+            )
     return models
 
 
-def _most_prices(terms: int) -> FloatArray:
+def _bound_coefficients(terms: int) -> FloatArray:
     """The highest prices of an op's terms: code that is some hundred lines long cannot take longer to fetch, and only
     that of small ops is told apart from the rest."""
     most = np.full(terms, np.inf)
@@ -148,7 +154,7 @@ def _most_prices(terms: int) -> FloatArray:
     return most
 
 
-def _together(kinds: Mapping[str, list[tuple[Features, float]]]) -> dict[str, FloatArray]:
+def _fit_streaming_kinds(kinds: Mapping[str, list[tuple[Features, float]]]) -> dict[str, FloatArray]:
     """Coefficients of kinds that stream through memory: a byte costs the same in all of them, a call, its
     code and an element have their own price in each."""
     if not kinds:
@@ -161,13 +167,13 @@ def _together(kinds: Mapping[str, list[tuple[Features, float]]]) -> dict[str, Fl
             row[3 + _OWN * number :][:_OWN] = features.terms[_OWN_TERMS]
             rows.append(row)
             taken.append(seconds)
-    most = np.concatenate([np.full(3, np.inf), *[_most_prices(3 + _OWN)[_OWN_TERMS]] * len(kinds)])
+    most = np.concatenate([np.full(3, np.inf), *[_bound_coefficients(3 + _OWN)[_OWN_TERMS]] * len(kinds)])
     solution = fit_terms(np.array(rows), np.array(taken), most)
     parts = {kind: solution[3 + _OWN * number :][:_OWN] for number, kind in enumerate(kinds)}
     return {kind: np.concatenate([part[:1], solution[:3], part[1:]]) for kind, part in parts.items()}
 
 
-def _best_caches(samples: Sequence[Sample], reference: float, clock: str) -> Caches:
+def _choose_caches(samples: Sequence[Sample], reference: float, clock: str) -> Caches:
     """The cache sizes under which the terms alone explain elementwise ops best."""
     plain = [sample for sample in samples if _is_plain(sample)]
     if len(plain) < 4 * _FEWEST:
@@ -176,9 +182,9 @@ def _best_caches(samples: Sequence[Sample], reference: float, clock: str) -> Cac
     @cache  # both rounds ask for many of the same
     def left_over(caches: Caches) -> float:
         total = 0.0
-        for points in _by_kind(plain, caches, reference, clock).values():
+        for points in _group_by_kind(plain, caches, reference, clock).values():
             columns = np.array([f.terms for f, _ in points]) / np.array([s for _, s in points])[:, None]
-            total += float(np.sum(np.abs(columns @ non_negative(columns, np.ones(len(points))) - 1.0)))
+            total += float(np.sum(np.abs(columns @ solve_non_negative(columns, np.ones(len(points))) - 1.0)))
         return total
 
     best = _USUAL
@@ -190,10 +196,10 @@ def _best_caches(samples: Sequence[Sample], reference: float, clock: str) -> Cac
 
 def _is_plain(sample: Sample) -> bool:
     assert sample.signature is not None
-    return family_of(sample.signature.name.partition("::")[2].rstrip("_")) == "elementwise"
+    return get_family(sample.signature.name.partition("::")[2].rstrip("_")) == "elementwise"
 
 
-def _errors(
+def _compute_errors(
     models: Mapping[str, KindModel], held: Sequence[Sample], caches: Caches, reference: float, clock: str,
     where: str = "",
 ) -> list[ErrorRow]:  # fmt: skip
@@ -216,19 +222,19 @@ def _errors(
     return errors
 
 
-def _jitter(steps: Sequence[Sample]) -> float:
+def _compute_jitter(steps: Sequence[Sample]) -> float:
     """How far what a rank computes deviates from step to step, in the median of the small steps of several ranks."""
     spreads = [step.spread for step in steps if step.ranks > 1]
     return float(f"{np.median(spreads):.4g}") if spreads else 0.0
 
 
-def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
+def _compute_repeat_noise(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
     """How far a second measurement of the same is from the first: noise of single ones, which no model foresees."""
     families: dict[str, list[tuple[float, float, str]]] = {}
-    for first, *others in visits(samples):
+    for first, *others in group_visits(samples):
         assert first.signature is not None
-        kind = kind_of(first.signature)
-        families.setdefault(family_of(kind), []).extend((first.ratio(clock), s.ratio(clock), kind) for s in others)
+        kind = get_kind(first.signature)
+        families.setdefault(get_family(kind), []).extend((first.ratio(clock), s.ratio(clock), kind) for s in others)
     rows = []
     for family, pairs in sorted((family, pairs) for family, pairs in families.items() if pairs):
         once, again, names = zip(*pairs, strict=True)
@@ -236,7 +242,7 @@ def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
     return rows
 
 
-def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
+def _add_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
     """Host seconds per event, and by how much kernels take longer than their medians add up to (the median of a sum of
     times with long tails is more than the sum of their medians), from what small steps take beyond their ops."""
     rows, left = list[FloatArray](), list[float]()
@@ -248,7 +254,7 @@ def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
         rows.append(np.append(events, kernels) / off)
         left.append(profile.reference * step.ratio(profile.clock) / off)
     prior = np.hstack([np.diag(_HOST_WEIGHT / _HOST_PRIOR), np.zeros((len(_HOST_PRIOR), 1))])
-    *per_event, longer = non_negative(
+    *per_event, longer = solve_non_negative(
         np.concatenate([np.array(rows).reshape(-1, len(HOST_EVENTS) + 1), prior]),
         np.concatenate([left, np.full(len(_HOST_PRIOR), _HOST_WEIGHT)]),
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traincast.calibration.measure import Source, runnable
-from traincast.calibration.measure_ranks import captured_ranks
-from traincast.costs.cpu.machine import HERE, home, load_machine, profile_file
+from traincast.calibration.measure import Source, make_runnable
+from traincast.calibration.measure_ranks import capture_ranks
+from traincast.costs.cpu.machine import HERE, get_profile_file, get_profile_home, load_machine
 from traincast.costs.cpu.profile import Profile, save_profile
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
@@ -17,37 +17,37 @@ from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result
 
 
-def store_folder(device: str) -> Path:
+def find_store_folder(device: str) -> Path:
     """The store of a device of this machine, unless another is named."""
-    return home() / f"store-{device}"
+    return get_profile_home() / f"store-{device}"
 
 
-def captured_here(
+def capture_here(
     source: Source | Workload, variant: Scenario, runs_on: str = "cpu"
 ) -> tuple[Workload, tuple[str, ...]]:
     """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
         held = source if isinstance(source, Workload) else str(source)
-        return load(variant.replace(workload=held)), ()
+        return load_single_gpu_step(variant.replace(workload=held)), ()
     from traincast.capturing.step import capture_step
 
-    step = runnable(source, variant, device="cuda", drawn=False)
+    step = make_runnable(source, variant, device="cuda", drawn=False)
     build: Callable[..., Any] = step.build if step.seq_len else lambda batch: step.build(batch, 0)
     workload = capture_step(
         build, batch_size=step.batch_size, seq_len=step.seq_len or None, name=step.name,
         mode=variant.mode or "training", rebatch=False, runs_on=runs_on,
     )  # fmt: skip
-    return workload, _access(source)
+    return workload, _read_access(source)
 
 
-def _access(source: Any) -> tuple[str, ...]:
+def _read_access(source: Any) -> tuple[str, ...]:
     if isinstance(source, DlrmConfig):
         return source.access
     name = str(source)
@@ -60,16 +60,18 @@ def predict_here(
     """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
     machine = load_machine(on)
     if isinstance(source, Workload) or str(source).endswith(".tc"):
-        workload = load(variant.replace(workload=source if isinstance(source, Workload) else str(source)))
+        workload = load_single_gpu_step(
+            variant.replace(workload=source if isinstance(source, Workload) else str(source))
+        )
         if gpus is not None and gpus != len(workload.ranks):
             raise TraincastError(
                 f"{workload.name} was captured on {len(workload.ranks)} ranks, not {gpus}; capture it again"
             )
         return predict_on_machine(workload, machine)
     if gpus is None or gpus == 1:
-        workload, access = captured_here(source, variant)
+        workload, access = capture_here(source, variant)
         return predict_on_machine(workload, machine, (access,))
-    together, accesses = captured_ranks(source, variant, gpus)
+    together, accesses = capture_ranks(source, variant, gpus)
     return predict_on_machine(together, machine, accesses)
 
 
@@ -123,7 +125,7 @@ def fit_store(folder: Path, out: Path | None, clock: str) -> Calibrated:
             "platform; give `refine` the built-in one that it is, or the file of one that describes it"
         )
     profile, errors = fit_profile(store.samples(), store.identity.to_dict(), clock)
-    path = out or profile_file()
+    path = out or get_profile_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_profile(profile, path)
     return Calibrated(path, profile, tuple(errors))

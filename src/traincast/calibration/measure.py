@@ -40,20 +40,20 @@ class Runnable:
         return self.build(self.batch_size, self.seq_len)
 
 
-def runnable(source: Source, variant: Scenario, device: str = "cpu", *, drawn: bool = True) -> Runnable:
+def make_runnable(source: Source, variant: Scenario, device: str = "cpu", *, drawn: bool = True) -> Runnable:
     """The step of a model as it runs on a device of this machine, or, without `drawn`, as it is only captured: that
     reads no values. Needs torch."""
     name = str(source)
     if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
-        return _function(source, variant)
+        return _load_function(source, variant)
     if name.endswith(".tc"):
         raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
-    model = named_model(source)
-    step: Runnable = definitions(model).one_rank_step(model, variant, device, drawn=drawn)
+    model = find_named_model(source)
+    step: Runnable = load_definitions(model).one_rank_step(model, variant, device, drawn=drawn)
     return step
 
 
-def named_model(source: Source) -> str | DlrmConfig:
+def find_named_model(source: Source) -> str | DlrmConfig:
     """A DLRM, built in, in YAML or as it is; any other model by its name."""
     if isinstance(source, DlrmConfig):
         return source
@@ -61,7 +61,7 @@ def named_model(source: Source) -> str | DlrmConfig:
     return read_dlrm(Path(name)) if name.endswith((".yaml", ".yml")) else STUDY_DLRMS.get(name, name)
 
 
-def definitions(model: str | DlrmConfig) -> Any:
+def load_definitions(model: str | DlrmConfig) -> Any:
     """What writes steps of built-in models and of DLRMs in PyTorch; a model that nobody knows is rejected."""
     name = model if isinstance(model, str) else model.name
     if isinstance(model, str) and name not in {info.name for info in list_models()}:
@@ -72,7 +72,7 @@ def definitions(model: str | DlrmConfig) -> Any:
     return require_plugin(DEFINITIONS, "steps", f"{name} as a PyTorch model (FILE.py:FUNCTION is your own)")
 
 
-def _function(source: str | Path | Callable[..., Any], variant: Scenario) -> Runnable:
+def _load_function(source: str | Path | Callable[..., Any], variant: Scenario) -> Runnable:
     from traincast.capturing.from_file import load_function
     from traincast.capturing.step import adapt_to_sizes
 
@@ -83,7 +83,7 @@ def _function(source: str | Path | Callable[..., Any], variant: Scenario) -> Run
     return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, adapt_to_sizes(function, variant.seq_len))
 
 
-def slug(source: Source) -> str:
+def make_slug(source: Source) -> str:
     """A short name of a step that any file may have.
 
     >>> slug("models/mine.py:make_step")
@@ -102,7 +102,7 @@ def check_sizes(variant: Scenario, seconds: float) -> None:
         raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
 
 
-def measure(
+def measure_here(
     source: Source,
     variant: Scenario,
     *,
@@ -123,7 +123,7 @@ def measure(
     if clock not in CLOCKS:
         raise make_unknown_error("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
     opened = open_device(device)
-    step = runnable(source, variant, device)
+    step = make_runnable(source, variant, device)
     free = opened.free_bytes()
     if step.tables > _MEMORY_SHARE * free:
         raise TraincastError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.calibration.measure import Source, check_sizes, definitions, named_model
+from traincast.calibration.measure import Source, check_sizes, find_named_model, load_definitions
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.scenario.scenario import Scenario
@@ -37,7 +37,9 @@ class RanksStep:
     access: tuple[tuple[str, ...], ...]
 
 
-def ranks_step(source: Source, variant: Scenario, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
+def make_rank_step(
+    source: Source, variant: Scenario, ranks: int, device: str = "cpu", *, drawn: bool = True
+) -> RanksStep:
     """The step of a model on this many ranks; without `drawn` it is only captured. Needs torch."""
     if not 2 <= ranks <= MOST_RANKS:
         raise TraincastError(f"`gpus` is {ranks}; give an integer number of ranks from 2 to {MOST_RANKS}")
@@ -45,18 +47,18 @@ def ranks_step(source: Source, variant: Scenario, ranks: int, device: str = "cpu
         raise TraincastError("ranks train together; leave out `mode`, `compiled` and `optimizer='none'`")
     name = str(source)
     if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
-        return _function(source, variant, ranks)
-    model = named_model(source)
+        return _load_rank_function(source, variant, ranks)
+    model = find_named_model(source)
     if isinstance(model, DlrmConfig) and drawn and device == "cuda":
         raise TraincastError(
             "DLRMs of several ranks are run here on CPUs; with `device='cuda'` give a model that is trained under DDP, "
             "or FILE.py:FUNCTION"
         )
-    step: RanksStep = definitions(model).many_ranks_step(model, variant, ranks, device, drawn=drawn)
+    step: RanksStep = load_definitions(model).many_ranks_step(model, variant, ranks, device, drawn=drawn)
     return step
 
 
-def _function(source: str | Path | Callable[..., Any], variant: Scenario, ranks: int) -> RanksStep:
+def _load_rank_function(source: str | Path | Callable[..., Any], variant: Scenario, ranks: int) -> RanksStep:
     from functools import partial
 
     from traincast.capturing.distributed import check_takes_ranks
@@ -69,11 +71,11 @@ def _function(source: str | Path | Callable[..., Any], variant: Scenario, ranks:
     return RanksStep(name, variant.batch_size or 32, variant.seq_len or 0, made, ((),) * ranks)
 
 
-def captured_ranks(source: Source, variant: Scenario, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
+def capture_ranks(source: Source, variant: Scenario, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
     """A step of several ranks as CPUs run it, without running it, and which rows each rank's lookups want."""
     from traincast.capturing.distributed import capture_distributed
 
-    step = ranks_step(source, variant, ranks, device="cuda", drawn=False)
+    step = make_rank_step(source, variant, ranks, device="cuda", drawn=False)
     workload = capture_distributed(
         step.make_step, world_size=ranks, batch_size=step.batch_size, name=step.name, rebatch=False, runs_on="cpu"
     )
@@ -97,9 +99,9 @@ def measure_ranks(
 
     from traincast.calibration.bench.measure import MOST_REPEATS, Measured
     from traincast.calibration.bench.opening import open_device
-    from traincast.calibration.bench.parts import possible_ranks
+    from traincast.calibration.bench.parts import count_possible_ranks
     from traincast.calibration.bench.ranks import run_ranks
-    from traincast.calibration.bench.timing import Series, summarise
+    from traincast.calibration.bench.timing import Series, summarise_series
 
     check_sizes(variant, seconds)
     if trace is not None:
@@ -111,29 +113,29 @@ def measure_ranks(
     if not 3 <= repeats <= MOST_REPEATS:
         raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
     opened = open_device(device)
-    places = possible_ranks(opened, most=ranks)
+    places = count_possible_ranks(opened, most=ranks)
     if device == "cuda" and places < ranks:
         raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
-    step = ranks_step(source, variant, ranks, device)
+    step = make_rank_step(source, variant, ranks, device)
     job = {"step": str(source), "variant": variant.given(), "seconds": seconds, "most": repeats}
     on_result: list[dict[str, Any]] = []
     run_ranks([job], ranks, each=on_result.append, module=__name__, device=device)
     series = Series(*(np.array(on_result[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
     return Measured(
         workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=opened.identity(),
-        clock="wall", summary=summarise(series, "wall", nominal), series=series, ranks=ranks,
+        clock="wall", summary=summarise_series(series, "wall", nominal), series=series, ranks=ranks,
         notes=(*series.drift(), *([f"{ranks} ranks took turns on {places} cores"] if places < ranks else [])),
     )  # fmt: skip
 
 
-def step_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
+def make_step_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
     """The step of a job, as one rank runs it."""
-    step = ranks_step(job["step"], Scenario(**job["variant"]), ranks, device.kind)
+    step = make_rank_step(job["step"], Scenario(**job["variant"]), ranks, device.kind)
     made: Callable[[], object] = step.make_step(step.batch_size, rank=rank, world_size=ranks)
     return made
 
 
 if __name__ == "__main__":
-    from traincast.calibration.bench.rank import serve
+    from traincast.calibration.bench.rank import serve_jobs
 
-    serve(Path(sys.argv[1]), {"step": step_work})
+    serve_jobs(Path(sys.argv[1]), {"step": make_step_work})

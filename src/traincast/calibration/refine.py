@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from traincast.calibration.bench.host_overheads import is_overhead, overhead_of
-from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
+from traincast.calibration.bench.host_overheads import is_overhead, parse_overhead_signature
+from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.cpu.collectives import is_collective, list_collectives
-from traincast.costs.cpu.samples import Sample, copy_of, is_copy
-from traincast.costs.host.names import current_name
+from traincast.costs.cpu.samples import Sample, is_copy, read_copy
+from traincast.costs.host.names import get_current_name
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
@@ -83,7 +83,7 @@ class Refined(Result):
         return {"corrections": self.to_dict()["corrections"]}
 
 
-def corrections(samples: Iterable[Sample], platform: Platform) -> tuple[FamilyCorrection, ...]:
+def compute_corrections(samples: Iterable[Sample], platform: Platform) -> tuple[FamilyCorrection, ...]:
     """Corrections from samples of ops that are one kernel of a family with a model, of collectives between GPUs of one
     node, and of what the host takes. Samples that were disturbed say nothing."""
     joined = add_default_links(platform)
@@ -93,17 +93,17 @@ def corrections(samples: Iterable[Sample], platform: Platform) -> tuple[FamilyCo
     ratios: dict[str, list[float]] = {}
     for sample in every:
         if is_overhead(sample.signature):
-            found, predicted = HOST, _overhead(sample, host)
+            found, predicted = HOST, _predict_overhead(sample, host)
             seconds = sample.wall  # the host's clock does not move with that of the GPU
         else:
-            found, predicted = _predicted(sample, joined)
+            found, predicted = _predict_sample(sample, joined)
             seconds = reference * sample.ratio("wall")
         if predicted > 0.0:
             ratios.setdefault(found, []).append(math.log(seconds / predicted))
-    return tuple(_corrected(family, np.array(logs)) for family, logs in sorted(ratios.items()))
+    return tuple(_shrink_correction(family, np.array(logs)) for family, logs in sorted(ratios.items()))
 
 
-def _predicted(sample: Sample, platform: Platform) -> tuple[str, float]:
+def _predict_sample(sample: Sample, platform: Platform) -> tuple[str, float]:
     """The family of a sample and its seconds by the shipped model; 0 where that has nothing to say, or the sample was
     disturbed."""
     device, topology = platform.device, platform.topology
@@ -113,25 +113,25 @@ def _predicted(sample: Sample, platform: Platform) -> tuple[str, float]:
         met = list_collectives(sample.signature, sample.ranks)
         if sample.spread > _COLLECTIVE_SPREAD or not 2 <= len(met) <= topology.gpus_per_node:
             return "", 0.0
-        size = even_bytes([exchange.sent for exchange in met]) if met[0].sent else float(met[0].message_bytes)
+        size = share_bytes_evenly([exchange.sent for exchange in met]) if met[0].sent else float(met[0].message_bytes)
         call = Calls.from_columns(COLLECTIVE, [met[0].kind], ["fp32"], np.array([[size, len(met), 1.0]]))
-        return COLLECTIVES + met[0].kind, float(shipped_collectives().predict(call, topology).seconds[0])
-    kernel = _only_kernel(sample) if sample.spread <= _KERNEL_SPREAD else None
+        return COLLECTIVES + met[0].kind, float(load_shipped_collectives().predict(call, topology).seconds[0])
+    kernel = _find_only_kernel(sample) if sample.spread <= _KERNEL_SPREAD else None
     if kernel is None:
         return "", 0.0
     estimate, _ = price_calls(Calls.of(kernel.family, [kernel]), device)
     return kernel.family.name, float(estimate.seconds[0]) * device.corrections.get(kernel.family.name, 1.0)
 
 
-def _overhead(sample: Sample, host: HostProfile) -> float:
+def _predict_overhead(sample: Sample, host: HostProfile) -> float:
     """Seconds of an overhead by the host profile; 0 for what it does not know, and for calls that wait."""
     assert sample.signature is not None
-    kind, name = overhead_of(sample.signature)
+    kind, name = parse_overhead_signature(sample.signature)
     table = getattr(host, kind.lower())
-    return float(table.get(current_name(name), 0.0)) if name != "synchronize" else 0.0
+    return float(table.get(get_current_name(name), 0.0)) if name != "synchronize" else 0.0
 
 
-def _corrected(family: str, logs: Any) -> FamilyCorrection:
+def _shrink_correction(family: str, logs: Any) -> FamilyCorrection:
     """Shrunk towards no correction: the shipped model counts as `SHIPPED_COUNTS_AS` samples. The middle is a median."""
     middle = float(np.median(logs))
     factor = math.exp(middle * len(logs) / (len(logs) + SHIPPED_COUNTS_AS))
@@ -139,20 +139,20 @@ def _corrected(family: str, logs: Any) -> FamilyCorrection:
     return FamilyCorrection(family, len(logs), math.exp(middle), factor, before, after)
 
 
-def _only_kernel(sample: Sample) -> KernelCall | None:
+def _find_only_kernel(sample: Sample) -> KernelCall | None:
     """The kernel of a sample that is one; a copy from pageable memory waits besides."""
     if sample.signature is None or sample.ranks > 1:
         return None
     if "sparse_coo" in [value for _, value in sample.signature.scalars]:
         return None
-    signature = _transfer(sample.signature) if is_copy(sample.signature) else sample.signature
+    signature = _make_transfer_op(sample.signature) if is_copy(sample.signature) else sample.signature
     kernels = [item for item in lower(signature, LoweringContext()) if isinstance(item, KernelCall)]
     return kernels[0] if len(kernels) == 1 and not kernels[0].estimated else None
 
 
-def _transfer(signature: Signature) -> Signature:
+def _make_transfer_op(signature: Signature) -> Signature:
     """A measured copy as the op that makes it."""
-    direction, memory, nbytes = copy_of(signature)
+    direction, memory, nbytes = read_copy(signature)
     host = TensorSpec((nbytes,), (1,), "uint8", "cpu:pinned" if memory == "pinned" else "cpu")
     there = TensorSpec((nbytes,), (1,), "uint8", "cuda:0")
     target, source = (there, host) if direction == "to device" else (host, there)
@@ -160,7 +160,7 @@ def _transfer(signature: Signature) -> Signature:
     return Signature("aten::copy_", (target, source), (target,), scalars, (("self", 1), ("src", 1)))
 
 
-def refine(folder: Path, key: str, out: Path | None) -> Refined:
+def refine_platform(folder: Path, key: str, out: Path | None) -> Refined:
     """Compares a store of a GPU with the shipped model of a built-in one and writes the corrections."""
     from traincast.calibration.bench.store import Store
 
@@ -171,7 +171,7 @@ def refine(folder: Path, key: str, out: Path | None) -> Refined:
         raise TraincastError(f"store '{format_path(folder)}' holds no samples of a GPU; fit it without `refine`")
     platform = load_platform(key)
     locked = store.identity.locked_clock_mhz
-    rows = corrections(store.samples(), platform.with_clock(locked) if locked else platform)
+    rows = compute_corrections(store.samples(), platform.with_clock(locked) if locked else platform)
     if not rows:
         raise TraincastError(f"store '{format_path(folder)}' has no op that {key} has a model for; measure for longer")
     wild = [row for row in rows if not CORRECTIONS[0] <= row.factor <= CORRECTIONS[1]]
@@ -184,10 +184,10 @@ def refine(folder: Path, key: str, out: Path | None) -> Refined:
     lines = [f"refines = {json.dumps(key)}", f"source = {json.dumps(store.identity.name)}", "[corrections]"]
     lines += [f"{json.dumps(row.family)} = {row.factor:.4f}" for row in rows]
     write_bytes(path, ("\n".join(lines) + "\n").encode())
-    return Refined(key, path, rows, _notes(store.identity.name, locked, platform))
+    return Refined(key, path, rows, _write_notes(store.identity.name, locked, platform))
 
 
-def _notes(name: str, locked: float, platform: Platform) -> tuple[str, ...]:
+def _write_notes(name: str, locked: float, platform: Platform) -> tuple[str, ...]:
     """What a reader of the corrections has to know."""
     notes = []
     if name != platform.device.name:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traincast.costs.cpu.collectives import CollectiveModels, CpuCollective
-from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
+from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, compute_step_seconds
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _CALM_SHARE = 0.5  # of the steps, those alongside which the reference took leas
 _DISTURBED = 1.0  # relative spread of a step beyond which it says too little: ranks that wait for each other spread
 
 
-def plan_text(plan: RankPlan) -> str:
+def write_plan_text(plan: RankPlan) -> str:
     """A plan as JSON, its computing as shares of the whole."""
     whole = sum(one.seconds for one in plan.stretches) or 1.0
     stretches = [[round(one.seconds / whole, 6), one.calls, one.awaits] for one in plan.stretches]
@@ -53,7 +53,9 @@ def parse_plan(text: str, seconds: float) -> RankPlan:
     return plan
 
 
-def with_late(models: CollectiveModels, steps: Iterable[Sample], reference: float, jitter: float) -> CollectiveModels:
+def add_late_collectives(
+    models: CollectiveModels, steps: Iterable[Sample], reference: float, jitter: float
+) -> CollectiveModels:
     """The models with what collectives take longer inside a step: the median over the calmer half of the steps of ranks
     whose collectives were all measured, at least none."""
     late = []
@@ -61,7 +63,7 @@ def with_late(models: CollectiveModels, steps: Iterable[Sample], reference: floa
         if step.spread < _DISTURBED:
             plan = parse_plan(step.plan, reference * step.busy / step.reference_busy)
             if plan.exchanges and all(models.knows([one] * step.ranks) for one in plan.exchanges):
-                simulated = step_seconds([plan] * step.ranks, models.cost, jitter)
+                simulated = compute_step_seconds([plan] * step.ranks, models.cost, jitter)
                 late.append((reference * step.ratio("wall") - simulated) / len(plan.exchanges))
     calm = late[: math.ceil(_CALM_SHARE * len(late))]
     return replace(models, late=max(0.0, float(f"{np.median(calm):.4g}"))) if calm else models

@@ -76,13 +76,13 @@ def _convert_scalar(value: Any) -> Scalar:
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return str(value).removeprefix("torch.")
     if isinstance(value, torch.ScriptObject):
-        return _process_group(value)
+        return _describe_process_group(value)
     if isinstance(value, torch.UntypedStorage):
         return int(value.nbytes())  # its text would be what happens to be in memory
     return str(value)
 
 
-def _process_group(value: torch.ScriptObject) -> Scalar:
+def _describe_process_group(value: torch.ScriptObject) -> Scalar:
     """A process group as (name, size); other script objects by type."""
     try:
         group = torch.distributed.ProcessGroup.unbox(value)

@@ -22,7 +22,7 @@ from traincast.capturing.step import (
     freeze_existing_objects,
 )
 from traincast.ir.collectives import COLLECTIVES, Route
-from traincast.ir.generalise import same_structure
+from traincast.ir.generalise import have_same_structure
 from traincast.ir.program import Columns, Program
 from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
 from traincast.utils.errors import TraincastError
@@ -249,7 +249,7 @@ def _group_by_structure(programs: list[Program]) -> list[list[int]]:
     for i, program in enumerate(programs):
         alike = groups.setdefault((program.num_ops, program.num_scopes, program.names), [])
         for members in alike:
-            if same_structure(programs[members[0]], program):
+            if have_same_structure(programs[members[0]], program):
                 members.append(i)
                 break
         else:

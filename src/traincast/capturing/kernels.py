@@ -136,18 +136,18 @@ def take_over(gradient: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, A
 
 def _infer_convolution(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     out = aten.convolution.default(input, weight, *args)
-    return _as_cudnn_lays_out(out, input, weight)
+    return _lay_out_as_cudnn(out, input, weight)
 
 
 def _infer_convolution_backward(
     grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *args: Any
 ) -> tuple[Any, ...]:
     grad_input, grad_weight, grad_bias = aten.convolution_backward.default(grad, input, weight, *args)
-    laid_out = (None if g is None else _as_cudnn_lays_out(g, input, weight) for g in (grad_input, grad_weight))
+    laid_out = (None if g is None else _lay_out_as_cudnn(g, input, weight) for g in (grad_input, grad_weight))
     return (*laid_out, grad_bias)
 
 
-def _as_cudnn_lays_out(made: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _lay_out_as_cudnn(made: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """cuDNN puts channels last as soon as the input or the weight has them last."""
     suggested = {suggest_memory_format(input), suggest_memory_format(weight)}
     last = suggested & {torch.channels_last, torch.channels_last_3d}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from traincast.ir.generalise import capture_sizes, generalise_ranks, same_structure
+from traincast.ir.generalise import capture_sizes, generalise_ranks, have_same_structure
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
 
@@ -36,7 +36,7 @@ def rebatch_programs(
         return _generalise_captures([firsts, *others], shares=shares)
     except TraincastError as error:
         why = str(error)
-    alike = [all(map(same_structure, firsts, other)) for other in others]
+    alike = [all(map(have_same_structure, firsts, other)) for other in others]
     more = (2 * sizes[-1][0] + first.batch_size, first.seq_len)
     if all(alike):
         found = _try_generalise([firsts, *others], at, more, shares=shares)

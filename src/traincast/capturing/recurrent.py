@@ -103,13 +103,13 @@ def infer_cudnn_rnn(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Results of cuDNN's forward without data. Its reserve, whose size only cuDNN knows, is left empty."""
     width = (proj_size or hidden_size) * (2 if bidirectional else 1)
-    output = _time_first(input.new_empty, [*input.shape[:-1], width], batch_first and not batch_sizes)
+    output = _make_time_first(input.new_empty, [*input.shape[:-1], width], batch_first and not batch_sizes)
     cell = torch.empty_like(cx) if cx is not None else input.new_empty(0)
     nothing = input.new_empty(0, dtype=torch.uint8)
     return output, torch.empty_like(hx), cell, nothing, input.new_empty(0)
 
 
-def _time_first(empty: Callable[[list[int]], Tensor], shape: list[int], swapped: bool) -> Tensor:
+def _make_time_first(empty: Callable[[list[int]], Tensor], shape: list[int], swapped: bool) -> Tensor:
     """What cuDNN makes is time step by time step in memory, also where a batch comes first."""
     return empty([shape[1], shape[0], *shape[2:]]).transpose(0, 1) if swapped else empty(shape)
 

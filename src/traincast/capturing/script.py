@@ -103,7 +103,7 @@ def capture_script(
 
     def run(batch: int, length: int) -> None:
         told = [a.replace(BATCH_SIZE, str(batch)).replace(SEQ_LEN, str(length)) for a in arguments]
-        with _as_main(path, told):
+        with _run_as_main(path, told):
             runpy.run_path(str(path), run_name="__main__")
 
     recorded = _LoopRecording(run, batch_size, seq_len, lengths=lengths, sized=sized)
@@ -187,7 +187,7 @@ def _make_workload(program: Program, name: str, assumed: Sequence[str]) -> Workl
 
 
 @contextmanager
-def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
     """As in a process of its own: arguments, what is alongside the script importable, and imported anew in each run."""
     folder = path.resolve().parent
     argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()

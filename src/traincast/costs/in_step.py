@@ -63,7 +63,7 @@ class InStep:
         return {**self.sustained, **plain}
 
 
-def in_step_from(numbers: Mapping[str, float]) -> InStep:
+def make_in_step(numbers: Mapping[str, float]) -> InStep:
     """Numbers by name as `InStep.by_name` gives them."""
     names = {field.name for field in fields(InStep)}
     plain = {name: value for name, value in numbers.items() if name in names}
@@ -71,10 +71,10 @@ def in_step_from(numbers: Mapping[str, float]) -> InStep:
 
 
 @cache
-def shipped_tables() -> dict[str, dict[str, Any]]:
+def load_shipped_tables() -> dict[str, dict[str, Any]]:
     """The shipped file: numbers that were fitted on steps, those that kernels tell, and where both are from."""
     text = (files("traincast.costs") / "data" / "in_step.toml").read_text(encoding="utf-8")
     return parse_toml(text, "in_step.toml")
 
 
-SHIPPED = in_step_from(shipped_tables()["fitted"] | shipped_tables()["measured"])
+SHIPPED = make_in_step(load_shipped_tables()["fitted"] | load_shipped_tables()["measured"])

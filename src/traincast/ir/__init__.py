@@ -3,7 +3,7 @@
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.file import load_workload, save_workload
 from traincast.ir.ops import Op, Phase, Scope, Signature, StorageKind, Tensor, TensorSpec
-from traincast.ir.program import Memory, Program, peak_memory
+from traincast.ir.program import Memory, Program, compute_peak_memory
 from traincast.ir.workload import Workload
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Tensor",
     "TensorSpec",
     "Workload",
+    "compute_peak_memory",
     "load_workload",
-    "peak_memory",
     "save_workload",
 ]

@@ -29,7 +29,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runtim
 Array = npt.NDArray[np.signedinteger]
 
 
-def pack(members: Mapping[str, bytes]) -> bytes:
+def pack_members(members: Mapping[str, bytes]) -> bytes:
     """A zip of these members in this order, with fixed dates: the same members give the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -93,7 +93,7 @@ class Archive:
             raise TraincastError(f"member '{name}' is cut short")
         return data
 
-    def json_text(self, name: str) -> bytes:
+    def read_json_text(self, name: str) -> bytes:
         """The bytes of a JSON member, at most `MAX_JSON_BYTES`."""
         if name in self._info and self._info[name].file_size > MAX_JSON_BYTES:
             raise TraincastError(f"member '{name}' unpacks to more than {MAX_JSON_BYTES >> 20} MiB")
@@ -102,7 +102,7 @@ class Archive:
     def array(self, name: str, dtype: type[np.int32] | type[np.int64], columns: int = 0) -> Array:
         """An integer array member as `dtype`: of one dimension, or of two with this many `columns`."""
         data = self.read(name)
-        kind, shape, start = _npy_header(data, name)
+        kind, shape, start = _parse_npy_header(data, name)
         if len(shape) != (2 if columns else 1) or (columns and shape[1] != columns):
             raise TraincastError(f"member '{name}' has shape {shape}, not (n{f', {columns}' if columns else ','})")
         if int(np.prod(shape, dtype=object)) * kind.itemsize != len(data) - start:
@@ -139,7 +139,7 @@ def _check_end(data: bytes) -> None:
         raise TraincastError(f"has a zip directory of more than {_MAX_DIRECTORY_BYTES >> 20} MiB")
 
 
-def _npy_header(data: bytes, name: str) -> tuple[np.dtype[np.signedinteger], tuple[int, ...], int]:
+def _parse_npy_header(data: bytes, name: str) -> tuple[np.dtype[np.signedinteger], tuple[int, ...], int]:
     """Type, shape and start of the values. Only what `pack_array` writes is known: no parser, no pickle."""
     start = 10 + int.from_bytes(data[8:10], "little")
     match = _NPY_HEADER.fullmatch(data[10:start]) if data.startswith(b"\x93NUMPY\x01\x00") else None

@@ -39,14 +39,14 @@ class Draft:
     removable: BoolArray
 
 
-def assemble(draft: Draft) -> Columns:
+def assemble_columns(draft: Draft) -> Columns:
     """The columns. A storage whose allocating op is gone is allocated by the next op that is left, one whose freeing
     op is gone is freed after the op before; none begins after its first use or ends before its last."""
     parts, count = draft.parts, len(draft.ops)
-    op_place = _invert(draft.ops, len(parts["op_signature"]))
-    scope_place = _invert(draft.scopes, len(parts["scope_name"]))
-    input_ptr, inputs = _select(parts["input_ptr"], parts["input_tensor"], draft.ops)
-    output_ptr, outputs = _select(parts["output_ptr"], parts["output_tensor"], draft.ops)
+    op_place = _invert_order(draft.ops, len(parts["op_signature"]))
+    scope_place = _invert_order(draft.scopes, len(parts["scope_name"]))
+    input_ptr, inputs = _select_rows(parts["input_ptr"], parts["input_tensor"], draft.ops)
+    output_ptr, outputs = _select_rows(parts["output_ptr"], parts["output_tensor"], draft.ops)
     first, last = _find_uses(parts["tensor_storage"], ((input_ptr, inputs), (output_ptr, outputs)), draft)
     alloc, free = _settle_lifetimes(draft, op_place, first, last)
     kept = (last >= 0) | ~draft.removable
@@ -56,16 +56,16 @@ def assemble(draft: Draft) -> Columns:
     columns |= {
         "op_forward": op_place[parts["op_forward"][draft.ops]],
         "input_ptr": input_ptr,
-        "input_tensor": renumber(tensor)[inputs],
+        "input_tensor": renumber_kept(tensor)[inputs],
         "output_ptr": output_ptr,
-        "output_tensor": renumber(tensor)[outputs],
-        "tensor_storage": renumber(kept)[parts["tensor_storage"][tensor]],
+        "output_tensor": renumber_kept(tensor)[outputs],
+        "tensor_storage": renumber_kept(kept)[parts["tensor_storage"][tensor]],
         "storage_bytes": parts["storage_bytes"][kept],
         "storage_kind": parts["storage_kind"][kept],
         "storage_alloc": alloc[kept],
         "storage_free": free[kept],
         "scope_after": scope_place[parts["scope_after"][draft.scopes]],
-        "scope_ptr": count_up(draft.scope_counts),
+        "scope_ptr": make_pointers(draft.scope_counts),
     }
     assert columns["scope_ptr"][-1] == count
     return Columns(**{name: np.asarray(values, dtype=np.int32) for name, values in columns.items()})
@@ -92,30 +92,30 @@ def move_waits(threads: IntArray | Int32Array, after: IntArray, kept: BoolArray)
     return waits[:count]
 
 
-def renumber(kept: BoolArray) -> Int32Array:
+def renumber_kept(kept: BoolArray) -> Int32Array:
     """New index of everything kept and -1 for the rest; the extra last entry makes index -1 stay -1."""
     new = np.where(kept, np.cumsum(kept) - 1, -1)
     return np.append(new, -1).astype(np.int32)
 
 
-def count_up(counts: IntArray | Int32Array) -> IntArray:
+def make_pointers(counts: IntArray | Int32Array) -> IntArray:
     """Where each of this many begins, and the end."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
-def _invert(order: IntArray, handles: int) -> IntArray:
+def _invert_order(order: IntArray, handles: int) -> IntArray:
     """The place of every handle; -1 for one that is gone, and for the handles -1 and -2."""
     place = np.full(handles + 2, -1, dtype=np.int64)
     place[order] = np.arange(len(order))
     return place
 
 
-def _select(
+def _select_rows(
     pointer: IntArray | Int32Array, values: IntArray | Int32Array, order: IntArray
 ) -> tuple[IntArray, IntArray | Int32Array]:
     """Pointer and entries of these rows, in this order."""
     counts = np.diff(pointer)[order]
-    new = count_up(counts)
+    new = make_pointers(counts)
     shift = np.repeat(pointer[:-1][order] - new[:-1], counts)
     return new, values[np.arange(len(shift)) + shift]
 

@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from traincast.ir.assembly import NEVER, count_up
+from traincast.ir.assembly import NEVER, make_pointers
 from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import with_plain_sizes, with_size_indices
+from traincast.ir.symbolic import replace_indices_by_sizes, replace_sizes_by_indices
 from traincast.utils.arrays import Int32Array, IntArray
 
 T = TypeVar("T", bound=Hashable)
@@ -144,13 +144,13 @@ class ProgramBuilder:
         return self._ops_before + len(self._op_scope) - 1
 
     def _number_signature(self, signature: Signature) -> int:
-        return self._signatures(with_size_indices(signature, self._number_size, self._specs))
+        return self._signatures(replace_sizes_by_indices(signature, self._number_size, self._specs))
 
     def build_program(self) -> Program:
         """The program. Storages never freed outlive the step."""
         arrays: dict[str, Int32Array] = {name: np.array(v, dtype=np.int32) for name, v in self._column.items()}
         op_scope = np.array(self._op_scope, dtype=np.int64)
-        arrays["scope_ptr"] = count_up(np.bincount(op_scope, minlength=self.num_scopes)).astype(np.int32)
+        arrays["scope_ptr"] = make_pointers(np.bincount(op_scope, minlength=self.num_scopes)).astype(np.int32)
         arrays["storage_free"] = np.minimum(arrays["storage_free"], np.int32(self.num_ops))
         sizes = np.array(list(self._sizes.of), dtype=np.int64)
         return Program(
@@ -193,7 +193,7 @@ class SizesBuilder(ProgramBuilder):
             taken += spec.shape
             taken += spec.stride
         for _, value in signature.scalars:
-            _take_sizes(value, taken)
+            _collect_sizes(value, taken)
         self._ops += 1
         return self._ops - 1
 
@@ -204,10 +204,10 @@ class SizesBuilder(ProgramBuilder):
         return replace(self._template, sizes=SizeTable.constant(np.array(self._taken, dtype=np.int64)))
 
 
-def _take_sizes(value: Scalar, taken: list[int]) -> None:
+def _collect_sizes(value: Scalar, taken: list[int]) -> None:
     if isinstance(value, tuple):
         for item in value:
-            _take_sizes(item, taken)
+            _collect_sizes(item, taken)
     elif type(value) is int:
         taken.append(value)
 
@@ -235,8 +235,8 @@ def _renumber_program(program: Program, place: IntArray) -> Program:
     numbers = place.tolist()
     distinct: dict[Signature, int] = {}
     which = [
-        distinct.setdefault(with_size_indices(plain, _keep_number), len(distinct))
-        for plain in with_plain_sizes(program.symbolic, numbers)
+        distinct.setdefault(replace_sizes_by_indices(plain, _keep_number), len(distinct))
+        for plain in replace_indices_by_sizes(program.symbolic, numbers)
     ]
     columns = replace(
         program.columns,

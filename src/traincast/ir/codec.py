@@ -17,23 +17,23 @@ _KINDS = {str: "text", int: "an integer", bool: "true or false", list: "a list",
 _MAX_DEPTH = 8  # a limit against damaged files: arguments of PyTorch's ops are lists of numbers at most
 
 
-def member(table: dict[str, Json], key: str, kind: type[T]) -> T:
+def read_member(table: dict[str, Json], key: str, kind: type[T]) -> T:
     """The value under `key`, which must be of `kind`."""
     if key not in table:
         raise TraincastError(f"'{key}' is missing in workload.json")
-    return expect(table[key], kind, f"'{key}'")
+    return check_type(table[key], kind, f"'{key}'")
 
 
-def expect(value: Json, kind: type[T], what: str) -> T:
+def check_type(value: Json, kind: type[T], what: str) -> T:
     """The value itself when it is of exactly this JSON type."""
     if type(value) is not kind:
         raise TraincastError(f"{what} in workload.json must be {_KINDS[kind]}, not {shorten_value(value)}")
     return value
 
 
-def list_of(value: Json, kind: type[T], what: str) -> list[T]:
+def check_list_of(value: Json, kind: type[T], what: str) -> list[T]:
     """The value itself when it is a list of exactly this JSON type."""
-    items = expect(value, list, what)
+    items = check_type(value, list, what)
     good = [item for item in items if type(item) is kind]
     if len(good) < len(items):
         wrong = next(item for item in items if type(item) is not kind)
@@ -65,51 +65,51 @@ def encode_signatures(signatures: tuple[Signature, ...]) -> dict[str, Json]:
 
 def decode_signatures(table: dict[str, Json]) -> tuple[Signature, ...]:
     """The signatures that `encode_signatures` wrote."""
-    specs = [_decode_spec(row) for row in member(table, "tensors", list)]
+    specs = [_decode_spec(row) for row in read_member(table, "tensors", list)]
 
     def spec(value: Json) -> TensorSpec:
-        number = expect(value, int, "a tensor number")
+        number = check_type(value, int, "a tensor number")
         if not 0 <= number < len(specs):
             raise TraincastError(f"a signature refers to tensor form {number} of {len(specs)}")
         return specs[number]
 
-    return tuple([_decode_signature(row, spec) for row in member(table, "signatures", list)])
+    return tuple([_decode_signature(row, spec) for row in read_member(table, "signatures", list)])
 
 
 def _decode_spec(row: Json) -> TensorSpec:
-    dtype, device, shape, stride = _fields(row, 4, "a tensor form")
+    dtype, device, shape, stride = _check_fields(row, 4, "a tensor form")
     return TensorSpec(
-        tuple(list_of(shape, int, "a shape")),
-        tuple(list_of(stride, int, "a stride")),
-        expect(dtype, str, "a dtype"),
-        expect(device, str, "a device"),
+        tuple(check_list_of(shape, int, "a shape")),
+        tuple(check_list_of(stride, int, "a stride")),
+        check_type(dtype, str, "a dtype"),
+        check_type(device, str, "a device"),
     )
 
 
 def _decode_signature(row: Json, spec: Callable[[Json], TensorSpec]) -> Signature:
-    name, overload, inputs, outputs, scalars, groups = _fields(row, 6, "a signature")
+    name, overload, inputs, outputs, scalars, groups = _check_fields(row, 6, "a signature")
     return Signature(
-        name=expect(name, str, "an op name"),
-        inputs=tuple([spec(item) for item in expect(inputs, list, "inputs")]),
-        outputs=tuple([spec(item) for item in expect(outputs, list, "outputs")]),
-        scalars=tuple([_decode_argument(item) for item in expect(scalars, list, "scalars")]),
-        groups=tuple([_decode_group(item) for item in expect(groups, list, "groups")]),
-        overload=expect(overload, str, "an overload"),
+        name=check_type(name, str, "an op name"),
+        inputs=tuple([spec(item) for item in check_type(inputs, list, "inputs")]),
+        outputs=tuple([spec(item) for item in check_type(outputs, list, "outputs")]),
+        scalars=tuple([_decode_argument(item) for item in check_type(scalars, list, "scalars")]),
+        groups=tuple([_decode_group(item) for item in check_type(groups, list, "groups")]),
+        overload=check_type(overload, str, "an overload"),
     )
 
 
 def _decode_argument(row: Json) -> tuple[str, Scalar]:
-    name, value = _fields(row, 2, "a scalar argument")
-    return expect(name, str, "an argument name"), _decode_scalar(value, _MAX_DEPTH)
+    name, value = _check_fields(row, 2, "a scalar argument")
+    return check_type(name, str, "an argument name"), _decode_scalar(value, _MAX_DEPTH)
 
 
 def _decode_group(row: Json) -> tuple[str, int]:
-    name, count = _fields(row, 2, "a tensor group")
-    return expect(name, str, "an argument name"), expect(count, int, "a group's count")
+    name, count = _check_fields(row, 2, "a tensor group")
+    return check_type(name, str, "an argument name"), check_type(count, int, "a group's count")
 
 
-def _fields(row: Json, count: int, what: str) -> list[Json]:
-    items = expect(row, list, what)
+def _check_fields(row: Json, count: int, what: str) -> list[Json]:
+    items = check_type(row, list, what)
     if len(items) != count:
         raise TraincastError(f"{what} in workload.json must have {count} entries, not {len(items)}")
     return items
@@ -133,8 +133,8 @@ def _decode_scalar(value: Json, depth: int) -> Scalar:
         return tuple([_decode_scalar(item, depth - 1) for item in value])
     if isinstance(value, dict):
         if list(value) == ["size"]:
-            return SizeRef(member(value, "size", int))
+            return SizeRef(read_member(value, "size", int))
         if value in ({"float": "inf"}, {"float": "-inf"}, {"float": "nan"}):
-            return float(member(value, "float", str))
+            return float(read_member(value, "float", str))
         raise TraincastError(f"a scalar argument in workload.json is {shorten_value(value)}, which means nothing")
     return value

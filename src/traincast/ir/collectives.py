@@ -142,7 +142,7 @@ LIBRARY_OPS = {op: record for record in _RECORDS for op in record.library_ops}
 _TRACED = sorted((record for record in _RECORDS if record.traced), key=lambda record: -len(record.traced))
 
 
-def named_in_trace(name: str) -> CollectiveKind | None:
+def parse_collective_name(name: str) -> CollectiveKind | None:
     """The collective of a name that a profiler or PyTorch gave it: "allreduce", "_allgather_base_" and so on."""
     plain = name.lower().replace("_", "")
     return next((record for record in _TRACED if plain.startswith(record.traced)), None)

@@ -16,7 +16,7 @@ _PREFIX = "Torch-Compiled Region"
 _MODEL = (Phase.FORWARD, Phase.LOSS)
 
 
-def compiled_ops(program: Program) -> BoolArray:
+def find_compiled_ops(program: Program) -> BoolArray:
     """Which ops run inside a compiled region, or compute gradients of one that does."""
     named = np.array([name.startswith(_PREFIX) for name in program.names], dtype=bool)
     inside: BoolArray = named[program.columns.scope_name][program.op_scope]
@@ -24,13 +24,18 @@ def compiled_ops(program: Program) -> BoolArray:
     return inside | ((forward >= 0) & inside[forward])
 
 
-def with_compiled_model(program: Program) -> Program:
+def mark_compiled_model(program: Program) -> Program:
     """The program as it is captured when its script compiles the model: what the model runs is one region, of which
     copies from the host and what makes the host wait are no part. A step without modules is all model."""
     editor = ProgramEditor(program)
-    roots = {_root(program, op.module) for scope in editor.scopes if scope.phase == Phase.FORWARD for op in scope.ops}
+    roots = {
+        _find_root_class(program, op.module)
+        for scope in editor.scopes
+        if scope.phase == Phase.FORWARD
+        for op in scope.ops
+    }
     roots = roots - {""} or roots
-    inside = [_in_model(program, scope, roots) for scope in editor.scopes]
+    inside = [_is_in_model(program, scope, roots) for scope in editor.scopes]
     end = max((number for number, here in enumerate(inside) if here), default=-1)
     kept: list[ScopeRow] = []
     region: ScopeRow | None = None
@@ -51,10 +56,14 @@ def with_compiled_model(program: Program) -> Program:
     return editor.build()
 
 
-def _in_model(program: Program, scope: ScopeRow, roots: set[str]) -> bool:
-    return scope.phase in _MODEL and bool(scope.ops) and all(_root(program, op.module) in roots for op in scope.ops)
+def _is_in_model(program: Program, scope: ScopeRow, roots: set[str]) -> bool:
+    return (
+        scope.phase in _MODEL
+        and bool(scope.ops)
+        and all(_find_root_class(program, op.module) in roots for op in scope.ops)
+    )
 
 
-def _root(program: Program, module: int) -> str:
+def _find_root_class(program: Program, module: int) -> str:
     """The class of the outermost module."""
     return program.names[module].partition(".")[0]

@@ -15,7 +15,7 @@ NODE = "cuda_graph::"
 """What the names of its other scopes begin with: they cost the host nothing."""
 
 
-def with_graphs(program: Program, graphed: BoolArray) -> Program:
+def mark_graphs(program: Program, graphed: BoolArray) -> Program:
     """The program with the scopes that `graphed` says replayed: every run of neighbours is one graph."""
     first = graphed & ~np.concatenate(([False], graphed[:-1]))
     editor = ProgramEditor(program)
@@ -24,12 +24,12 @@ def with_graphs(program: Program, graphed: BoolArray) -> Program:
     return editor.build()
 
 
-def in_phases(program: Program, *phases: Phase) -> BoolArray:
+def find_scopes_in_phases(program: Program, *phases: Phase) -> BoolArray:
     """Which scopes are of one of these phases."""
     return np.isin(program.columns.scope_phase, phases)
 
 
-def graph_scopes(names: tuple[str, ...]) -> tuple[BoolArray, BoolArray]:
+def find_graph_scopes(names: tuple[str, ...]) -> tuple[BoolArray, BoolArray]:
     """Which of these scope names are part of a graph, and which of those launch one."""
     launches = np.array([name.startswith(LAUNCH) for name in names], dtype=np.bool_)
     nodes = np.array([name.startswith(NODE) for name in names], dtype=np.bool_)

@@ -12,12 +12,12 @@ from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 
-def without_phase(workload: Workload, phase: Phase) -> Workload:
+def remove_phase(workload: Workload, phase: Phase) -> Workload:
     """The workload without the scopes and ops of `phase`, and without the memory only they used."""
-    return replace(workload, programs=tuple(_without_phase(program, phase) for program in workload.programs))
+    return replace(workload, programs=tuple(_remove_program_phase(program, phase) for program in workload.programs))
 
 
-def with_dtype(workload: Workload, renames: Mapping[str, str]) -> Workload:
+def rename_dtypes(workload: Workload, renames: Mapping[str, str]) -> Workload:
     """The workload with tensor types renamed, e.g. `{"bfloat16": "float16"}`; both must have the same size."""
     for old, new in renames.items():
         for name in (old, new):
@@ -25,10 +25,10 @@ def with_dtype(workload: Workload, renames: Mapping[str, str]) -> Workload:
                 raise make_unknown_error("dtype", name, DTYPE_BYTES, "Give torch's name without 'torch.'.")
         if DTYPE_BYTES[old] != DTYPE_BYTES[new]:
             raise TraincastError(f"{old} cannot become {new}: its elements have another size; capture again")
-    return replace(workload, programs=tuple(_with_dtype(program, renames) for program in workload.programs))
+    return replace(workload, programs=tuple(_rename_program_dtypes(program, renames) for program in workload.programs))
 
 
-def _without_phase(program: Program, phase: Phase) -> Program:
+def _remove_program_phase(program: Program, phase: Phase) -> Program:
     dropped = program.columns.scope_phase == phase
     if not dropped.any():
         return program
@@ -37,17 +37,19 @@ def _without_phase(program: Program, phase: Phase) -> Program:
     return editor.build()
 
 
-def _with_dtype(program: Program, renames: Mapping[str, str]) -> Program:
+def _rename_program_dtypes(program: Program, renames: Mapping[str, str]) -> Program:
     specs = {id(spec): spec for s in program.symbolic for spec in (*s.inputs, *s.outputs)}
     renamed = {
         key: replace(spec, dtype=renames[spec.dtype]) if spec.dtype in renames else spec for key, spec in specs.items()
     }
     editor = ProgramEditor(program)
-    editor.change_signatures(lambda signature: _renamed(signature, renames, renamed))
+    editor.change_signatures(lambda signature: _rename_signature_dtypes(signature, renames, renamed))
     return editor.build()
 
 
-def _renamed(signature: Signature, renames: Mapping[str, str], specs: Mapping[int, TensorSpec]) -> Signature:
+def _rename_signature_dtypes(
+    signature: Signature, renames: Mapping[str, str], specs: Mapping[int, TensorSpec]
+) -> Signature:
     """The signature with its tensors looked up in `specs` by identity: a few forms serve thousands of tensors."""
 
     def scalar(value: Scalar) -> Scalar:

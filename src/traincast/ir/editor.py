@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.ir.assembly import Draft, assemble, move_waits
+from traincast.ir.assembly import Draft, assemble_columns, move_waits
 from traincast.ir.insertion import Insertion
 from traincast.ir.ops import Signature, StorageKind
 from traincast.ir.program import Program
@@ -41,7 +41,11 @@ class ProgramEditor:
             return program
         draft = self._draft_columns() if self._rows is None else self._rows.draft()
         built = replace(
-            program, sizes=self.sizes.table(), symbolic=draft.symbolic, names=draft.names, columns=assemble(draft)
+            program,
+            sizes=self.sizes.table(),
+            symbolic=draft.symbolic,
+            names=draft.names,
+            columns=assemble_columns(draft),
         )
         check_structure(built)
         return built

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traincast.ir.trace_nodes import Arguments, TraceNode, program_of, trace_nodes
+from traincast.ir.trace_nodes import Arguments, TraceNode, list_trace_nodes, select_program
 from traincast.ir.workload import Workload
 from traincast.utils.files.writing import write_bytes
 
@@ -15,25 +15,25 @@ SCHEMA = "1.1.1-chakra.0.0.4"
 
 def export_pytorch_et(workload: Workload, rank: int, path: str | Path) -> None:
     """Writes the program of `rank` as a PyTorch execution trace. Host order is kept; streams have no place there."""
-    nodes = trace_nodes(program_of(workload, rank))
+    nodes = list_trace_nodes(select_program(workload, rank))
     trace = {
         "schema": SCHEMA,
         "pid": rank + 1,
         "time": "1970-01-01 00:00:00",
         "start_ts": 0,
-        "nodes": [_node(node) for node in nodes],
+        "nodes": [_describe_et_node(node) for node in nodes],
         "finish_ts": 0,
     }
     write_bytes(path, json.dumps(trace, separators=(",", ":"), allow_nan=False).encode())
 
 
-def _node(node: TraceNode) -> dict[str, Any]:
+def _describe_et_node(node: TraceNode) -> dict[str, Any]:
     return {
         "id": node.id,
         "name": node.name,
         "ctrl_deps": node.parent,
-        "inputs": _arguments(node.inputs),
-        "outputs": _arguments(node.outputs),
+        "inputs": _describe_et_arguments(node.inputs),
+        "outputs": _describe_et_arguments(node.outputs),
         "attrs": [
             {"name": name, "type": kind, "value": value}
             for name, kind, value in (
@@ -52,7 +52,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
     }
 
 
-def _arguments(arguments: Arguments) -> dict[str, Any]:
+def _describe_et_arguments(arguments: Arguments) -> dict[str, Any]:
     return {
         "values": arguments.values,
         "shapes": arguments.shapes,

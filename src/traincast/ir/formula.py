@@ -44,7 +44,7 @@ class Formula:
                 f"formula {shorten_value(self.text)} has {len(parts)} parts; at most {_MOST_PARTS} are read"
             )
         for part in parts:
-            if not isinstance(part, _ALLOWED) or (isinstance(part, ast.Call) and not _known_call(part)):
+            if not isinstance(part, _ALLOWED) or (isinstance(part, ast.Call) and not _is_known_call(part)):
                 raise TraincastError(f"formula {shorten_value(self.text)} has something else than a formula; {_FORM}")
 
     @cached_property
@@ -59,7 +59,7 @@ class Formula:
     def of(self, signature: Signature) -> float:
         """Its value for an op: a finite number from 0."""
         try:
-            value = float(_value(self._tree, signature))
+            value = float(_evaluate_part(self._tree, signature))
         except (ArithmeticError, ValueError) as error:
             raise TraincastError(
                 f"formula {shorten_value(self.text)} has no value for {signature.name}: {error}"
@@ -88,36 +88,36 @@ _ALLOWED = (
 )
 
 
-def _known_call(part: ast.Call) -> bool:
+def _is_known_call(part: ast.Call) -> bool:
     return isinstance(part.func, ast.Name) and part.func.id in _FUNCTIONS and bool(part.args) and not part.keywords
 
 
-def _value(part: ast.expr, signature: Signature) -> float:
+def _evaluate_part(part: ast.expr, signature: Signature) -> float:
     match part:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return float(number)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            power = _value(right, signature)
+            power = _evaluate_part(right, signature)
             if abs(power) > _HIGHEST_POWER:
                 raise ValueError(f"a power of {power:g} is too high")
-            return float(math.pow(_value(left, signature), power))
+            return float(math.pow(_evaluate_part(left, signature), power))
         case ast.BinOp(left=left, op=op, right=right):
-            return _TWO[type(op)](_value(left, signature), _value(right, signature))
+            return _TWO[type(op)](_evaluate_part(left, signature), _evaluate_part(right, signature))
         case ast.UnaryOp(op=op, operand=operand):
-            value = _value(operand, signature)
+            value = _evaluate_part(operand, signature)
             return -value if isinstance(op, ast.USub) else value
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            return float(_FUNCTIONS[name](*(_value(argument, signature) for argument in arguments)))
+            return float(_FUNCTIONS[name](*(_evaluate_part(argument, signature) for argument in arguments)))
         case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _ATTRIBUTES:
-            return float(_ATTRIBUTES[attribute](_tensor(name, signature)))
+            return float(_ATTRIBUTES[attribute](_find_tensor(name, signature)))
         case ast.Subscript(value=ast.Name(id=name), slice=place):
-            return _size(_tensor(name, signature), name, _value(place, signature))
+            return _read_size(_find_tensor(name, signature), name, _evaluate_part(place, signature))
         case ast.Name(id=name):
-            return _argument(name, signature)
+            return _read_argument(name, signature)
     raise ValueError(f"'{ast.unparse(part)}' means nothing; {_FORM}")
 
 
-def _tensor(name: str, signature: Signature) -> TensorSpec:
+def _find_tensor(name: str, signature: Signature) -> TensorSpec:
     for prefix, specs in (("in", signature.inputs), ("out", signature.outputs)):
         number = name.removeprefix(prefix)
         if name.startswith(prefix) and number.isdigit():
@@ -127,14 +127,14 @@ def _tensor(name: str, signature: Signature) -> TensorSpec:
     raise ValueError(f"'{name}' is no tensor; tensors are in0, in1, ... and out0, ...")
 
 
-def _size(spec: TensorSpec, name: str, place: float) -> float:
+def _read_size(spec: TensorSpec, name: str, place: float) -> float:
     dimensions = len(spec.shape)
     if place != int(place) or not -dimensions <= place < dimensions:
         raise ValueError(f"{name} has {dimensions} dimensions, and {place:g} is none of them")
     return float(spec.shape[int(place)])
 
 
-def _argument(name: str, signature: Signature) -> float:
+def _read_argument(name: str, signature: Signature) -> float:
     value = dict(signature.scalars).get(name)
     if isinstance(value, int | float):
         return float(value)

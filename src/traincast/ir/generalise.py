@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from traincast.ir.ops import Scalar, Signature
 from traincast.ir.program import Columns, Program
-from traincast.ir.sizes import MONOMIALS, SizeTable, monomials, rounded_up
-from traincast.ir.symbolic import with_size_indices
+from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, round_up_size
+from traincast.ir.symbolic import replace_sizes_by_indices
 from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError
 
@@ -53,7 +53,7 @@ def capture_sizes(batch: int, seq_len: int, *, multiples: bool = False) -> list[
     return [*pairs, (batch + other, seq_len // 2 + 5)]
 
 
-def generalise(captures: Sequence[Program], *, shares: bool = False) -> Program:
+def generalise_captures(captures: Sequence[Program], *, shares: bool = False) -> Program:
     """One program from captures at the sizes of `capture_sizes`, all of which it reproduces exactly."""
     return generalise_ranks([captures], shares=shares)[0]
 
@@ -72,20 +72,20 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
     for captures in ranks:
         for other in captures:
             _check_same_structure(first, other)
-    values = [np.array([_all_sizes(program) for program in captures], dtype=np.int64) for captures in ranks]
-    position = _joint_positions(values)
+    values = [np.array([_list_all_sizes(program) for program in captures], dtype=np.int64) for captures in ranks]
+    position = _number_joint_sizes(values)
     _, where = np.unique(position, return_index=True)
     points = [(program.batch_size, program.seq_len) for program in ranks[0]]
     observed = [np.ascontiguousarray(rows[:, where].T) for rows in values]
     tables = [
-        _solve(o, points, shares=shares, drawn=drawn) if len(points) > 1 else SizeTable.constant(o[:, 0])
+        _solve_polynomials(o, points, shares=shares, drawn=drawn) if len(points) > 1 else SizeTable.constant(o[:, 0])
         for o in observed
     ]
-    template = _rebuild(first, tables[0], position)
+    template = _rebuild_program(first, tables[0], position)
     return [replace(template, sizes=table) for table in tables]
 
 
-def _joint_positions(values: Sequence[IntArray]) -> IntArray:
+def _number_joint_sizes(values: Sequence[IntArray]) -> IntArray:
     """Numbers the sizes so that two share a number if they are equal in every capture of every rank."""
     position = np.zeros(values[0].shape[1], dtype=np.int64)
     for row in (row for rows in values for row in rows):
@@ -94,7 +94,7 @@ def _joint_positions(values: Sequence[IntArray]) -> IntArray:
     return position
 
 
-def same_structure(first: Program, other: Program) -> bool:
+def have_same_structure(first: Program, other: Program) -> bool:
     """Whether two programs run the same ops on the same tensors, whatever the sizes."""
     try:
         _check_same_structure(first, other)
@@ -103,7 +103,7 @@ def same_structure(first: Program, other: Program) -> bool:
     return True
 
 
-def _first_difference(first: Program, other: Program) -> str:
+def _describe_first_difference(first: Program, other: Program) -> str:
     """Where two programs part, in words."""
     ran, there = ([p.symbolic[number].name for number in p.columns.op_signature.tolist()] for p in (first, other))
     place = next((i for i, (a, b) in enumerate(zip(ran, there, strict=False)) if a != b), min(len(ran), len(there)))
@@ -122,27 +122,29 @@ def _check_same_structure(first: Program, other: Program) -> None:
         raise TraincastError(
             f"the step runs other ops at batch {other.batch_size}, length {other.seq_len} "
             f"({other.num_ops} ops) than at batch {first.batch_size}, length {first.seq_len} ({first.num_ops} ops): "
-            f"{_first_difference(first, other)}"
+            f"{_describe_first_difference(first, other)}"
         )
     pairs = set(zip(first.columns.op_signature.tolist(), other.columns.op_signature.tolist(), strict=True))
     for a, b in pairs:
-        if first.forms[a][0] != other.forms[b][0] and _shape(first.forms[a][0]) != _shape(other.forms[b][0]):
+        if first.forms[a][0] != other.forms[b][0] and _drop_fractions(first.forms[a][0]) != _drop_fractions(
+            other.forms[b][0]
+        ):
             name = first.signatures[a].name
             raise TraincastError(f"op {name} changes its form between batch sizes; capture at one size only")
 
 
-def _shape(form: Signature) -> Signature:
+def _drop_fractions(form: Signature) -> Signature:
     """A form without its fractions, which cost nothing: `100 / batch`, a share that is drawn, a rate of learning."""
-    return replace(form, scalars=tuple([(name, _unfraction(value)) for name, value in form.scalars]))
+    return replace(form, scalars=tuple([(name, _drop_fraction(value)) for name, value in form.scalars]))
 
 
-def _unfraction(value: Scalar) -> Scalar:
+def _drop_fraction(value: Scalar) -> Scalar:
     if isinstance(value, tuple):
-        return tuple([_unfraction(item) for item in value])
+        return tuple([_drop_fraction(item) for item in value])
     return 0.0 if type(value) is float else value
 
 
-def _all_sizes(program: Program) -> list[int]:
+def _list_all_sizes(program: Program) -> list[int]:
     flat: list[int] = []
     for index in program.columns.op_signature.tolist():
         flat.extend(program.forms[index][1])
@@ -150,7 +152,7 @@ def _all_sizes(program: Program) -> list[int]:
     return flat
 
 
-def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool, drawn: bool) -> SizeTable:
+def _solve_polynomials(observed: IntArray, points: list[tuple[int, int]], *, shares: bool, drawn: bool) -> SizeTable:
     """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length.
 
     A batch size squared (scores of all samples against all) takes one capture more than the others.
@@ -159,17 +161,17 @@ def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool, d
     used = [0, 1, 2, 3, 4, 5] if lengths else [0, 1]
     if len(points) > len(used) + 1:
         used = [*used, _SQUARED]
-    fit = _fit(observed, points, used, shares=shares)
+    fit = _fit_polynomials(observed, points, used, shares=shares)
     multiples = np.ones(len(observed), dtype=np.int64)
     for multiple in _PADDINGS if lengths else ():
         left = np.flatnonzero(~fit.good)
-        padded = [(batch, rounded_up(length, multiple)) for batch, length in points]
-        again = _fit(observed[left], padded, [0, 1, 2, 3], shares=shares)
+        padded = [(batch, round_up_size(length, multiple)) for batch, length in points]
+        again = _fit_polynomials(observed[left], padded, [0, 1, 2, 3], shares=shares)
         taken = left[again.good]
         fit.coefficients[taken], fit.denominator[taken] = again.coefficients[again.good], again.denominator[again.good]
         fit.good[taken], multiples[taken] = True, multiple
     if drawn:
-        _take_drawn(fit, observed, points)
+        _fit_drawn_sizes(fit, observed, points)
     if not fit.good.all():
         raise TraincastError(
             f"a size of this step is {observed[np.argmin(fit.good)].tolist()} at (batch, length) {points}, which no "
@@ -187,18 +189,18 @@ class _Fit:
     good: BoolArray
 
 
-def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int], *, shares: bool) -> _Fit:
+def _fit_polynomials(observed: IntArray, points: list[tuple[int, int]], used: list[int], *, shares: bool) -> _Fit:
     """Solves each row from as many points as there are unknowns, exactly, and checks it at all of them."""
     fit = _Fit(
         np.zeros((len(observed), len(MONOMIALS)), dtype=np.int64),
         np.ones(len(observed), dtype=np.int64),
         np.zeros(len(observed), dtype=np.bool_),
     )
-    design = [[Fraction(monomials(batch, length)[c]) for c in used] for batch, length in points]
-    chosen = _independent(design)
+    design = [[Fraction(compute_monomials(batch, length)[c]) for c in used] for batch, length in points]
+    chosen = _find_independent_rows(design)
     if len(chosen) < len(used):
         return fit
-    inverse = _invert([design[i] for i in chosen])
+    inverse = _invert_matrix([design[i] for i in chosen])
     denominator = math.lcm(*(entry.denominator for row in inverse for entry in row))
     scaled = np.array([[int(entry * denominator) for entry in row] for row in inverse], dtype=object)
     for i, row in enumerate(observed[:, chosen].astype(object) @ scaled.T):
@@ -208,13 +210,13 @@ def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int], *, 
         if max(map(abs, (common, *whole))) < 2**63:
             fit.denominator[i], fit.coefficients[i, used], fit.good[i] = common, whole, True
     expected = observed.astype(object) * fit.denominator[:, None]
-    fit.good[:] &= np.all(_numerators(fit, points) == expected, axis=1)
+    fit.good[:] &= np.all(_compute_numerators(fit, points) == expected, axis=1)
     if not shares:
-        fit.good[:] &= _always_whole(fit)
+        fit.good[:] &= _find_always_whole(fit)
     return fit
 
 
-def _take_drawn(fit: _Fit, observed: IntArray, points: list[tuple[int, int]]) -> None:
+def _fit_drawn_sizes(fit: _Fit, observed: IntArray, points: list[tuple[int, int]]) -> None:
     """Lets sizes that no polynomial gives grow with the batch size, where all captures are near that."""
     batches = np.array([batch for batch, _ in points], dtype=np.float64)
     left = np.flatnonzero(~fit.good)
@@ -225,25 +227,25 @@ def _take_drawn(fit: _Fit, observed: IntArray, points: list[tuple[int, int]]) ->
     fit.coefficients[rows, MONOMIALS.index("B")] = observed[rows, 0]
 
 
-def _numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.object_]:
+def _compute_numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.object_]:
     """Numerators at every point, in Python's integers, which do not overflow."""
-    terms = np.array([monomials(batch, length) for batch, length in points], dtype=object)
+    terms = np.array([compute_monomials(batch, length) for batch, length in points], dtype=object)
     values: npt.NDArray[np.object_] = fit.coefficients.astype(object) @ terms.T
     return values
 
 
-def _always_whole(fit: _Fit) -> BoolArray:
+def _find_always_whole(fit: _Fit) -> BoolArray:
     """Which sizes are whole at every batch size and sequence length.
 
     A polynomial of degree 2 in B and in S is, if it is at 3 x 3 neighbouring points. `S // 2` met at a few
     lengths can be fitted by chance; the fit then has fractions that no real size has.
     """
-    remainders = _numerators(fit, product((0, 1, 2), (0, 1, 2))) % fit.denominator[:, None]
+    remainders = _compute_numerators(fit, product((0, 1, 2), (0, 1, 2))) % fit.denominator[:, None]
     whole: BoolArray = np.all(remainders == 0, axis=1)
     return whole
 
 
-def _independent(rows: list[list[Fraction]]) -> list[int]:
+def _find_independent_rows(rows: list[list[Fraction]]) -> list[int]:
     """Indices of the first rows that are linearly independent."""
     chosen: list[int] = []
     reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row
@@ -259,7 +261,7 @@ def _independent(rows: list[list[Fraction]]) -> list[int]:
     return chosen
 
 
-def _invert(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
+def _invert_matrix(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
     size = len(matrix)
     rows = [row + [Fraction(int(i == j)) for j in range(size)] for i, row in enumerate(matrix)]
     for pivot in range(size):
@@ -274,7 +276,7 @@ def _invert(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
     return [row[size:] for row in rows]
 
 
-def _rebuild(first: Program, table: SizeTable, position: IntArray) -> Program:
+def _rebuild_program(first: Program, table: SizeTable, position: IntArray) -> Program:
     """The first program with its sizes replaced by indices into the solved table, signatures made distinct anew."""
     numbers = position.tolist()
     lengths = [len(sizes) for _, sizes in first.forms]
@@ -286,7 +288,7 @@ def _rebuild(first: Program, table: SizeTable, position: IntArray) -> Program:
         key = (index, *numbers[start:end])
         if key not in known:
             cursor = iter(key[1:])
-            rebuilt = with_size_indices(first.signatures[index], lambda _: next(cursor))  # noqa: B023 - called at once
+            rebuilt = replace_sizes_by_indices(first.signatures[index], lambda _: next(cursor))  # noqa: B023 - called at once
             known[key] = distinct.setdefault(rebuilt, len(distinct))
         op_signature.append(known[key])
         start = end

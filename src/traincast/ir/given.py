@@ -40,7 +40,7 @@ class OpCost:
 
     def of(self, signature: Signature) -> tuple[float, float, float]:
         """(seconds, flops, bytes) of a call; 0 where nothing is said."""
-        return tuple(_value(getattr(self, part), signature) for part in PARTS)  # type: ignore[return-value]
+        return tuple(_evaluate_cost(getattr(self, part), signature) for part in PARTS)  # type: ignore[return-value]
 
     def as_text(self) -> dict[str, str]:
         """What is given, as formulas; functions of Python have none."""
@@ -48,7 +48,7 @@ class OpCost:
         return {part: cost.text if isinstance(cost, Formula) else "a Python function" for part, cost in given.items()}
 
 
-def _value(cost: Cost, signature: Signature) -> float:
+def _evaluate_cost(cost: Cost, signature: Signature) -> float:
     if cost is None:
         return 0.0
     value = cost.of(signature) if isinstance(cost, Formula) else float(cost(signature))
@@ -57,7 +57,7 @@ def _value(cost: Cost, signature: Signature) -> float:
     return value
 
 
-def costs_from(table: Mapping[str, Any], source: str) -> tuple[OpCost, ...]:
+def read_op_costs(table: Mapping[str, Any], source: str) -> tuple[OpCost, ...]:
     """Costs of a table with one entry an op: `{"lib::op": {"flops": "2 * in0.numel", "bytes": ...}}`."""
     if len(table) > _MOST:
         raise TraincastError(f"{source} gives costs of {len(table)} ops; at most {_MOST} are read")
@@ -72,6 +72,6 @@ def costs_from(table: Mapping[str, Any], source: str) -> tuple[OpCost, ...]:
     return tuple(costs)
 
 
-def joined(first: Iterable[OpCost], second: Iterable[OpCost]) -> tuple[OpCost, ...]:
+def merge_op_costs(first: Iterable[OpCost], second: Iterable[OpCost]) -> tuple[OpCost, ...]:
     """Both, the second ones in place of the first ones of the same op."""
     return tuple({cost.op: cost for cost in (*first, *second)}.values())

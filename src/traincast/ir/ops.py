@@ -24,7 +24,7 @@ ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def layer_of(path: str) -> str:
+def find_layer(path: str) -> str:
     """The layer that a module belongs to: its path up to the first number, else its first two names.
 
     >>> layer_of("Bert.encoder.layers.3.mlp.fc1"), layer_of("Bert.embeddings.word.table")

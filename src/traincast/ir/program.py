@@ -10,7 +10,7 @@ import numpy as np
 
 from traincast.ir.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
 from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import forms_and_sizes, with_plain_sizes
+from traincast.ir.symbolic import replace_indices_by_sizes, separate_forms_and_sizes
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
 from traincast.utils.errors import TraincastError
 
@@ -82,12 +82,12 @@ class Program:
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         """The distinct op signatures with plain numbers."""
-        return with_plain_sizes(self.symbolic, self.size_values.tolist())
+        return replace_indices_by_sizes(self.symbolic, self.size_values.tolist())
 
     @cached_property
     def forms(self) -> tuple[tuple[Signature, tuple[int, ...]], ...]:
         """Every distinct signature without its sizes, and these sizes."""
-        return forms_and_sizes(self.signatures)
+        return separate_forms_and_sizes(self.signatures)
 
     @cached_property
     def op_scope(self) -> Int32Array:
@@ -134,7 +134,7 @@ class Program:
         known = _STORAGES.setdefault(self.columns, {})
         description = known.get(id(self.symbolic))
         if description is None:  # holds the signatures, so their id stays theirs
-            description = known[id(self.symbolic)] = _storages(self.columns, self.symbolic)
+            description = known[id(self.symbolic)] = _describe_storages(self.columns, self.symbolic)
         return description
 
     def resized(self, batch_size: int, seq_len: int) -> Program:
@@ -188,7 +188,7 @@ class Storages:
 _STORAGES: WeakKeyDictionary[Columns, dict[int, Storages]] = WeakKeyDictionary()
 
 
-def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
+def _describe_storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
     on_host = np.zeros(len(c.storage_bytes), dtype=np.bool_)
     for specs, pointer, tensor in (
         ([s.inputs for s in symbolic], c.input_ptr, c.input_tensor),
@@ -203,13 +203,13 @@ def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
     looks_up = np.array(["embedding" in signature.name for signature in symbolic], dtype=np.bool_)
     exchanges = np.array([signature.name.startswith("c10d::") for signature in symbolic], dtype=np.bool_)
     if looks_up.any():
-        read = _touched(c, looks_up, c.input_ptr, c.input_tensor)
+        read = _find_touched_storages(c, looks_up, c.input_ptr, c.input_tensor)
         use[read & (c.storage_kind == StorageKind.PARAMETER)] = _TABLE
         # FBGEMM's modules keep the state of their fused optimizer in buffers
-        use[_moments(c, symbolic) & (c.storage_kind == StorageKind.BUFFER)] = StorageKind.OPTIMIZER_STATE
+        use[_find_optimizer_moments(c, symbolic) & (c.storage_kind == StorageKind.BUFFER)] = StorageKind.OPTIMIZER_STATE
     if exchanges.any():
-        touched = _touched(c, exchanges, c.input_ptr, c.input_tensor)
-        touched |= _touched(c, exchanges, c.output_ptr, c.output_tensor)
+        touched = _find_touched_storages(c, exchanges, c.input_ptr, c.input_tensor)
+        touched |= _find_touched_storages(c, exchanges, c.output_ptr, c.output_tensor)
         # what stays for gradients alongside the gradients themselves: DDP's buckets
         lasting = (
             (c.storage_kind == StorageKind.GRADIENT) & (c.storage_alloc < 0) & (c.storage_free >= len(c.op_signature))
@@ -218,7 +218,7 @@ def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
     return Storages(symbolic, on_host, use)
 
 
-def _moments(c: Columns, symbolic: tuple[Signature, ...]) -> BoolArray:
+def _find_optimizer_moments(c: Columns, symbolic: tuple[Signature, ...]) -> BoolArray:
     """Which storages lookups are given as moments of their optimizer."""
     flags = {
         number: [name.startswith("momentum") for name, count in signature.groups for _ in range(count)]
@@ -232,14 +232,14 @@ def _moments(c: Columns, symbolic: tuple[Signature, ...]) -> BoolArray:
     return moments
 
 
-def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
+def _find_touched_storages(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
     """Which storages the ops with a marked signature touch."""
     touched = np.zeros(len(c.storage_bytes), dtype=np.bool_)
     touched[c.tensor_storage[tensor[np.repeat(marked[c.op_signature], np.diff(pointer))]]] = True
     return touched
 
 
-def storages_of(program: Program, first: int, end: int) -> Int32Array:
+def find_storages_of_ops(program: Program, first: int, end: int) -> Int32Array:
     """The storages that ops `first` to `end` (excluded) read or write."""
     c = program.columns
     tensors = (
@@ -255,14 +255,14 @@ def find_stale_storages(program: Program) -> IntArray:
     c = program.columns
     stale = (c.storage_alloc < 0) & (c.storage_free == 0)
     if program.num_ops:
-        stale[storages_of(program, 0, 1)] = False
+        stale[find_storages_of_ops(program, 0, 1)] = False
     return np.flatnonzero(stale)
 
 
-def peak_memory(program: Program) -> Memory:
+def compute_peak_memory(program: Program) -> Memory:
     """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
-    blocks, born, gone = _lives(program)
-    live = live_bytes(program)
+    blocks, born, gone = _compute_lifetimes(program)
+    live = compute_live_bytes(program)
     moment = int(np.argmax(live))
     alive = (born <= moment) & (gone > moment)
     sums = np.zeros(len(_USES), dtype=np.int64)
@@ -270,9 +270,9 @@ def peak_memory(program: Program) -> Memory:
     return Memory(int(live[moment]), {use: total for use, total in zip(_USES, sums.tolist(), strict=True) if total})
 
 
-def live_bytes(program: Program) -> IntArray:
+def compute_live_bytes(program: Program) -> IntArray:
     """Device bytes alive before the first op (entry 0), while op i runs (entry i + 1), and after the last one."""
-    blocks, born, gone = _lives(program)
+    blocks, born, gone = _compute_lifetimes(program)
     steps = program.num_ops + 2
     change = np.zeros(steps + 1, dtype=np.int64)
     np.add.at(change, born, blocks)
@@ -280,7 +280,7 @@ def live_bytes(program: Program) -> IntArray:
     return np.asarray(np.cumsum(change[:steps]))
 
 
-def _lives(program: Program) -> tuple[IntArray, IntArray, IntArray]:
+def _compute_lifetimes(program: Program) -> tuple[IntArray, IntArray, IntArray]:
     """Bytes of every storage on the device, and from which entry of `live_bytes` to before which it is there."""
     c = program.columns
     blocks = np.where(program.storages.on_host, 0, (program.storage_nbytes + 511) // 512 * 512)

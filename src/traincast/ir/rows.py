@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traincast.ir.assembly import BY_USE, NEVER, Draft, count_up
+from traincast.ir.assembly import BY_USE, NEVER, Draft, make_pointers
 from traincast.ir.ops import Phase, Signature
 from traincast.ir.program import Program, find_stale_storages
 from traincast.utils.arrays import Int32Array, IntArray
@@ -61,8 +61,8 @@ class Rows:
             map(
                 OpRow,
                 [program.symbolic[number] for number in c.op_signature.tolist()],
-                _split(c.input_ptr, c.input_tensor),
-                _split(c.output_ptr, c.output_tensor),
+                _split_rows(c.input_ptr, c.input_tensor),
+                _split_rows(c.output_ptr, c.output_tensor),
                 c.op_module.tolist(),
                 c.op_stream.tolist(),
             )
@@ -123,8 +123,8 @@ class Rows:
             "scope_after": [scope_place[scope.after] for scope in self.scopes],
         }
         arrays: dict[str, IntArray | Int32Array] = {k: np.array(v, dtype=np.int64) for k, v in parts.items()}
-        arrays["input_ptr"] = count_up(np.array([len(op.inputs) for op in ops], dtype=np.int64))
-        arrays["output_ptr"] = count_up(np.array([len(op.outputs) for op in ops], dtype=np.int64))
+        arrays["input_ptr"] = make_pointers(np.array([len(op.inputs) for op in ops], dtype=np.int64))
+        arrays["output_ptr"] = make_pointers(np.array([len(op.outputs) for op in ops], dtype=np.int64))
         return Draft(
             symbolic=tuple(symbolic),
             names=tuple(names),
@@ -137,6 +137,6 @@ class Rows:
         )
 
 
-def _split(pointer: Int32Array, values: Int32Array) -> list[tuple[int, ...]]:
+def _split_rows(pointer: Int32Array, values: Int32Array) -> list[tuple[int, ...]]:
     flat = values.tolist()
     return [tuple(flat[start:end]) for start, end in pairwise(pointer.tolist())]

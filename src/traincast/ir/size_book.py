@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.ir.sizes import MONOMIALS, SizeTable, monomials, rounded_up
+from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, round_up_size
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 
@@ -84,7 +84,7 @@ class SizeBook:
     def at(self, size: int, batch: int, seq_len: int) -> int:
         """A size as a plain number."""
         coefficients, below, multiple = self._row(size)
-        powers = monomials(batch, rounded_up(seq_len, multiple))
+        powers = compute_monomials(batch, round_up_size(seq_len, multiple))
         return sum(int(c) * power for c, power in zip(coefficients.tolist(), powers, strict=True)) // below
 
     def table(self) -> SizeTable:

@@ -18,7 +18,7 @@ from traincast.utils.errors import TraincastError
 MONOMIALS = ("1", "B", "S", "B*S", "S^2", "B*S^2", "B^2")
 
 
-def monomials(batch: int, seq_len: int) -> list[int]:
+def compute_monomials(batch: int, seq_len: int) -> list[int]:
     """The monomials at one (batch, sequence length), in the order of `MONOMIALS`."""
     b, s = batch, seq_len
     return [1, b, s, b * s, s * s, b * s * s, b * b]
@@ -47,12 +47,12 @@ class SizeTable:
     def at(self, batch: int, seq_len: int) -> IntArray:
         """Every size at this batch size and sequence length."""
         if np.all(self.seq_multiple == 1):
-            raw = _evaluate(self.coefficients, batch, seq_len)
+            raw = _evaluate_polynomials(self.coefficients, batch, seq_len)
         else:
             raw = np.zeros(len(self), dtype=np.int64)
             for multiple in np.unique(self.seq_multiple).tolist():
                 rows = self.seq_multiple == multiple
-                raw[rows] = _evaluate(self.coefficients[rows], batch, rounded_up(seq_len, multiple))
+                raw[rows] = _evaluate_polynomials(self.coefficients[rows], batch, round_up_size(seq_len, multiple))
         sizes: IntArray = raw // self.denominator
         if np.any(sizes * self.denominator != raw):
             raise TraincastError(
@@ -73,7 +73,7 @@ class SizeTable:
         """The smallest number of whose multiples every batch size gives whole sizes, at this sequence length."""
         step = 1
         for row in np.flatnonzero(self.denominator > 1).tolist():
-            length = rounded_up(seq_len, int(self.seq_multiple[row]))
+            length = round_up_size(seq_len, int(self.seq_multiple[row]))
             c, below = [int(value) for value in self.coefficients[row]], int(self.denominator[row])
             by_batch = c[1] + c[3] * length + c[5] * length * length
             if (c[0] + c[2] * length + c[4] * length * length) % below == 0 and c[6] % below == 0:
@@ -88,13 +88,13 @@ class SizeTable:
         return SizeTable(coefficients, np.ones(len(values), dtype=np.int64))
 
 
-def rounded_up(size: int, multiple: int) -> int:
+def round_up_size(size: int, multiple: int) -> int:
     """The size, or the next multiple above it."""
     return -(-size // multiple) * multiple
 
 
-def _evaluate(coefficients: IntArray, batch: int, seq_len: int) -> IntArray:
-    terms = monomials(batch, seq_len)
+def _evaluate_polynomials(coefficients: IntArray, batch: int, seq_len: int) -> IntArray:
+    terms = compute_monomials(batch, seq_len)
     # A constant (slices end at 2^63 - 1) cannot overflow; a sum of growing terms can.
     growing = np.any(coefficients[:, 1:], axis=1)
     reach = np.abs(coefficients[growing].astype(np.float64)) @ np.array(terms, dtype=np.float64)

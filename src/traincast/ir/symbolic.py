@@ -29,7 +29,7 @@ class SizeRef(int):
 Number: TypeAlias = Callable[[int], int]
 
 
-def with_size_indices(
+def replace_sizes_by_indices(
     signature: Signature, index: Number, known: dict[TensorSpec, TensorSpec] | None = None
 ) -> Signature:
     """A plain signature with `index` of every dimension, stride and integer argument in its place, in that order.
@@ -49,13 +49,13 @@ def with_size_indices(
         name=signature.name,
         inputs=tuple([mapped(spec) for spec in signature.inputs]),
         outputs=tuple([mapped(spec) for spec in signature.outputs]),
-        scalars=tuple([(name, _indexed(value, index)) for name, value in signature.scalars]),
+        scalars=tuple([(name, _index_value(value, index)) for name, value in signature.scalars]),
         groups=signature.groups,
         overload=signature.overload,
     )
 
 
-def with_plain_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> tuple[Signature, ...]:
+def replace_indices_by_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> tuple[Signature, ...]:
     """Signatures with indices, each looked up in `sizes`.
 
     Each tensor form is looked up once: fused optimizers pass hundreds of tensors of a few forms.
@@ -69,7 +69,7 @@ def with_plain_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> t
                 name=s.name,
                 inputs=tuple([plain[id(spec)] for spec in s.inputs]),
                 outputs=tuple([plain[id(spec)] for spec in s.outputs]),
-                scalars=tuple([(name, _plain(value, size)) for name, value in s.scalars]),
+                scalars=tuple([(name, _resolve_value(value, size)) for name, value in s.scalars]),
                 groups=s.groups,
                 overload=s.overload,
             )
@@ -78,7 +78,7 @@ def with_plain_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> t
     )
 
 
-def sizes_used(signature: Signature) -> list[int]:
+def list_size_indices(signature: Signature) -> list[int]:
     """The indices of a signature with indices: where these sizes are equal, so are the plain signatures."""
     used = [size for spec in (*signature.inputs, *signature.outputs) for size in (*spec.shape, *spec.stride)]
     values = [value for _, value in signature.scalars]
@@ -91,7 +91,7 @@ def sizes_used(signature: Signature) -> list[int]:
     return used
 
 
-def forms_and_sizes(signatures: Sequence[Signature]) -> tuple[tuple[Signature, tuple[int, ...]], ...]:
+def separate_forms_and_sizes(signatures: Sequence[Signature]) -> tuple[tuple[Signature, tuple[int, ...]], ...]:
     """Plain signatures with every size set to index zero, each with the sizes that were taken out, in order.
 
     Each tensor form is taken apart once, as in `with_plain_sizes`.
@@ -111,7 +111,7 @@ def forms_and_sizes(signatures: Sequence[Signature]) -> tuple[tuple[Signature, t
             name=s.name,
             inputs=tuple([empty[id(spec)] for spec in s.inputs]),
             outputs=tuple([empty[id(spec)] for spec in s.outputs]),
-            scalars=tuple([(name, _indexed(value, take)) for name, value in s.scalars]),
+            scalars=tuple([(name, _index_value(value, take)) for name, value in s.scalars]),
             groups=s.groups,
             overload=s.overload,
         )
@@ -128,15 +128,15 @@ def _map_spec(spec: TensorSpec, number: Number) -> TensorSpec:
     )
 
 
-def _indexed(value: Scalar, index: Number) -> Scalar:
+def _index_value(value: Scalar, index: Number) -> Scalar:
     if isinstance(value, tuple):
-        return tuple([_indexed(item, index) for item in value])
+        return tuple([_index_value(item, index) for item in value])
     return SizeRef(index(value)) if type(value) is int else value
 
 
-def _plain(value: Scalar, size: Number) -> Scalar:
+def _resolve_value(value: Scalar, size: Number) -> Scalar:
     if isinstance(value, tuple):
         if set(map(type, value)) == {SizeRef}:  # sizes to and from a thousand ranks
             return tuple(map(size, value))  # type: ignore[arg-type]
-        return tuple([_plain(item, size) for item in value])
+        return tuple([_resolve_value(item, size) for item in value])
     return size(value) if isinstance(value, SizeRef) else value

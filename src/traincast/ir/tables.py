@@ -7,12 +7,14 @@ from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
 
 
-def bytes_left_out(program: Program) -> int:
+def count_bytes_left_out(program: Program) -> int:
     """Bytes of the table rows that lookups know of (`rows`, `dims`) and that occupy no memory of the step."""
-    return sum(_left_out(signature) for signature in program.signatures if "embedding" in signature.name)
+    return sum(
+        _count_left_out_of_lookup(signature) for signature in program.signatures if "embedding" in signature.name
+    )
 
 
-def _left_out(signature: Signature) -> int:
+def _count_left_out_of_lookup(signature: Signature) -> int:
     rows, dims = signature.scalar("rows"), signature.scalar("dims")
     if "backward" in signature.name or not (isinstance(rows, tuple) and isinstance(dims, tuple) and signature.inputs):
         return 0

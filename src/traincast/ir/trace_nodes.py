@@ -67,7 +67,7 @@ class TraceNode:
     outputs: Arguments = field(default_factory=Arguments)
 
 
-def program_of(workload: Workload, rank: int) -> Program:
+def select_program(workload: Workload, rank: int) -> Program:
     """The program of a rank."""
     if not 0 <= rank < len(workload.ranks):
         raise TraincastError(
@@ -76,7 +76,7 @@ def program_of(workload: Workload, rank: int) -> Program:
     return workload.programs[workload.ranks[rank]]
 
 
-def trace_nodes(program: Program) -> list[TraceNode]:
+def list_trace_nodes(program: Program) -> list[TraceNode]:
     """Process, threads, scopes and ops in host order, ids ascending; a scope that is its only op is one node."""
     counter = count(1)
     known: dict[Hashable, int] = {}
@@ -89,29 +89,29 @@ def trace_nodes(program: Program) -> list[TraceNode]:
     root = TraceNode(id=next(counter), name="[pytorch|profiler|execution_trace|process]", parent=1, thread=0)
     nodes = [root]
     threads: dict[int, int] = {}
-    sequences = _sequences(program)
+    sequences = _number_sequences(program)
     for scope in program.scopes:
         if scope.thread not in threads:
             threads[scope.thread] = next(counter)
             name = "[pytorch|profiler|execution_trace|thread]"
             nodes.append(TraceNode(id=threads[scope.thread], name=name, parent=root.id, thread=scope.thread + 1))
-        nodes += _scope_nodes(program, scope, threads[scope.thread], sequences, counter, ids)
+        nodes += _list_scope_nodes(program, scope, threads[scope.thread], sequences, counter, ids)
     return nodes
 
 
-def _sequences(program: Program) -> list[int]:
+def _number_sequences(program: Program) -> list[int]:
     """Autograd sequence number of every op: a forward op and those that compute its gradient share one."""
     forward = program.columns.op_forward.tolist()
     number = {op: i for i, op in enumerate(sorted({op for op in forward if op >= 0}))}
     return [number.get(op if back < 0 else back, -1) for op, back in enumerate(forward)]
 
 
-def _scope_nodes(
+def _list_scope_nodes(
     program: Program, scope: Scope, thread: int, sequences: list[int], counter: Iterator[int], ids: Ids
 ) -> list[TraceNode]:
     ops = program.ops[scope.first_op : scope.first_op + scope.num_ops]
     if len(ops) == 1 and ops[0].name == scope.name:
-        return [_op_node(ops[0], thread, sequences[ops[0].index], counter, ids)]
+        return [_make_op_node(ops[0], thread, sequences[ops[0].index], counter, ids)]
     nodes = []
     backward = scope.phase == Phase.BACKWARD and not scope.name.startswith(("aten::", "autograd::"))
     node = TraceNode(
@@ -138,11 +138,11 @@ def _scope_nodes(
     for op in ops:
         # Only the function that autograd recorded carries the number; what runs inside its gradient does not.
         sequence = -1 if op.forward >= 0 else sequences[op.index]
-        nodes.append(_op_node(op, node.id, sequence, counter, ids))
+        nodes.append(_make_op_node(op, node.id, sequence, counter, ids))
     return nodes
 
 
-def _op_node(op: Op, parent: int, sequence: int, counter: Iterator[int], ids: Ids) -> TraceNode:
+def _make_op_node(op: Op, parent: int, sequence: int, counter: Iterator[int], ids: Ids) -> TraceNode:
     number = next(counter)
     inputs, outputs = Arguments(), Arguments()
     start = 0
@@ -150,8 +150,8 @@ def _op_node(op: Op, parent: int, sequence: int, counter: Iterator[int], ids: Id
         _add_tensors(inputs, op.inputs[start : start + size], ids)
         start += size
     for _, value in op.signature.scalars:
-        shape = _shape(value)
-        inputs.add(_value(value), shape, _type(value), shape)
+        shape = _describe_shape(value)
+        inputs.add(_describe_value(value), shape, _describe_type(value), shape)
     for tensor in op.outputs:
         _add_tensors(outputs, [tensor], ids)
     return TraceNode(
@@ -163,7 +163,7 @@ def _op_node(op: Op, parent: int, sequence: int, counter: Iterator[int], ids: Id
         scope=op.scope,
         op=op.index,
         sequence=sequence,
-        schema=_schema(op.signature),
+        schema=_write_schema(op.signature),
         inputs=inputs,
         outputs=outputs,
     )
@@ -174,7 +174,7 @@ def _add_tensors(arguments: Arguments, tensors: Sequence[Tensor], ids: Ids) -> N
     if not tensors:
         arguments.add("<None>", [], "None", [])
         return
-    values: list[Value] = [_tensor(tensor, ids) for tensor in tensors]
+    values: list[Value] = [_describe_tensor(tensor, ids) for tensor in tensors]
     kinds = [f"Tensor({_CPP_TYPES[tensor.spec.dtype]})" for tensor in tensors]
     shapes: list[Value] = [list(tensor.spec.shape) for tensor in tensors]
     strides: list[Value] = [list(tensor.spec.stride) for tensor in tensors]
@@ -184,46 +184,46 @@ def _add_tensors(arguments: Arguments, tensors: Sequence[Tensor], ids: Ids) -> N
         arguments.add(values, shapes, f"GenericList[{','.join(kinds)}]", strides)
 
 
-def _tensor(tensor: Tensor, ids: Ids) -> list[Value]:
+def _describe_tensor(tensor: Tensor, ids: Ids) -> list[Value]:
     """Tensor id, storage id, offset (not known: 0), elements, bytes per element, device."""
     device = "cuda:0" if tensor.spec.device == "cuda" else "cpu"
     spec = tensor.spec
     return [ids(("tensor", tensor.id)), ids(("storage", tensor.storage)), 0, spec.numel, spec.itemsize, device]
 
 
-def _value(value: Scalar) -> Value:
+def _describe_value(value: Scalar) -> Value:
     if value is None:
         return "<None>"
     if isinstance(value, tuple):
-        return [_value(item) for item in value]
+        return [_describe_value(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shape(value: Scalar) -> Value:
-    return [_shape(item) for item in value] if isinstance(value, tuple) else []
+def _describe_shape(value: Scalar) -> Value:
+    return [_describe_shape(item) for item in value] if isinstance(value, tuple) else []
 
 
-def _type(value: Scalar) -> str:
+def _describe_type(value: Scalar) -> str:
     if isinstance(value, tuple):
-        return f"GenericList[{','.join(_type(item) for item in value)}]"
+        return f"GenericList[{','.join(_describe_type(item) for item in value)}]"
     if value is None:
         return "None"
     return {bool: "Bool", int: "Int", float: "Double", str: "String"}[type(value)]
 
 
-def _schema(signature: Signature) -> str:
+def _write_schema(signature: Signature) -> str:
     """A schema for the arguments as they are written, from the workload itself and not from torch's registry."""
     name = f"{signature.name}.{signature.overload}" if signature.overload else signature.name
     groups = signature.groups or tuple((f"input{i}", 1) for i in range(len(signature.inputs)))
     arguments = [f"{ {0: 'Tensor?', 1: 'Tensor'}.get(size, 'Tensor[]') } {name}" for name, size in groups]
-    arguments += [f"{_schema_type(value)} {name}" for name, value in signature.scalars]
+    arguments += [f"{_name_schema_type(value)} {name}" for name, value in signature.scalars]
     outputs = ", ".join(["Tensor"] * len(signature.outputs))
     return f"{name}({', '.join(arguments)}) -> {outputs if len(signature.outputs) == 1 else f'({outputs})'}"
 
 
-def _schema_type(value: Scalar) -> str:
+def _name_schema_type(value: Scalar) -> str:
     if isinstance(value, tuple):
-        return f"{_schema_type(value[0]) if value else 'int'}[]"
+        return f"{_name_schema_type(value[0]) if value else 'int'}[]"
     if value is None:
         return "Scalar?"
     return {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]

@@ -54,7 +54,7 @@ def validate_workload(workload: Workload) -> None:
             raise TraincastError(f"rank {rank} runs program {program}, but there are {len(workload.programs)} programs")
     for number, part in enumerate(workload.programs):
         try:
-            validate(part)
+            validate_program(part)
         except TraincastError as error:
             where = f"program {number}: " if len(workload.programs) > 1 else ""
             raise TraincastError(f"{where}{error}") from None
@@ -65,7 +65,7 @@ def validate_workload(workload: Workload) -> None:
             )
 
 
-def validate(program: Program) -> None:
+def validate_program(program: Program) -> None:
     """Raises a `TraincastError` that names the first thing wrong with the program."""
     if not 1 <= program.batch_size <= MAX_BATCH:
         raise TraincastError(f"batch size {program.batch_size} is not from 1 to {MAX_BATCH}")
@@ -184,23 +184,23 @@ def _check_counts(program: Program) -> None:
         if len(wrong):
             op = int(wrong[0])
             raise TraincastError(
-                f"op {op}{_name_of(op, program)} has {actual[op]} {what}, its signature {expected[c.op_signature[op]]}"
+                f"op {op}{_name_op(op, program)} has {actual[op]} {what}, its signature {expected[c.op_signature[op]]}"
             )
 
 
 def _check_signatures(program: Program) -> None:
     """One fast look at all signatures together; if anything is wrong, one by one to name the culprit."""
-    if not _signature_problem(program.symbolic, program.size_values):
+    if not _find_signature_problem(program.symbolic, program.size_values):
         return
     for number, signature in enumerate(program.symbolic):
-        problem = _signature_problem((signature,), program.size_values)
+        problem = _find_signature_problem((signature,), program.size_values)
         if problem:
             users = np.flatnonzero(program.columns.op_signature == number)
             where = f"op {users[0]}" if len(users) else f"signature {number}"
             raise TraincastError(f"{where} ({signature.name!r:.80}) {problem}")
 
 
-def _signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
+def _find_signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
     """What is wrong with these signatures, or ""."""
     specs: dict[int, TensorSpec] = {}
     scalars: list[int] = []
@@ -209,7 +209,7 @@ def _signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
             return "has a name that is not printable"
         specs.update({id(spec): spec for spec in (*s.inputs, *s.outputs)})
         for _, value in s.scalars:
-            _collect(value, scalars)
+            _collect_sizes_of(value, scalars)
         if s.groups and (sum(n for _, n in s.groups) != len(s.inputs) or min(n for _, n in s.groups) < 0):
             return f"groups {sum(n for _, n in s.groups)} tensors but has {len(s.inputs)} inputs"
     lengths: list[int] = list(scalars)
@@ -228,28 +228,28 @@ def _signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
         return f"refers to a size that is not in the table of {len(sizes)}"
     if extents and sizes[extents].min() < 0:
         return "has a tensor with a negative size or stride"
-    if any(_elements(spec, sizes) > _MAX_ELEMENTS for spec in specs.values()):
+    if any(_count_elements(spec, sizes) > _MAX_ELEMENTS for spec in specs.values()):
         return f"has a tensor of more than {_MAX_ELEMENTS} elements"
     return ""
 
 
-def _elements(spec: TensorSpec, sizes: IntArray) -> int:
+def _count_elements(spec: TensorSpec, sizes: IntArray) -> int:
     return math.prod(sizes[list(spec.shape)].tolist())
 
 
-def _collect(value: Scalar, into: list[int]) -> None:
+def _collect_sizes_of(value: Scalar, into: list[int]) -> None:
     if isinstance(value, SizeRef):
         into.append(value)
     elif isinstance(value, tuple):
         for item in value:
-            _collect(item, into)
+            _collect_sizes_of(item, into)
 
 
 def _require(good: BoolArray, message: str, program: Program | None = None) -> None:
     if not good.all():
         at = int(np.argmin(good))
-        raise TraincastError(message.format(i=at, name=_name_of(at, program) if program else ""))
+        raise TraincastError(message.format(i=at, name=_name_op(at, program) if program else ""))
 
 
-def _name_of(op: int, program: Program) -> str:
+def _name_op(op: int, program: Program) -> str:
     return f" ({program.symbolic[program.columns.op_signature[op]].name!r:.80})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from traincast.ir.given import OpCost
-from traincast.ir.program import Program, peak_memory
+from traincast.ir.program import Program, compute_peak_memory
 from traincast.utils.display.text import format_quantity
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
@@ -98,7 +98,7 @@ class Workload(Result):
             "gpus": len(self.ranks),
             "programs": len(self.programs),
             "ops": program.num_ops,
-            "peak_memory_bytes": peak_memory(program).peak_bytes,
+            "peak_memory_bytes": compute_peak_memory(program).peak_bytes,
             "rebatchable": not program.rigid,
             "why_not": program.rigid or None,
             "assumptions": list(self.assumptions),
@@ -113,7 +113,7 @@ class Workload(Result):
         assumed = "".join(f"\nassumed: {text}" for text in self.assumptions)
         return (
             f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
-            f"{format_quantity(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at "
+            f"{format_quantity(compute_peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at "
             f"{sizes}{assumed}"
         )
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traincast.ir.edit import with_dtype, without_phase
+from traincast.ir.edit import remove_phase, rename_dtypes
 from traincast.ir.file import load_workload
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
@@ -52,10 +52,12 @@ def file_name(*, mode: str, choice: str, optimizer: str, precision: str) -> str:
 def list_models() -> tuple[ModelInfo, ...]:
     """Every built-in model, in the order of the documentation."""
     entries: list[dict[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))["models"]
-    return tuple(ModelInfo(**{key: _frozen(value) for key, value in entry.items()}) for entry in entries)
+    return tuple(
+        ModelInfo(**{key: _convert_lists_to_tuples(value) for key, value in entry.items()}) for entry in entries
+    )
 
 
-def _frozen(value: Any) -> Any:
+def _convert_lists_to_tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -73,10 +75,10 @@ def load_model(
     `precision` is fp32, tf32 (the same ops as fp32), amp or bf16 (training under bfloat16 autocast, inference with
     bfloat16 weights) or fp16 (the same with float16). `optimizer` may be "none": the step without its update.
     """
-    info = _info(name)
-    _check("mode", mode, MODES)
-    stored = _STORED_PRECISION[_check("precision", precision, _STORED_PRECISION)]
-    choice = _choice(info, {"attention": attention, "embedding": embedding})
+    info = _find_model_info(name)
+    _check_choice("mode", mode, MODES)
+    stored = _STORED_PRECISION[_check_choice("precision", precision, _STORED_PRECISION)]
+    choice = _choose_variant(info, {"attention": attention, "embedding": embedding})
     drop = optimizer == "none"
     chosen = info.optimizers[0] if optimizer is None or drop else optimizer
     if mode == "inference" and optimizer not in (None, "none"):
@@ -93,32 +95,32 @@ def load_model(
         )
     workload = load_workload(DATA / name / file)
     if precision == "fp16":
-        workload = with_dtype(workload, {"bfloat16": "float16"})
-    return without_phase(workload, Phase.OPTIMIZER) if drop else workload
+        workload = rename_dtypes(workload, {"bfloat16": "float16"})
+    return remove_phase(workload, Phase.OPTIMIZER) if drop else workload
 
 
-def _info(name: str) -> ModelInfo:
+def _find_model_info(name: str) -> ModelInfo:
     models = {info.name: info for info in list_models()}
     if name not in models:
-        from traincast.models.published import published_programs
-        from traincast.models.transformers.reading import built_in_names
+        from traincast.models.published import list_published_programs
+        from traincast.models.transformers.reading import list_built_in_names
 
-        known = (*models, *published_programs(), *built_in_names())
+        known = (*models, *list_published_programs(), *list_built_in_names())
         raise make_unknown_error("model", name, known, "`traincast models` lists the built-in models.")
     return models[name]
 
 
-def _check(kind: str, value: str, known: Iterable[str]) -> str:
+def _check_choice(kind: str, value: str, known: Iterable[str]) -> str:
     names = tuple(known)
     if value not in names:
         raise make_unknown_error(kind, value, names, f"Choose from {', '.join(names)}.")
     return value
 
 
-def _choice(info: ModelInfo, asked: dict[str, str | None]) -> str:
+def _choose_variant(info: ModelInfo, asked: dict[str, str | None]) -> str:
     """The variant asked for along the model's own axis; asking along another axis is a mistake."""
     for axis, value in asked.items():
         if value is not None and axis != info.axis:
             raise TraincastError(f"{info.name} has no {axis} variants; leave out {axis} '{value}'")
     value = asked.get(info.axis)
-    return info.choices[0] if value is None else _check(info.axis, value, info.choices)
+    return info.choices[0] if value is None else _check_choice(info.axis, value, info.choices)

@@ -41,16 +41,16 @@ class PublishedProgram(Protocol):
         ...
 
 
-def published_programs() -> Mapping[str, PublishedProgram]:
+def list_published_programs() -> Mapping[str, PublishedProgram]:
     """Every published program by name; none where no distribution brings them."""
     programs = load_plugin(PROGRAMS, "published")
     found: Mapping[str, PublishedProgram] = {} if programs is None else programs()
     return found
 
 
-def published_program(name: str) -> PublishedProgram:
+def find_published_program(name: str) -> PublishedProgram:
     """The program of this name; where no distribution brings it, an error that says what to install."""
-    programs = published_programs()
+    programs = list_published_programs()
     if name not in programs:
         raise missing_evaluation(f"the program {name}")
     return programs[name]

@@ -90,20 +90,20 @@ class _Run:
     pieces: list[IndexArray] = field(default_factory=list)
 
 
-def cut(schedule: Schedule, collectives: tuple[int, ...] = ()) -> Blocks:
+def cut_schedule_at_collectives(schedule: Schedule, collectives: tuple[int, ...] = ()) -> Blocks:
     """The blocks of a schedule in which the launches `collectives` (instructions, ascending) meet those of other ranks.
     They are kept for further walks; of long traces only those simulated last."""
     kept = _kept_last if len(schedule.code) > _LONG else _kept
     return kept(schedule, collectives)
 
 
-def _cut(schedule: Schedule, collectives: tuple[int, ...]) -> Blocks:
+def _cut_uncached(schedule: Schedule, collectives: tuple[int, ...]) -> Blocks:
     cutter = _Cutter(schedule, collectives)
     cutter.gather()
     return cutter.finish()
 
 
-_kept, _kept_last = lru_cache(maxsize=256)(_cut), lru_cache(maxsize=1)(_cut)
+_kept, _kept_last = lru_cache(maxsize=256)(_cut_uncached), lru_cache(maxsize=1)(_cut_uncached)
 
 
 class _Cutter:
@@ -264,7 +264,7 @@ class _Cutter:
             ahead = run.kind == BlockKind.HOST and all(self._ahead(c, blocks, owner) for c in (*waits, after))
             owner[begin : begin + length] = len(blocks)
             blocks.append(Block(run.kind, begin, begin + length, first, waits, issue, after, run.held, ahead))
-        successors, needs = _edges(blocks, owner)
+        successors, needs = _list_block_edges(blocks, owner)
         held = [(int(host_order[b.first]), b.after) for b in blocks if b.held]
         return Blocks(
             blocks=tuple(blocks), host_order=host_order, launch_order=launch_order,
@@ -285,7 +285,7 @@ class _Cutter:
         return blocks[owner[column]].ahead if owner[column] >= 0 else column < self.schedule.num_threads
 
 
-def _edges(blocks: list[Block], owner: IndexArray) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def _list_block_edges(blocks: list[Block], owner: IndexArray) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     successors: list[list[int]] = [[] for _ in blocks]
     needs = []
     for b, block in enumerate(blocks):

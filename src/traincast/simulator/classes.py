@@ -43,7 +43,7 @@ def find_classes(
     seconds: FloatArray,
 ) -> Classes:
     """Classes of programs; `alike[p]` is equal for programs that are equal but for whom they meet."""
-    colour = _numbered(alike)
+    colour = _number_by_first_appearance(alike)
     parts = [
         [(part.program, int(calls[part.program].instruction[part.call])) for part in collective.participants]
         for collective in collectives
@@ -53,12 +53,12 @@ def find_classes(
         met = [(lasts[m], tuple(sorted({(colour[p], i) for p, i in part}))) for m, part in enumerate(parts)]
         if len(set(colour)) == len(colour):
             break
-        number = _numbered(met)
+        number = _number_by_first_appearance(met)
         seen: list[list[tuple[int, int]]] = [[] for _ in colour]
         for m, part in enumerate(parts):
             for p, i in part:
                 seen[p].append((i, number[m]))
-        finer = _numbered([(colour[p], tuple(sorted(seen[p]))) for p in range(len(colour))])
+        finer = _number_by_first_appearance([(colour[p], tuple(sorted(seen[p]))) for p in range(len(colour))])
         if len(set(finer)) == len(set(colour)):
             break
         colour = finer
@@ -70,7 +70,7 @@ def find_classes(
     )
 
 
-def _numbered(things: Sequence[Hashable]) -> list[int]:
+def _number_by_first_appearance(things: Sequence[Hashable]) -> list[int]:
     """Each thing's number in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(thing, len(numbers)) for thing in things]

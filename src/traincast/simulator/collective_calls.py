@@ -98,14 +98,14 @@ def read_collective(signature: Signature, compute: str) -> CollectiveCall:
     """What a collective op exchanges, from its scalars."""
     kind = signature.scalar("collective")
     assert isinstance(kind, str)
-    group = _ranks(signature, signature.scalar("group"))
+    group = _read_ranks(signature, signature.scalar("group"))
     communicator = signature.scalar("communicator", 0)
     record = COLLECTIVES[kind]
     message = record.route is Route.PAIR and signature.scalar("source") is not None
     if message:
-        group = _ranks(signature, (signature.scalar("source"), signature.scalar("target")))
+        group = _read_ranks(signature, (signature.scalar("source"), signature.scalar("target")))
     root = signature.scalar("root", -1)
-    send, receive = (_splits(signature, name, len(group)) for name in ("send_splits", "recv_splits"))
+    send, receive = (_read_splits(signature, name, len(group)) for name in ("send_splits", "recv_splits"))
     if record.uneven_form_of and (send is None or receive is None):
         raise TraincastError(f"{signature.name}: an {kind} must say its send_splits and recv_splits")
     size = signature.scalar("bytes")
@@ -122,15 +122,15 @@ def read_collective(signature: Signature, compute: str) -> CollectiveCall:
     )
 
 
-def _ranks(signature: Signature, value: Scalar) -> tuple[int, ...]:
-    problem = _group_problem(value)
+def _read_ranks(signature: Signature, value: Scalar) -> tuple[int, ...]:
+    problem = _find_group_problem(value)
     if problem:
         raise TraincastError(f"{signature.name} {problem}")
     return value  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1024)  # a group of a thousand ranks is in as many programs
-def _group_problem(value: Scalar) -> str:
+def _find_group_problem(value: Scalar) -> str:
     if not isinstance(value, tuple) or not all(isinstance(rank, int) and rank >= 0 for rank in value):
         return "does not name the ranks that take part; capture it again"
     if len(set(value)) != len(value):
@@ -138,7 +138,7 @@ def _group_problem(value: Scalar) -> str:
     return ""
 
 
-def _splits(signature: Signature, name: str, ranks: int) -> IntArray | None:
+def _read_splits(signature: Signature, name: str, ranks: int) -> IntArray | None:
     value = signature.scalar(name)
     if value is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
+from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES
@@ -27,27 +27,27 @@ def compute_collective_seconds(
             nodes = [rank // topology.gpus_per_node for rank in collective.group]
             nodes_of[id(collective.group)] = (nodes, len(set(nodes)))
         nodes, count = nodes_of[id(collective.group)]
-        size = _message_bytes(collective, ranks, nodes, describe)
+        size = _compute_message_bytes(collective, ranks, nodes, describe)
         key = (collective.kind, collective.compute, size, len(collective.group), count)
         rows.append(distinct.setdefault(key, len(distinct)))
     values = np.array([key[2:] for key in distinct], dtype=np.float64).reshape(len(distinct), 3)
     calls = Calls.from_columns(COLLECTIVE, [key[0] for key in distinct], [key[1] for key in distinct], values)
-    estimate = shipped_collectives().predict(calls, topology)
+    estimate = load_shipped_collectives().predict(calls, topology)
     return estimate.take(np.array(rows, dtype=np.int64))
 
 
-def _message_bytes(
+def _compute_message_bytes(
     collective: MatchedCollective, ranks: Sequence[int], nodes: Sequence[int], describe: Describe
 ) -> float:
     if COLLECTIVES[collective.kind].uneven_form_of:
-        return even_bytes(_splits(collective, ranks, describe), nodes)
+        return share_bytes_evenly(_join_splits(collective, ranks, describe), nodes)
     sizes = {exchange.bytes for exchange in collective.exchanges}
     if len(sizes) > 1:  # only all-to-alls get here with several: even ones of different sizes
-        _splits(collective, ranks, describe)
+        _join_splits(collective, ranks, describe)
     return float(max(sizes))
 
 
-def _splits(collective: MatchedCollective, ranks: Sequence[int], describe: Describe) -> FloatArray:
+def _join_splits(collective: MatchedCollective, ranks: Sequence[int], describe: Describe) -> FloatArray:
     """Bytes from every rank of the group to every other, as the senders say; rejected if receivers say otherwise."""
     size = len(collective.group)
     of = {part.program: i for i, part in enumerate(collective.participants)}

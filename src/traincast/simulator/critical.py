@@ -59,7 +59,7 @@ class PathPart:
         return self.end - self.start
 
 
-def critical_path(
+def find_critical_path(
     simulations: Sequence[GroupSimulation],
     collectives: Collectives | None = None,
     *,

@@ -48,7 +48,7 @@ class StepInstructions:
 
     def uniform_seconds(self, topology: Topology | None) -> tuple[IntArray, Estimate]:
         """The calls of collectives whose ranks all run one program, and how long each takes on this topology."""
-        return _uniform_seconds(self, topology)
+        return _compute_uniform_seconds(self, topology)
 
     def seconds(self, topology: Topology | None) -> Estimate:
         """How long every collective takes on this topology."""
@@ -56,7 +56,7 @@ class StepInstructions:
 
 
 @lru_cache(maxsize=8)
-def step_instructions(
+def build_step_instructions(
     programs: tuple[Program, ...], ranks: tuple[int, ...], context: LoweringContext
 ) -> StepInstructions:
     """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
@@ -95,10 +95,10 @@ def join_instructions(
         calls=calls,
         meetings=collectives,
         describe=describe,
-        structure=_structures(schedules, calls),
+        structure=_number_structures(schedules, calls),
         ranks_of=tuple(tuple(running) for running in ranks_of),
         meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
-        uniform=_uniform_launches(lowered[0], schedules),
+        uniform=_find_uniform_launches(lowered[0], schedules),
     )
 
 
@@ -106,7 +106,7 @@ def _is_uniform(call: KernelCall) -> bool:
     return call.family is COLLECTIVE and UNIFORM in call.variant.split()
 
 
-def _uniform_launches(lowered: LoweredProgram, schedules: Sequence[Schedule]) -> tuple[IntArray, ...]:
+def _find_uniform_launches(lowered: LoweredProgram, schedules: Sequence[Schedule]) -> tuple[IntArray, ...]:
     uniform = np.append(np.array([_is_uniform(call) for call in lowered.calls], dtype=np.bool_), False)
     if not uniform.any():
         return (np.empty(0, dtype=np.int64),) * len(schedules)
@@ -129,7 +129,7 @@ class _Labels(Sequence[str]):
         return f"{name} (op {op}" + (f" of {module})" if module else ")")
 
 
-def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls]) -> tuple[int, ...]:
+def _number_structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls]) -> tuple[int, ...]:
     known: dict[tuple[bytes, ...], int] = {}
     same: dict[tuple[int, bytes], int] = {}  # schedules made from one template have the same columns
     numbers = []
@@ -143,19 +143,19 @@ def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls])
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
-def _uniform_seconds(instructions: StepInstructions, topology: Topology | None) -> tuple[IntArray, Estimate]:
+def _compute_uniform_seconds(instructions: StepInstructions, topology: Topology | None) -> tuple[IntArray, Estimate]:
     calls = instructions.lowered[0].calls
     rows = np.array([row for row, call in enumerate(calls) if _is_uniform(call)], dtype=np.int64)
     if not len(rows):
         return rows, Estimate.zeros(0)
     if topology is None:
-        raise _no_links()
+        raise _make_no_links_error()
     from traincast.costs.collectives.in_step import price_uniform
 
     return rows, price_uniform([calls[row] for row in rows.tolist()], topology)
 
 
-def _no_links() -> TraincastError:
+def _make_no_links_error() -> TraincastError:
     return TraincastError(
         "the platform says nothing of the links between its GPUs; name a node such as dgx-a100, or describe yours"
     )
@@ -166,7 +166,7 @@ def _compute_collective_seconds(instructions: StepInstructions, topology: Topolo
     if not instructions.meetings:
         return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
     if topology is None:
-        raise _no_links()
+        raise _make_no_links_error()
     from traincast.simulator.collective_cost import compute_collective_seconds  # one GPU needs no curves of collectives
 
     return compute_collective_seconds(instructions.meetings, instructions.ranks, topology, instructions.describe)

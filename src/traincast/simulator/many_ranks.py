@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.simulator.blocks import BlockKind, cut
+from traincast.simulator.blocks import BlockKind, cut_schedule_at_collectives
 from traincast.simulator.clocks import Clocks
 from traincast.simulator.rank_group import ALL, GroupSimulation, RankGroup, Rows
 from traincast.utils.arrays import FloatArray, IntArray
@@ -75,7 +75,9 @@ class CollectiveIndex:
     def __init__(self, groups: Sequence[RankGroup], collectives: Collectives) -> None:
         self.meetings, self.sizes = collectives, [group.size for group in groups]
         places = [np.unique(collectives.instruction[collectives.group == number]) for number in range(len(groups))]
-        self.blocks = [cut(c.schedule, tuple(met.tolist())) for c, met in zip(groups, places, strict=True)]
+        self.blocks = [
+            cut_schedule_at_collectives(c.schedule, tuple(met.tolist())) for c, met in zip(groups, places, strict=True)
+        ]
         self.count = np.bincount(collectives.collective, minlength=len(collectives.seconds))
 
     @cached_property
@@ -113,7 +115,7 @@ class CollectiveIndex:
             for block in blocks.meetings.values()
         }
         entries = np.arange(len(self.block))
-        for part in _split(entries, self.keys(entries)):
+        for part in _group_by_key(entries, self.keys(entries)):
             table[int(self.meetings.group[part[0]]), int(self.block[part[0]])][self.meetings.row[part]] = part
         if any(bool(np.any(entries < 0)) for entries in table.values()):
             raise AssertionError("the ranks of a rank group must have their collectives at the same instructions")
@@ -151,11 +153,11 @@ def simulate_ranks(
         _Dataflow(simulations, index).run()
         return simulations
     for simulation in simulations:
-        _in_order(simulation, collectives.seconds, index.together or {})
+        _simulate_in_order(simulation, collectives.seconds, index.together or {})
     return simulations
 
 
-def _in_order(simulation: GroupSimulation, seconds: FloatArray, collectives: dict[int, int]) -> None:
+def _simulate_in_order(simulation: GroupSimulation, seconds: FloatArray, collectives: dict[int, int]) -> None:
     """Simulates ranks that meet nobody, or always all of each other: blocks can be taken in their order."""
     for number, block in enumerate(simulation.blocks.blocks):
         simulation.run(block, ALL)
@@ -231,7 +233,7 @@ class _Dataflow:
         complete = np.unique(collective[self.missing[collective] == 0])
         if len(complete):
             entries = np.concatenate([self.agenda.members[m] for m in complete.tolist()])
-            for part in _split(entries, self.agenda.keys(entries)):
+            for part in _group_by_key(entries, self.agenda.keys(entries)):
                 self._end(part)
 
     def _end(self, entries: IntArray) -> None:
@@ -255,7 +257,7 @@ class _Dataflow:
         return Deadlock(tuple(waiting))
 
 
-def _split(entries: IntArray, keys: IntArray) -> list[IntArray]:
+def _group_by_key(entries: IntArray, keys: IntArray) -> list[IntArray]:
     """Entries of equal keys together."""
     if np.all(keys == keys[0]):
         return [entries]

@@ -40,14 +40,14 @@ class Describe:
 
     def who(self, program: int, does: str = "", where: str = "") -> str:
         """The ranks that run a program, as text, and what they do as in `rank_list`."""
-        return rank_list([rank for rank, run in enumerate(self.ranks) if run == program], does, where)
+        return format_rank_list([rank for rank, run in enumerate(self.ranks) if run == program], does, where)
 
     def call(self, program: int, call: int) -> str:
         """The op of a call, as text."""
         return self.labels[program][call]
 
 
-def rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
+def format_rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
     """Ranks as text, with where they are and a command: "rank 3 calls", "ranks 0 to 7", "ranks 0, 2, 5, 6 and 9 more".
 
     >>> rank_list([3], "wait", " at op 2"), rank_list([0, 2], "wait", " at op 2")
@@ -82,15 +82,15 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
         for calls_of in zip(*sequences.values(), strict=True):
             participants = tuple(Participant(p, c) for p, c in zip(sequences, calls_of, strict=True))
             exchanges = tuple(calls[part.program].exchange[part.call] for part in participants)
-            collectives.append(_agreed(key, participants, exchanges, describe))
+            collectives.append(_join_participants(key, participants, exchanges, describe))
     return collectives
 
 
-def _what(key: Key) -> str:
+def _describe_call_key(key: Key) -> str:
     communicator, group, message = key
     if message:
         return f"messages from rank {group[0]} to rank {group[1]} (communicator {communicator})"
-    return f"the group of {rank_list(group)} (communicator {communicator})"
+    return f"the group of {format_rank_list(group)} (communicator {communicator})"
 
 
 def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArray, describe: Describe) -> None:
@@ -98,7 +98,7 @@ def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArr
     program, calls = next(iter(sequences.items()))
     if group.max() >= len(program_of):
         raise TraincastError(
-            f"{_what(key)} includes rank {group.max()}, but there are {len(program_of)} ranks; "
+            f"{_describe_call_key(key)} includes rank {group.max()}, but there are {len(program_of)} ranks; "
             f"see {describe.who(program)} at {describe.call(program, calls[0])}"
         )
     calls_it = np.zeros(int(program_of.max()) + 1, dtype=np.bool_)
@@ -106,7 +106,7 @@ def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArr
     absent = group[~calls_it[program_of[group]]]
     if len(absent):
         raise TraincastError(
-            f"{rank_list(absent.tolist(), 'never take')} part in {_what(key)}, where "
+            f"{format_rank_list(absent.tolist(), 'never take')} part in {_describe_call_key(key)}, where "
             f"{describe.who(program, 'wait', f' at {describe.call(program, calls[0])}')} for ever"
         )
     outside = calls_it[program_of]
@@ -115,7 +115,8 @@ def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArr
     if len(strangers):
         other = int(program_of[strangers[0]])
         raise TraincastError(
-            f"{rank_list(strangers.tolist(), 'call')} {describe.call(other, sequences[other][0])} in {_what(key)}, "
+            f"{format_rank_list(strangers.tolist(), 'call')} {describe.call(other, sequences[other][0])} in "
+            f"{_describe_call_key(key)}, "
             "without belonging to it"
         )
 
@@ -125,12 +126,13 @@ def _check_lengths(key: Key, lengths: dict[int, int], sequences: dict[int, list[
     if lengths[fewest] != lengths[most]:
         waiting = describe.call(most, sequences[most][lengths[fewest]])
         raise TraincastError(
-            f"{describe.who(most, 'make')} {lengths[most]} calls in {_what(key)} but {describe.who(fewest)} only "
+            f"{describe.who(most, 'make')} {lengths[most]} calls in {_describe_call_key(key)} but "
+            f"{describe.who(fewest)} only "
             f"{lengths[fewest]}: {describe.who(most, 'wait')} for ever at {waiting}"
         )
 
 
-def _agreed(
+def _join_participants(
     key: Key,
     participants: tuple[Participant, ...],
     exchanges: tuple[CollectiveCall, ...],
@@ -141,24 +143,24 @@ def _agreed(
     for participant, other in zip(participants[1:], exchanges[1:], strict=True):
         if other is first:
             continue
-        difference = _difference(first, other, all_to_all)
+        difference = _describe_difference(first, other, all_to_all)
         if difference:
             calls = [
                 f"{describe.who(p.program, 'call')} {describe.call(p.program, p.call)}"
                 for p in (participants[0], participant)
             ]
-            raise TraincastError(f"in {_what(key)}, {' while '.join(calls)}: {difference}")
+            raise TraincastError(f"in {_describe_call_key(key)}, {' while '.join(calls)}: {difference}")
     uneven = (exchange.kind for exchange in exchanges if COLLECTIVES[exchange.kind].uneven_form_of)
     kind = next(uneven, first.kind)
     return MatchedCollective(kind, first.compute, key[1], participants, exchanges)
 
 
-def _even_form(kind: str) -> str:
+def _get_even_form(kind: str) -> str:
     return COLLECTIVES[kind].uneven_form_of or kind
 
 
-def _difference(one: CollectiveCall, other: CollectiveCall, all_to_all: bool) -> str:
-    if _even_form(one.kind) != _even_form(other.kind):
+def _describe_difference(one: CollectiveCall, other: CollectiveCall, all_to_all: bool) -> str:
+    if _get_even_form(one.kind) != _get_even_form(other.kind):
         return f"{one.kind} meets {other.kind}; all ranks must call the same collectives in the same order"
     if one.root != other.root:
         return f"their roots are {one.root} and {other.root}"

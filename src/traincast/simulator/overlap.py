@@ -26,7 +26,7 @@ _MOST_WALKS = 20  # steps settle within a few; this only bounds one that does no
 
 
 @cache
-def late_start() -> float:
+def get_late_start_seconds() -> float:
     """Seconds that a kernel wholly alongside transfers takes longer."""
     profile = json.loads((files("traincast.simulator") / "data" / "overlap.json").read_text(encoding="utf-8"))
     return 1e-6 * float(profile["start_us"])
@@ -57,7 +57,7 @@ class Overlap:
         share = beside / np.maximum(simulation.ends - simulation.starts, 1e-30)
         share[self.transfers] = beside[self.transfers] = 0.0
         slower = np.minimum(SHIPPED.beside * beside, SHIPPED.beside * self.alone)
-        return np.asarray(np.maximum(simulation.kernel_seconds, self.alone + share * late_start() + slower))
+        return np.asarray(np.maximum(simulation.kernel_seconds, self.alone + share * get_late_start_seconds() + slower))
 
 
 def simulate_with_overlap(

@@ -60,7 +60,7 @@ class GroupSimulation:
         self.starts = np.empty((len(blocks.launch_order), group.size))
         for row, clock in enumerate(clocks):
             self.values[: blocks.host_begin, row] = [*clock.threads, *clock.streams, *clock.events]
-        self.kernel_seconds = _side_by_side(group.kernel_seconds, blocks.launch_order)
+        self.kernel_seconds = _stack_ranks(group.kernel_seconds, blocks.launch_order)
         if kernel_seconds is not None:
             self.kernel_seconds = kernel_seconds
         threads = len(blocks.threads)
@@ -72,7 +72,7 @@ class GroupSimulation:
             self.values[hosts] = like.values[hosts]
             self._host = like._host
         else:
-            self._host = _side_by_side(group.host_seconds, blocks.host_order)
+            self._host = _stack_ranks(group.host_seconds, blocks.host_order)
 
     def times(self, row: int) -> RankTimes:
         """The times of one rank."""
@@ -160,7 +160,7 @@ class GroupSimulation:
         self.values[block.begin : block.end, rows] = starts + kernel
 
 
-def _side_by_side(seconds: FloatArray, order: IndexArray) -> FloatArray:
+def _stack_ranks(seconds: FloatArray, order: IndexArray) -> FloatArray:
     """float64[ranks, instructions] as float64[`order`, ranks]; ranks that are one and the same stay so."""
     if len(seconds) > 1 and seconds.strides[0] == 0:
         return np.broadcast_to(seconds[0, order][:, None], (len(order), len(seconds)))

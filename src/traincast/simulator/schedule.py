@@ -70,7 +70,7 @@ class Scheduler:
     """Makes schedules from `calls`. Programs that differ only in the sizes of theirs share all columns but `call`."""
 
     def __init__(self, calls: tuple[KernelCall, ...]) -> None:
-        self._runtime = np.array([_runtime_call(call) for call in calls], dtype=np.int64)
+        self._runtime = np.array([_classify_runtime_call(call) for call in calls], dtype=np.int64)
         self._known: dict[tuple[int, bytes, bytes], tuple[Schedule, _Layout]] = {}
 
     def schedule(self, program: Program, lowered: LoweredProgram) -> Schedule:
@@ -163,7 +163,7 @@ class _Layout:
         return call
 
 
-def _runtime_call(call: KernelCall) -> int:
+def _classify_runtime_call(call: KernelCall) -> int:
     if call.family.name != "memcpy":
         return _LAUNCH
     return _MEMSET if call.kind == "memset" else _MEMCPY

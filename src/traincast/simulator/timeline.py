@@ -45,7 +45,7 @@ class Timeline:
 
     def device_active(self) -> float:
         """Seconds during which at least one stream runs a kernel."""
-        return float(compute_covered_seconds(self.times.kernel_start[None], self.times.kernel_end[None])[0])
+        return float(compute_union_seconds(self.times.kernel_start[None], self.times.kernel_end[None])[0])
 
     def seconds_by_family(self) -> dict[str, float]:
         """Kernel seconds by family, largest first (streams may overlap, so the sum can exceed the active time)."""
@@ -56,7 +56,7 @@ class Timeline:
         return sum_by_key(zip(families, per_call.tolist(), strict=True))
 
 
-def compute_covered_seconds(start: FloatArray, end: FloatArray) -> FloatArray:
+def compute_union_seconds(start: FloatArray, end: FloatArray) -> FloatArray:
     """Length of the union of the intervals in each row."""
     if not start.shape[1]:
         return np.zeros(len(start))

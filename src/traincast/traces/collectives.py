@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from traincast.ir.collectives import COLLECTIVES, named_in_trace
+from traincast.ir.collectives import COLLECTIVES, parse_collective_name
 from traincast.traces.link import Linked
 from traincast.utils.errors import escape_text
 
@@ -122,7 +122,7 @@ def _read_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _normalise_kind(name: str) -> str:
     """One name for each collective: "allreduce", "_all_gather_base" and so on are written in many ways."""
-    record = named_in_trace(name)
+    record = parse_collective_name(name)
     return record.name if record else name
 
 

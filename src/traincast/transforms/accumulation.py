@@ -37,7 +37,7 @@ def accumulate_gradients(step: Workload, passes: int) -> tuple[Workload, str]:
     programs = []
     for program in step.programs:
         key = id(program.columns)  # ranks that run the same ops share them and differ in their sizes
-        made = known[key] = known[key] if key in known else _repeated(program, passes)
+        made = known[key] = known[key] if key in known else _repeat_micro_batches(program, passes)
         programs.append(replace(program, symbolic=made.symbolic, names=made.names, columns=made.columns))
     edited = replace(step, programs=tuple(programs), meta={**step.meta, "accumulation": str(passes)})
     notes = f"a step is {passes} batches of {step.batch_size} samples and one update"
@@ -56,7 +56,7 @@ def _fuse_ops(program: Program) -> bool:
     return any("embedding" in program.symbolic[number].name for number in np.unique(c.op_signature[late]).tolist())
 
 
-def _repeated(program: Program, passes: int) -> Program:
+def _repeat_micro_batches(program: Program, passes: int) -> Program:
     editor = ProgramEditor(program)
     backward = [i for i, scope in enumerate(editor.scopes) if scope.phase == Phase.BACKWARD]
     if not backward:

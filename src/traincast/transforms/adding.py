@@ -11,7 +11,7 @@ from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.pruning import Pruning, restack
+from traincast.transforms.pruning import Pruning, resize_scalar_stacks
 from traincast.transforms.tables import StepTable, check_tables, find_ops_around, find_tables, follow_table
 from traincast.utils.errors import TraincastError
 
@@ -25,7 +25,11 @@ def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, st
     program = step.programs[0]
     scratch = ProgramEditor(program)
     tables = find_tables(scratch, program)
-    often = {number: _lookups(program, table) for number, table in enumerate(tables) if len(table.lookups) == 1}
+    often = {
+        number: _count_lookups_per_sample(program, table)
+        for number, table in enumerate(tables)
+        if len(table.lookups) == 1
+    }
     alike = [number for number, count in often.items() if count == lookups]
     if not alike:
         known = ", ".join(f"{rows}x{count:g}" for count in sorted({*often.values()}) if count and count == int(count))
@@ -39,7 +43,7 @@ def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, st
     return replace(step, programs=(adding.editor.build(),)), ADDED.format(tables[alike[-1]].module or "another")
 
 
-def _lookups(program: Program, table: StepTable) -> float:
+def _count_lookups_per_sample(program: Program, table: StepTable) -> float:
     """Lookups of a sample."""
     values = program.size_values
     count = 1
@@ -64,18 +68,18 @@ class _Adding:
         """Ops, by their number, that go with the table when it is dropped, and storages at places of lists."""
         editor = ProgramEditor(program)
         table = find_tables(editor, program)[number]
-        old = [_storages(op, editor) for op in editor.ops]
+        old = [_list_op_storages(op, editor) for op in editor.ops]
         pruning = Pruning(editor, find_ops_around(table, editor))
         follow_table(pruning, table)
         followed = set(pruning.gone)
-        pruning.unused()
+        pruning.drop_unused_ops()
         # what only makes the gradient of the result serves the new table as well
         makers = {op for scope in editor.scopes if scope.phase == Phase.BACKWARD for op in scope.ops} - followed
         found: dict[int, set[int]] = {}
         for place, op in enumerate(editor.ops):
             if op in pruning.gone - makers:
                 found[place] = set()
-            elif shorter := old[place] - _storages(op, editor):
+            elif shorter := old[place] - _list_op_storages(op, editor):
                 found[place] = shorter
         return found
 
@@ -85,7 +89,7 @@ class _Adding:
         whole = {self.editor.ops[place] for place, shared in self.mine.items() if not shared}
         lists = {self.editor.ops[place]: shared for place, shared in self.mine.items() if shared}
         scopes: list[ScopeRow] = []
-        for first, run in groupby(self.editor.scopes, lambda scope: (scope.phase, _all_in(scope, whole))):
+        for first, run in groupby(self.editor.scopes, lambda scope: (scope.phase, _are_all_ops_in(scope, whole))):
             held = list(run)
             twins = [ScopeRow(one.name, one.phase, one.thread, self._copies(one, whole, lists)) for one in held]
             phase, ours = first
@@ -102,12 +106,12 @@ class _Adding:
             if any(op is self.table.lookups[0] for scope in held for op in scope.ops):
                 scopes.append(self._added(self.table.lookups[0], held[-1]))
         self.editor.scopes = scopes
-        restack(self.editor)
+        resize_scalar_stacks(self.editor)
 
     def _copies(self, scope: ScopeRow, whole: set[OpRow], lists: dict[OpRow, set[int]]) -> list[OpRow]:
         for op in scope.ops:
             if op in lists:
-                self._lengthen(op, lists[op])
+                self._lengthen_lists(op, lists[op])
         return [self._copy(op) for op in scope.ops if op in whole]
 
     def _added(self, lookup: OpRow, scope: ScopeRow) -> ScopeRow:
@@ -130,13 +134,13 @@ class _Adding:
 
     def _copy(self, op: OpRow) -> OpRow:
         forward = None if op.forward is None else self.copies.get(op.forward, op.forward)
-        copy = OpRow(self._form(op.signature), op.inputs, op.outputs, op.module, op.stream, forward)
+        copy = OpRow(self._change_signature(op.signature), op.inputs, op.outputs, op.module, op.stream, forward)
         self.copies[op] = copy
         copy.inputs = tuple(self._tensor(t, op) for t in op.inputs)
         copy.outputs = tuple(self._tensor(t, op) for t in op.outputs)
         return copy
 
-    def _lengthen(self, op: OpRow, shared: set[int]) -> None:
+    def _lengthen_lists(self, op: OpRow, shared: set[int]) -> None:
         """One more place in the lists of an op, alongside the table's."""
         old, inputs, tensors, groups = op.signature, list[TensorSpec](), list[int](), []
         for name, span in old.spans():
@@ -155,15 +159,17 @@ class _Adding:
     def _tensor(self, tensor: int, op: OpRow) -> int:
         """The tensor that stands for another in a copy: its own where only the table's ops use it."""
         storage = self.editor.tensors[tensor]
-        if storage in self.storages or self._is_own(storage, op):
+        if storage in self.storages or self._is_own_storage(storage, op):
             return self._own(tensor)
         return tensor
 
-    def _is_own(self, storage: int, op: OpRow) -> bool:
+    def _is_own_storage(self, storage: int, op: OpRow) -> bool:
         row = self.editor.storages[storage]
         if storage == self.table.storage or row.alloc is op:
             return True
-        users = (place for place, other in enumerate(self.editor.ops) if storage in _storages(other, self.editor))
+        users = (
+            place for place, other in enumerate(self.editor.ops) if storage in _list_op_storages(other, self.editor)
+        )
         return all(place in self.mine for place in users)
 
     def _own(self, tensor: int) -> int:
@@ -186,19 +192,19 @@ class _Adding:
         item = values[size] // (values[self.table.weight.shape[0]] * values[self.table.weight.shape[1]])
         return self.sizes.product([self.height, self.table.weight.shape[1]], times=int(item))
 
-    def _form(self, signature: Signature) -> Signature:
+    def _change_signature(self, signature: Signature) -> Signature:
         return replace(
             signature,
             inputs=tuple(map(self._spec, signature.inputs)),
             outputs=tuple(map(self._spec, signature.outputs)),
-            scalars=tuple((name, self._scalar(name, value)) for name, value in signature.scalars),
+            scalars=tuple((name, self._change_scalar(name, value)) for name, value in signature.scalars),
         )
 
     def _spec(self, spec: TensorSpec) -> TensorSpec:
         same = spec.shape == self.table.weight.shape
         return replace(spec, shape=(self.height, *spec.shape[1:])) if same else spec
 
-    def _scalar(self, name: str, value: Scalar) -> Scalar:
+    def _change_scalar(self, name: str, value: Scalar) -> Scalar:
         """How many rows a backward op is told that the table has."""
         old = SizeRef(self.table.weight.shape[0])
         if name == "num_weights" and value == old:
@@ -208,9 +214,9 @@ class _Adding:
         return value
 
 
-def _all_in(scope: ScopeRow, ops: set[OpRow]) -> bool:
+def _are_all_ops_in(scope: ScopeRow, ops: set[OpRow]) -> bool:
     return bool(scope.ops) and all(op in ops for op in scope.ops)
 
 
-def _storages(op: OpRow, editor: ProgramEditor) -> set[int]:
+def _list_op_storages(op: OpRow, editor: ProgramEditor) -> set[int]:
     return {editor.tensors[t] for t in (*op.inputs, *op.outputs)}

@@ -48,14 +48,14 @@ def find_bags(editor: ProgramEditor, sizes: list[int]) -> list[Bag]:
             if op.signature.name in FORWARD:
                 bags.append(Bag(scope, op))
             elif op.signature.name in _BACKWARD:
-                _attach(bags, scope, op)
+                _attach_backward_op(bags, scope, op)
     if len(bags) < 2:
         raise TraincastError("it has no embedding bags of two tables or more that could be fused")
-    _check(bags, editor, sizes)
+    _check_bags(bags, editor, sizes)
     return bags
 
 
-def _attach(bags: list[Bag], scope: ScopeRow, op: OpRow) -> None:
+def _attach_backward_op(bags: list[Bag], scope: ScopeRow, op: OpRow) -> None:
     """Gives a backward op to its bag: the one it is the gradient of, or that looked the same indices up."""
     for bag in bags:
         if bag.backward is None and (op.forward is bag.op or (op.forward is None and op.inputs[1] == bag.op.inputs[1])):
@@ -64,7 +64,7 @@ def _attach(bags: list[Bag], scope: ScopeRow, op: OpRow) -> None:
     raise TraincastError("a backward op of its embedding bags belongs to none of them")
 
 
-def _check(bags: list[Bag], editor: ProgramEditor, sizes: list[int]) -> None:
+def _check_bags(bags: list[Bag], editor: ProgramEditor, sizes: list[int]) -> None:
     first = bags[0]
     for bag in bags:
         result = bag.op.signature.outputs[0]

@@ -62,7 +62,7 @@ def find_batched_modules(step: Resizing) -> list[BatchedTables]:
             weights = step.storage(op, *_WEIGHTS)
             if weights in found:
                 raise TraincastError("its tables are looked up by several ops; capture the changed model")
-            found[weights] = BatchedTables(step.program.names[op.module], op, _tables(step, op), [])
+            found[weights] = BatchedTables(step.program.names[op.module], op, _read_tables(step, op), [])
     for op in step.editor.ops:
         if _UPDATE.fullmatch(op.signature.name) and (mine := found.get(step.storage(op, *_WEIGHTS))):
             mine.others.append(op)
@@ -73,35 +73,35 @@ def find_batched_modules(step: Resizing) -> list[BatchedTables]:
     return list(found.values())
 
 
-def _tables(step: Resizing, op: OpRow) -> tuple[BatchedTable, ...]:
+def _read_tables(step: Resizing, op: OpRow) -> tuple[BatchedTable, ...]:
     signature, values = op.signature, step.values
     if signature.scalar("load") is not None:
         raise TraincastError("its tables are told by their load alone; describe the model in YAML")
-    row_counts, dims = _numbers(signature, "rows", values), _numbers(signature, "dims", values)
+    row_counts, dims = _read_numbers(signature, "rows", values), _read_numbers(signature, "dims", values)
     if not row_counts or len(row_counts) != len(dims):
         raise TraincastError("it does not say how high each of its tables is; capture it again")
     bags = values[signature.outputs[0].shape[0]]
     (indices,), (offsets,) = signature.tensors("indices"), signature.tensors("offsets")
     if values[offsets.shape[0]] != bags * len(dims) + 1:
         raise TraincastError("its rows are not added up by sample; capture the changed model")
-    known = _numbers(signature, "pooling", values)
+    known = _read_numbers(signature, "pooling", values)
     even = Fraction(values[indices.shape[0]], bags * len(dims))
     lookups = [Fraction(n) for n in known] if len(known) == len(dims) else [even] * len(dims)
     form = step.form(step.storage(op, *_WEIGHTS))
     whole = signature.scalar("pooling_mode") is not None  # FBGEMM's own: all rows are there
-    held = _held(row_counts, dims if len(form) == 1 else (1,) * len(dims), form[0], whole=whole)
+    held = _count_rows_on_device(row_counts, dims if len(form) == 1 else (1,) * len(dims), form[0], whole=whole)
     return tuple(
         BatchedTable(rows=rows, held=here, dim=dim, lookups=often)
         for rows, here, dim, often in zip(row_counts, held, dims, lookups, strict=True)
     )
 
 
-def _numbers(signature: Signature, name: str, values: Sequence[int]) -> tuple[int, ...]:
+def _read_numbers(signature: Signature, name: str, values: Sequence[int]) -> tuple[int, ...]:
     value = signature.scalar(name)
     return tuple(values[item] for item in value if isinstance(item, SizeRef)) if isinstance(value, tuple) else ()
 
 
-def _held(row_counts: Sequence[int], widths: Sequence[int], memory: int, *, whole: bool) -> list[int]:
+def _count_rows_on_device(row_counts: Sequence[int], widths: Sequence[int], memory: int, *, whole: bool) -> list[int]:
     """Rows of each table that are on the device: all, or of higher tables no more than a common limit."""
     low, high = 0, max(row_counts)
     while low < high and not whole:
@@ -118,17 +118,20 @@ def write_tables(step: Resizing, module: BatchedTables, tables: Sequence[Batched
     """Puts other tables in the place of those of a module; its result keeps its width."""
     ops = (module.lookup, *module.others)
     for op in ops:
-        step.allow(op)
-    row_counts = {_elements(module.tables): _elements(tables), _rows(module.tables): _rows(tables)}
+        step.allow_op(op)
+    row_counts = {
+        _count_elements(module.tables): _count_elements(tables),
+        _count_rows(module.tables): _count_rows(tables),
+    }
     more = sum((one.lookups for one in tables), Fraction(0)) / sum((one.lookups for one in module.tables), Fraction(0))
     ends = step.sizes.total([module.lookup.signature.outputs[0].shape[0]], times=len(tables), plus=1)
     for op in ops:
-        for name, storage in step.named(op):
+        for name, storage in step.list_named_operands(op):
             height = step.form(storage)[0] if step.form(storage) else 0
             if name in _WEIGHTS or (name.startswith("momentum") and height in row_counts):
-                step.become(storage, row_counts[height])
+                step.set_height(storage, row_counts[height])
             elif name in _BY_TABLE:
-                step.become(storage, len(tables) + _BY_TABLE[name])
+                step.set_height(storage, len(tables) + _BY_TABLE[name])
             elif name in ("indices", "indice_weights"):
                 step.scale(storage, more)
             elif name == "offsets" and len(tables) != len(module.tables):
@@ -136,11 +139,11 @@ def write_tables(step: Resizing, module: BatchedTables, tables: Sequence[Batched
         op.signature = _update_arguments(op.signature, module, tables, step)
 
 
-def _elements(tables: Sequence[BatchedTable]) -> int:
+def _count_elements(tables: Sequence[BatchedTable]) -> int:
     return sum(one.held * one.dim for one in tables)
 
 
-def _rows(tables: Sequence[BatchedTable]) -> int:
+def _count_rows(tables: Sequence[BatchedTable]) -> int:
     return sum(one.held for one in tables)
 
 
@@ -157,6 +160,6 @@ def _update_arguments(
         "rows": numbers([one.rows for one in tables]),
         "dims": numbers([one.dim for one in tables]),
         "pooling": numbers([int(one.lookups) for one in tables]),
-        "total_rows": SizeRef(step.sizes.constant(_elements(tables) // widest)),
+        "total_rows": SizeRef(step.sizes.constant(_count_elements(tables) // widest)),
     }
     return replace(signature, scalars=tuple((name, told.get(name, value)) for name, value in signature.scalars))

@@ -58,7 +58,7 @@ class _Batching:
         self.plain: list[int] = program.size_values.tolist()
         bags = find_bags(self.editor, self.plain)
         self.pruning = Pruning(self.editor, (op for bag in bags for op in (bag.op, bag.backward) if op is not None))
-        self.cat = self._joined(bags)
+        self.cat = self._find_joining_op(bags)
         place = {} if self.cat is None else {tensor: number for number, tensor in enumerate(self.cat.inputs)}
         self.bags = sorted(bags, key=lambda bag: place.get(bag.op.outputs[0], 0))
         self.results = [self.editor.tensors[bag.op.outputs[0]] for bag in bags]
@@ -70,10 +70,10 @@ class _Batching:
     def rewrite(self) -> None:
         """Puts the table-batched op in the place of the bags."""
         first, trained = self.bags[0], self.bags[0].backward is not None
-        operands, specs = self._operands()
+        operands, specs = self._make_lookup_operands()
         lookup, pooled = self._lookup(operands, specs)
         at = min(self.editor.scopes.index(bag.scope) for bag in self.bags)
-        new = [lookup, *self._handed_on(pooled, first.scope)]
+        new = [lookup, *self._hand_result_on(pooled, first.scope)]
         self.editor.scopes[at:at] = new
         if trained:
             self._backward(lookup.ops[0], operands, specs)
@@ -81,11 +81,11 @@ class _Batching:
         self.pruning.forget_gradients(nodes)
         tables = {self.editor.tensors[bag.op.inputs[0]] for bag in self.bags}
         self.pruning.follow(tables, {t for op in nodes for t in op.outputs}, _check_plain)
-        self.pruning.unused()
+        self.pruning.drop_unused_ops()
         self.pruning.drop()
-        self._hold()
+        self._set_result_lifetime()
 
-    def _hold(self) -> None:
+    def _set_result_lifetime(self) -> None:
         """The result lives as long as those of the bags did, or until the op before that is still there."""
         freeing = {self.editor.storages[storage].free for storage in self.results}
         ops = self.pruning.ops
@@ -93,7 +93,7 @@ class _Batching:
         left = (op for op in reversed(ops[: last + 1]) if op not in self.pruning.gone)
         self.pooled.free = next(left, None)
 
-    def _joined(self, bags: list[Bag]) -> OpRow | None:
+    def _find_joining_op(self, bags: list[Bag]) -> OpRow | None:
         """The op that puts the results of all bags side by side and is the only one that reads them."""
         results = [bag.op.outputs[0] for bag in bags]
         users = {user for result in results for user in self.pruning.users[result]}
@@ -106,7 +106,7 @@ class _Batching:
         beside = isinstance(dim, int) and self.plain[dim] in (1, -1)
         return cat if neighbours and beside and len(places) < len(cat.inputs) else None
 
-    def _operands(self) -> tuple[tuple[int, ...], tuple[TensorSpec, ...]]:
+    def _make_lookup_operands(self) -> tuple[tuple[int, ...], tuple[TensorSpec, ...]]:
         """Weights of all tables in one, where each begins, and the lookups of all."""
         weight = self.bags[0].weight
         rows = self.sizes.total([bag.weight.shape[0] for bag in self.bags])
@@ -119,10 +119,10 @@ class _Batching:
         offset = self.editor.add_tensor(self.sizes.constant(8 * len(self.bags)), StorageKind.BUFFER, made=False)
         lookups = self.sizes.total([bag.input("indices")[1].shape[0] for bag in self.bags])
         bounds = self.sizes.total([self.batch], times=len(self.bags), plus=1)
-        indices, offsets = self._fed("indices", lookups), self._fed("offsets", bounds)
+        indices, offsets = self._join_lookup_inputs("indices", lookups), self._join_lookup_inputs("offsets", bounds)
         return (weights, offset, indices[0], offsets[0]), (all_rows, begins, indices[1], offsets[1])
 
-    def _fed(self, name: str, size: int) -> tuple[int, TensorSpec]:
+    def _join_lookup_inputs(self, name: str, size: int) -> tuple[int, TensorSpec]:
         """The lookups of all bags as one tensor: copied from the host in one go if the bags' own were."""
         _, form = self.bags[0].input(name)
         spec = replace(form, shape=(size,), stride=(self.one,))
@@ -173,7 +173,7 @@ class _Batching:
         op = OpRow(signature, operands, (pooled,), first.op.module, first.op.stream)
         return ScopeRow("LookupFunction", Phase.FORWARD, first.scope.thread, [op]), pooled
 
-    def _handed_on(self, pooled: int, scope: ScopeRow) -> list[ScopeRow]:
+    def _hand_result_on(self, pooled: int, scope: ScopeRow) -> list[ScopeRow]:
         """Gives the result to who used the bags': the cat as one of its inputs, others as views of it."""
         first, flat = self.bags[0].op, replace(self._pooled(), shape=(self.batch, self.columns),
                                                stride=(self.columns, self.one))  # fmt: skip
@@ -225,7 +225,7 @@ class _Batching:
         slices = [op for op in self.pruning.ops if op.signature.name == "aten::slice" and op.outputs[0] in grads]
         slices.sort(key=lambda op: grads.index(op.outputs[0]))
         if self.cat is not None and len(slices) == len(grads) and len({op.inputs for op in slices}) == 1:
-            return self._sliced(slices, scope)
+            return self._join_sliced_gradients(slices, scope)
         whole = self.editor.add_tensor(self._bytes(), StorageKind.ACTIVATION)
         inputs = tuple(op.signature.inputs[0] for op in backward)
         signature = Signature(
@@ -236,7 +236,7 @@ class _Batching:
             self.pruning.users[grad].append(stack)
         return ScopeRow("UnbindBackward0", Phase.BACKWARD, scope.thread, [stack]), whole, self._pooled()
 
-    def _sliced(self, slices: list[OpRow], scope: ScopeRow) -> tuple[ScopeRow, int, TensorSpec]:
+    def _join_sliced_gradients(self, slices: list[OpRow], scope: ScopeRow) -> tuple[ScopeRow, int, TensorSpec]:
         first, last = slices[0], slices[-1]
         kept = {"end": last.signature.scalar("end")}
         row = first.signature.outputs[0].stride[0]

@@ -26,8 +26,10 @@ def checkpoint_layers(step: Workload, modules: str) -> tuple[Workload, str]:
     if len(step.ranks) > 1:
         raise TraincastError(f"'{step.name}' runs on {len(step.ranks)} GPUs; checkpoint its step on one GPU")
     check_follows_tensors(step)
-    names = sorted({name for program in step.programs for name in _paths(program)})
-    chosen = _layers(names, step.name) if modules in (LAYERS, _ANY) else _fitting(names, modules)
+    names = sorted({name for program in step.programs for name in _list_forward_modules(program)})
+    chosen = (
+        _find_layer_modules(names, step.name) if modules in (LAYERS, _ANY) else _find_matching_modules(names, modules)
+    )
     programs = tuple(_Checkpointing(program, chosen).run() for program in step.programs)
     if all(new is old for new, old in zip(programs, step.programs, strict=True)):
         raise TraincastError(f"{chosen[0]} and the like keep nothing for the backward pass")
@@ -35,7 +37,7 @@ def checkpoint_layers(step: Workload, modules: str) -> tuple[Workload, str]:
     return replace(step, programs=programs), notes
 
 
-def _paths(program: Program) -> list[str]:
+def _list_forward_modules(program: Program) -> list[str]:
     """Paths of the modules of the forward pass, their parents included."""
     forward = program.columns.op_module[(program.op_phase == Phase.FORWARD) | (program.op_phase == Phase.LOSS)]
     found = set()
@@ -45,7 +47,7 @@ def _paths(program: Program) -> list[str]:
     return [path for path in found if path]
 
 
-def _fitting(names: list[str], pattern: str) -> list[str]:
+def _find_matching_modules(names: list[str], pattern: str) -> list[str]:
     """The outermost modules that a pattern names; a `*` stands for one part of a path at least."""
     fit = [name for name in names if fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")]
     fit = fit or [name for name in names if fnmatchcase(name, pattern)]
@@ -55,10 +57,10 @@ def _fitting(names: list[str], pattern: str) -> list[str]:
             f"no module fits {shorten_value(pattern)}; the step has "
             f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
         )
-    return _in_order(outer)
+    return _sort_modules(outer)
 
 
-def _layers(names: list[str], step: str) -> list[str]:
+def _find_layer_modules(names: list[str], step: str) -> list[str]:
     """The layers of the longest list of modules that have modules inside."""
     lists: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -73,10 +75,10 @@ def _layers(names: list[str], step: str) -> list[str]:
     }
     if not outer:
         raise TraincastError(f"'{step}' has no repeated layers of modules; name modules: checkpoint=*.encoder")
-    return _in_order(max(outer.values(), key=len))
+    return _sort_modules(max(outer.values(), key=len))
 
 
-def _in_order(names: list[str]) -> list[str]:
+def _sort_modules(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: [(part.isdecimal(), int(part) if part.isdecimal() else 0, part)
                                            for part in name.split(".")])  # fmt: skip
 
@@ -108,7 +110,7 @@ class _Checkpointing:
         regions = self._regions()
         for region in regions:
             if region.readers:
-                self._again(region)
+                self._recompute_region(region)
         return self.editor.build() if any(region.readers for region in regions) else self.program
 
     def _regions(self) -> list[_Region]:
@@ -135,7 +137,7 @@ class _Checkpointing:
                 last = module
         return regions
 
-    def _again(self, region: _Region) -> None:
+    def _recompute_region(self, region: _Region) -> None:
         """Puts the ops of a region, as far as something was kept, before the first that reads what was kept."""
         editor = self.editor
         kept = {op.forward for _, op in region.readers}

@@ -8,8 +8,8 @@ import numpy as np
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.lower import lower
-from traincast.costs.kernels.registry import ControlKind, Item, LoweringContext, lowering_context
-from traincast.ir.cuda_graph import LAUNCH, in_phases, with_graphs
+from traincast.costs.kernels.registry import ControlKind, Item, LoweringContext, make_lowering_context
+from traincast.ir.cuda_graph import LAUNCH, find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
@@ -25,15 +25,15 @@ def apply_cuda_graphs(workload: Workload) -> tuple[Workload, str]:
     Inputs are copied before, into tensors that stay. An op for which the host waits, or which copies to or from
     pageable memory, cannot be captured: it runs between two graphs.
     """
-    context = lowering_context(workload)
+    context = make_lowering_context(workload)
     known: dict[int, Program] = {}
     programs, breaks, graphs = [], set(), 0
     for program in workload.programs:
         if id(program.columns) not in known:
-            breaking = _breaking_ops(program, context)
-            scopes = ~in_phases(program, Phase.INPUT)
+            breaking = _find_breaking_ops(program, context)
+            scopes = ~find_scopes_in_phases(program, Phase.INPUT)
             scopes[program.op_scope[breaking]] = False
-            known[id(program.columns)] = with_graphs(program, scopes)
+            known[id(program.columns)] = mark_graphs(program, scopes)
             breaks |= {program.symbolic[s].name for s in program.columns.op_signature[breaking].tolist()}
         graph = known[id(program.columns)]
         programs.append(replace(program, names=graph.names, columns=graph.columns))
@@ -46,14 +46,14 @@ def apply_cuda_graphs(workload: Workload) -> tuple[Workload, str]:
     return replace(workload, programs=tuple(programs)), notes
 
 
-def _breaking_ops(program: Program, context: LoweringContext) -> BoolArray:
+def _find_breaking_ops(program: Program, context: LoweringContext) -> BoolArray:
     """Ops that cannot be captured, those of the inputs left out."""
-    breaks = np.array([any(map(_breaks, lower(s, context))) for s in program.signatures], dtype=np.bool_)
-    inputs = in_phases(program, Phase.INPUT)[program.op_scope]
+    breaks = np.array([any(map(_breaks_graph, lower(s, context))) for s in program.signatures], dtype=np.bool_)
+    inputs = find_scopes_in_phases(program, Phase.INPUT)[program.op_scope]
     return np.asarray(breaks[program.columns.op_signature] & ~inputs)
 
 
-def _breaks(item: Item) -> bool:
+def _breaks_graph(item: Item) -> bool:
     if isinstance(item, KernelCall):
         return item.family.name == "memcpy" and item.kind.endswith("pageable")
     return item.kind in _HOLDS

@@ -18,11 +18,11 @@ import numpy as np
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.lower import lower
-from traincast.costs.kernels.operands import real_bytes
-from traincast.costs.kernels.registry import Item, LoweringContext, lowering_context
+from traincast.costs.kernels.operands import count_real_bytes
+from traincast.costs.kernels.registry import Item, LoweringContext, make_lowering_context
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
-from traincast.ir.compiled import compiled_ops, with_compiled_model
+from traincast.ir.compiled import find_compiled_ops, mark_compiled_model
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Phase, Signature, TensorSpec
@@ -91,29 +91,29 @@ def compile_step(workload: Workload, context: LoweringContext) -> Workload:
         return workload
     check_follows_tensors(workload)
     if workload.mode != "inference":
-        marked = tuple(with_compiled_model(program) for program in workload.programs)
+        marked = tuple(mark_compiled_model(program) for program in workload.programs)
         return compile_regions(replace(workload, programs=marked), context)
-    programs = tuple(_compiled(program, context) for program in workload.programs)
+    programs = tuple(_compile_program(program, context) for program in workload.programs)
     return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
 
 
 def compile_regions(workload: Workload, context: LoweringContext) -> Workload:
     """The workload with what its script compiled run as a compiler would run it; the rest stays as it is."""
-    marked = [compiled_ops(program) for program in workload.programs]
+    marked = [find_compiled_ops(program) for program in workload.programs]
     if "compiled" in workload.meta or not any(ops.any() for ops in marked):
         return workload
     programs = tuple(
-        _compiled(program, context, ops & (program.columns.op_stream == 0)) if ops.any() else program
+        _compile_program(program, context, ops & (program.columns.op_stream == 0)) if ops.any() else program
         for program, ops in zip(workload.programs, marked, strict=True)
     )
     notes = _SAID if workload.mode == "inference" else f"{_SAID}; {_STORED}"
     return replace(workload, programs=programs, meta={**workload.meta, "compiled": notes})
 
 
-def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
+def _compile_program(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
     """The program with all its ops compiled, or those marked in `inside`. Memory lives from the first to the last op
     that touches it."""
-    of_ops = _forms(program, context)
+    of_ops = _find_fusion_forms(program, context)
     if inside is not None:
         call = _Form(_Role.CALL)
         of_ops = [form if here else call for form, here in zip(of_ops, inside.tolist(), strict=True)]
@@ -122,7 +122,7 @@ def _compiled(program: Program, context: LoweringContext, inside: BoolArray | No
     kernels, gone = ops.merge(editor, ops.groups())
     gone |= {editor.ops[op] for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded}
     eager = set() if inside is None else {editor.ops[op] for op in np.flatnonzero(~inside).tolist()}
-    editor.scopes = _part_scopes(editor.scopes, kernels, gone, eager)
+    editor.scopes = _split_scopes(editor.scopes, kernels, gone, eager)
     for row in editor.ops:
         row.forward = None
     for storage in editor.storages:
@@ -130,7 +130,7 @@ def _compiled(program: Program, context: LoweringContext, inside: BoolArray | No
     return editor.build()
 
 
-def _part_scopes(scopes: list[ScopeRow], kernels: set[OpRow], gone: set[OpRow], eager: set[OpRow]) -> list[ScopeRow]:
+def _split_scopes(scopes: list[ScopeRow], kernels: set[OpRow], gone: set[OpRow], eager: set[OpRow]) -> list[ScopeRow]:
     """A scope for every op that is not in `gone`: a fused kernel gives its own its name. Eager ops of one scope stay
     together, and so does what one node of the backward pass calls one after the other: the node is taken up once."""
     parted: list[ScopeRow] = []
@@ -151,7 +151,7 @@ def _part_scopes(scopes: list[ScopeRow], kernels: set[OpRow], gone: set[OpRow], 
 def fuse_ops(step: Workload) -> tuple[Workload, str]:
     """The step with chains of element-wise ops and row reductions as one kernel each, none across two phases."""
     check_follows_tensors(step)
-    context = lowering_context(step)
+    context = make_lowering_context(step)
     programs = tuple(_fuse_ops(program, context) for program in step.programs)
     before, after = (sum(p.num_ops for p in ps) for ps in (step.programs, programs))
     if before == after:
@@ -160,7 +160,7 @@ def fuse_ops(step: Workload) -> tuple[Workload, str]:
 
 
 def _fuse_ops(program: Program, context: LoweringContext) -> Program:
-    ops = _Ops(program, _forms(program, context), fold=False)
+    ops = _Ops(program, _find_fusion_forms(program, context), fold=False)
     editor = ProgramEditor(program)
     kernels, gone = ops.merge(editor, ops.groups(program.op_phase.tolist()))
     editor.drop_ops(gone)
@@ -170,17 +170,17 @@ def _fuse_ops(program: Program, context: LoweringContext) -> Program:
     return editor.build()
 
 
-def _forms(program: Program, context: LoweringContext) -> list[_Form]:
+def _find_fusion_forms(program: Program, context: LoweringContext) -> list[_Form]:
     """How each op can be fused."""
-    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
+    forms = [_find_fusion_form(signature, lower(signature, context)) for signature in program.signatures]
     return [forms[s] for s in program.columns.op_signature.tolist()]
 
 
-def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:
+def _find_fusion_form(signature: Signature, items: tuple[Item, ...]) -> _Form:
     if not items:
         return _Form(_Role.FREE)
     calls = [item for item in items if isinstance(item, KernelCall)]
-    if len(calls) < len(items) or not signature.outputs or not all(_fuses(call) for call in calls):
+    if len(calls) < len(items) or not signature.outputs or not all(_can_fuse_kernel(call) for call in calls):
         return _Form(_Role.CALL)
     written = max(spec.numel for spec in signature.outputs)
     if not signature.inputs and calls[0].kind == "fill":
@@ -193,7 +193,7 @@ def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:
     return _Form(_Role.FUSING, written)
 
 
-def _fuses(call: KernelCall) -> bool:
+def _can_fuse_kernel(call: KernelCall) -> bool:
     return call.family.name in _FUSING or (call.family is NORM and call.kind in _NORMS)
 
 
@@ -281,7 +281,7 @@ class _Ops:
                 known.add(self.storage[tensor])
                 if self._wanted(self.storage[tensor], op, inside):
                     outputs[tensor] = spec
-        reads = self._distinct({tensor: plain for tensor, (_, plain) in inputs.items()})
+        reads = self._find_distinct_tensors({tensor: plain for tensor, (_, plain) in inputs.items()})
         names = " ".join(self._signatures(op)[0].name.removeprefix("aten::") for op in group.members)
         forms = tuple([inputs[tensor][0] for tensor in reads])
         return Signature(FUSED, forms, tuple(outputs.values()), (("ops", names),)), reads, tuple(outputs)
@@ -297,12 +297,12 @@ class _Ops:
             return True
         return any(reader > op and reader not in inside for reader in self.readers[storage])
 
-    def _distinct(self, inputs: dict[int, TensorSpec]) -> tuple[int, ...]:
+    def _find_distinct_tensors(self, inputs: dict[int, TensorSpec]) -> tuple[int, ...]:
         """The tensors read, as many of each storage as show all of it: others are the same memory in another form."""
         room = {self.storage[tensor]: int(self.program.storage_nbytes[self.storage[tensor]]) for tensor in inputs}
         reads = []
-        for tensor in sorted(inputs, key=lambda tensor: -real_bytes(inputs[tensor])):
+        for tensor in sorted(inputs, key=lambda tensor: -count_real_bytes(inputs[tensor])):
             if room[self.storage[tensor]] > 0:
-                room[self.storage[tensor]] -= real_bytes(inputs[tensor])
+                room[self.storage[tensor]] -= count_real_bytes(inputs[tensor])
                 reads.append(tensor)
         return tuple(sorted(reads))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.ir.edit import without_phase
+from traincast.ir.edit import remove_phase
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import Program
@@ -16,7 +16,7 @@ from traincast.ir.workload import Workload
 from traincast.models.data_parallel.data_parallel import find_gradients
 from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.layers.builder import Communicator, Ref
-from traincast.models.layers.optimizers import TITLES, make_optimizer_state, step_together
+from traincast.models.layers.optimizers import TITLES, make_optimizer_state, write_foreach_step
 from traincast.utils.errors import TraincastError
 
 LISTS_SINCE = 2  # the PyTorch whose optimizers work on lists by default
@@ -28,13 +28,13 @@ def change_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
         raise TraincastError(f"'{step.name}' is a step of {step.mode}; only training has an optimizer")
     if int(step.framework_version.partition(".")[0]) < LISTS_SINCE:
         raise TraincastError(f"'{step.name}' follows PyTorch {step.framework_version}; capture it with {optimizer}")
-    bare = without_phase(step, Phase.OPTIMIZER)
-    programs = tuple(_stepped(program, optimizer) for program in bare.programs)
+    bare = remove_phase(step, Phase.OPTIMIZER)
+    programs = tuple(_replace_optimizer(program, optimizer) for program in bare.programs)
     notes = f"{TITLES[optimizer]} updates by lists of parameters (foreach), as PyTorch does by default"
     return replace(bare, programs=programs), notes
 
 
-def _stepped(program: Program, optimizer: str) -> Program:
+def _replace_optimizer(program: Program, optimizer: str) -> Program:
     try:
         gradients = [one.grad for one in find_gradients(program)]
     except TraincastError:  # a gradient of two tensors
@@ -46,8 +46,8 @@ def _stepped(program: Program, optimizer: str) -> Program:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
     builder = InsertingBuilder(program, Communicator(0, (0,)))
     builder.insert_before(program.num_scopes)
-    stepped = make_optimizer_state(builder, optimizer, _parameters(program, gradients))
-    step_together(builder, optimizer, stepped, gradients)
+    stepped = make_optimizer_state(builder, optimizer, _match_parameters(program, gradients))
+    write_foreach_step(builder, optimizer, stepped, gradients)
     # what the training loop still held when the old optimizer was done, it holds until the new one is
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
@@ -55,16 +55,16 @@ def _stepped(program: Program, optimizer: str) -> Program:
     backward = np.flatnonzero(program.columns.scope_phase == Phase.BACKWARD)
     builder.insertion.set_wait(program.num_scopes, int(backward[-1]))  # the first new scope
     built = builder.build_program()
-    return replace(built, names=tuple(_renamed(name, optimizer) for name in built.names))
+    return replace(built, names=tuple(_rename_optimizer_scope(name, optimizer) for name in built.names))
 
 
-def _renamed(name: str, optimizer: str) -> str:
+def _rename_optimizer_scope(name: str, optimizer: str) -> str:
     if not name.startswith("Optimizer.zero_grad#"):
         return name
     return f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad"
 
 
-def _parameters(program: Program, gradients: list[Ref]) -> list[Ref]:
+def _match_parameters(program: Program, gradients: list[Ref]) -> list[Ref]:
     """A parameter for every gradient: one of its size that no other gradient has."""
     c = program.columns
     by_size: dict[int, list[int]] = defaultdict(list)

@@ -43,7 +43,7 @@ class Pruning:
                 if op in self.gone or not reached:
                     continue
                 check(op)
-                places = self._places(op)
+                places = self._list_places(op)
                 kept = [n for n, place in enumerate(places) if not self._reached(place, storages, tensors)]
                 if kept:
                     storages |= self.keep_places(op, kept)
@@ -76,7 +76,7 @@ class Pruning:
         kept = {s for s in self._touched(op) if rows[s].kind in _OWN and (s in changed or not rows[s].made)}
         return kept | {s for s in self._touched(op) if rows[s].alloc is op}
 
-    def _places(self, op: OpRow) -> list[tuple[int, ...]]:
+    def _list_places(self, op: OpRow) -> list[tuple[int, ...]]:
         """The tensors at every place of the lists that an op of lists was given; of another op, all at one."""
         if not ("_foreach_" in op.signature.name or op.signature.name.startswith(_LISTS)):
             return [(*op.inputs, *op.outputs)]
@@ -109,7 +109,7 @@ class Pruning:
         op.outputs = tuple(op.outputs[n] for n in results)
         return gone
 
-    def unused(self) -> None:
+    def drop_unused_ops(self) -> None:
         """Ops whose results only ops that go have used go too."""
         before = -1
         while before != len(self.gone):
@@ -148,7 +148,7 @@ class Pruning:
             editor.storages[storage].made = True  # there before the step for ops that are gone: so is it
 
 
-def restack(editor: ProgramEditor) -> None:
+def resize_scalar_stacks(editor: ProgramEditor) -> None:
     """Gives stacks of scalars whose lists have changed the form that they have now."""
     values = editor.program.size_values
     for op in editor.ops:

@@ -31,20 +31,20 @@ class Resizing:
         self._whole: set[int] = set()  # memory whose tensors are all of it
         self._allowed: set[OpRow] = set()
         for op in self.editor.ops:
-            for tensor, spec in _operands(op):
+            for tensor, spec in _list_operands(op):
                 storage = self.editor.tensors[tensor]
                 self._forms.setdefault(storage, spec)
                 if not self._users[storage] or self._users[storage][-1] is not op:
                     self._users[storage].append(op)
 
-    def named(self, op: OpRow) -> list[tuple[str, int]]:
+    def list_named_operands(self, op: OpRow) -> list[tuple[str, int]]:
         """The operands of an op: the name of the argument, and the memory."""
         names = [name for name, count in op.signature.groups for _ in range(count)]
         return [(name, self.editor.tensors[tensor]) for name, tensor in zip(names, op.inputs, strict=True)]
 
     def storage(self, op: OpRow, *names: str) -> int:
         """The memory of the operand that has one of these names."""
-        for name, storage in self.named(op):
+        for name, storage in self.list_named_operands(op):
             if name in names:
                 return storage
         raise TraincastError(f"{op.signature.name} has no {' or '.join(names)}; capture the step again")
@@ -56,11 +56,11 @@ class Resizing:
     def _plain(self, spec: TensorSpec) -> tuple[int, ...]:
         return tuple(self.values[size] for size in spec.shape)
 
-    def allow(self, op: OpRow) -> None:
+    def allow_op(self, op: OpRow) -> None:
         """An op that is told of the new forms by its author."""
         self._allowed.add(op)
 
-    def become(self, storage: int, height: int) -> None:
+    def set_height(self, storage: int, height: int) -> None:
         """Gives memory a first dimension of this many, unless it has it."""
         if self.form(storage)[0] != height:
             self.resize(storage, lambda _: self.sizes.constant(height))
@@ -91,7 +91,7 @@ class Resizing:
                         f"what its tables are looked up with goes through {op.signature.name}, which edits cannot "
                         "follow; capture the changed model"
                     )
-                waiting += [self.editor.tensors[tensor] for tensor, _ in _operands(op)]
+                waiting += [self.editor.tensors[tensor] for tensor, _ in _list_operands(op)]
         return reached
 
     def build(self) -> Program:
@@ -103,11 +103,13 @@ class Resizing:
         for op in dict.fromkeys(op for storage in self._new for op in self._users[storage]):
             old = op.signature
             op.signature = replace(
-                old, inputs=self._resized(op.inputs, old.inputs), outputs=self._resized(op.outputs, old.outputs)
+                old,
+                inputs=self._resize_specs(op.inputs, old.inputs),
+                outputs=self._resize_specs(op.outputs, old.outputs),
             )
         return self.editor.build()
 
-    def _resized(self, tensors: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    def _resize_specs(self, tensors: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         made = []
         for tensor, spec in zip(tensors, specs, strict=True):
             storage = self.editor.tensors[tensor]
@@ -122,6 +124,6 @@ class Resizing:
         return tuple(made)
 
 
-def _operands(op: OpRow) -> list[tuple[int, TensorSpec]]:
+def _list_operands(op: OpRow) -> list[tuple[int, TensorSpec]]:
     signature = op.signature
     return [*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True)]

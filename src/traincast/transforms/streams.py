@@ -37,7 +37,7 @@ def _move_to_stream(program: Program, name: str, stream: int) -> Program:
     for scope in editor.scopes:
         ops: list[OpRow] = []
         for op in scope.ops:
-            for source in _sources(editor, op, writer):
+            for source in _find_source_ops(editor, op, writer):
                 events.wait(op, source, ops)
             ops.append(op)
             for tensor in op.outputs:
@@ -51,7 +51,7 @@ def _move_to_stream(program: Program, name: str, stream: int) -> Program:
     return editor.build()
 
 
-def _sources(editor: ProgramEditor, op: OpRow, writer: dict[int, OpRow]) -> list[OpRow]:
+def _find_source_ops(editor: ProgramEditor, op: OpRow, writer: dict[int, OpRow]) -> list[OpRow]:
     """Ops of other streams whose results an op reads or overwrites."""
     found: dict[OpRow, None] = {}
     for tensor in (*op.inputs, *op.outputs):
@@ -74,7 +74,7 @@ class _Events:
         event = self.of.setdefault(source, self.first + len(self.of))
         if (event, op.stream) not in self.waited:
             self.waited.add((event, op.stream))
-            before.append(OpRow(_control(WAIT, event), (), (), op.module, op.stream))
+            before.append(OpRow(_make_control_signature(WAIT, event), (), (), op.module, op.stream))
 
     def record(self, editor: ProgramEditor) -> None:
         """Puts the events in place."""
@@ -83,9 +83,9 @@ class _Events:
             for op in scope.ops:
                 ops.append(op)
                 if op in self.of:
-                    ops.append(OpRow(_control(RECORD, self.of[op]), (), (), op.module, op.stream))
+                    ops.append(OpRow(_make_control_signature(RECORD, self.of[op]), (), (), op.module, op.stream))
             scope.ops = ops
 
 
-def _control(name: str, event: int) -> Signature:
+def _make_control_signature(name: str, event: int) -> Signature:
     return Signature(name, (), (), (("event", event),))

@@ -12,7 +12,7 @@ from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.transforms.bags import FORWARD
-from traincast.transforms.pruning import Pruning, restack
+from traincast.transforms.pruning import Pruning, resize_scalar_stacks
 from traincast.utils.errors import TraincastError
 
 LOOKUPS = (*FORWARD, "aten::embedding")
@@ -89,10 +89,10 @@ def drop_own_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str
         for lookup in table.lookups:
             result = editor.get_storage(lookup.outputs[0])
             result.made, result.lasts, result.kind = False, True, int(StorageKind.BUFFER)
-    pruning.unused()
+    pruning.drop_unused_ops()
     results = {editor.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
     pruning.drop(stay=results)
-    restack(editor)
+    resize_scalar_stacks(editor)
     notes = " and ".join(table.module or "the table" for table in gone)
     return replace(step, programs=(editor.build(),)), DROPPED.format(notes)
 
@@ -126,13 +126,13 @@ def find_counter(editor: ProgramEditor, table: StepTable) -> set[int]:
     for scope in editor.scopes:
         if scope.phase != Phase.OPTIMIZER:
             continue
-        counters, updated = _counters(scope, editor), _updated(scope, editor)
+        counters, updated = _list_step_counters(scope, editor), _list_updated_parameters(scope, editor)
         if len(counters) == len(updated) and table.storage in updated:
             return {counters[updated.index(table.storage)]}
     return set()
 
 
-def _counters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
+def _list_step_counters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     """Scalars of the optimizer's state, in order."""
     found = dict[int, None]()
     for op in scope.ops:
@@ -144,7 +144,7 @@ def _counters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     return list(found)
 
 
-def _updated(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
+def _list_updated_parameters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     """Memory of parameters that an optimizer writes, in order."""
     found = dict[int, None]()
     for op in scope.ops:

@@ -33,9 +33,9 @@ class _Traced:
         self.bags = [(scope, op) for scope in self.editor.scopes for op in scope.ops if op.signature.name in FORWARD]
         if len(self.bags) < 2:
             raise TraincastError("it has no embedding bags of two tables or more that could be fused")
-        self.tables = [self._shape(op.signature.inputs[0]) for _, op in self.bags]
-        self.lookups = [self._shape(op.signature.inputs[1])[0] for _, op in self.bags]
-        results = {self._shape(op.signature.outputs[0]) for _, op in self.bags}
+        self.tables = [self._read_shape(op.signature.inputs[0]) for _, op in self.bags]
+        self.lookups = [self._read_shape(op.signature.inputs[1])[0] for _, op in self.bags]
+        results = {self._read_shape(op.signature.outputs[0]) for _, op in self.bags}
         kinds = {op.signature.inputs[0].dtype for _, op in self.bags}
         if len(results) > 1 or len(kinds) > 1:
             raise TraincastError("its tables differ in width, type or bags; the table-batched op takes equal ones")
@@ -44,7 +44,7 @@ class _Traced:
     def run(self) -> Program:
         """Puts the lookup where the first bag was, and its backward op where the last gradient was."""
         editor, gone = self.editor, {op for _, op in self.bags}
-        operands = self._operands()
+        operands = self._make_lookup_operands()
         first = self.bags[0][0]
         lookup = self._scope(
             "LookupFunction", Phase.FORWARD, first, "traincast::batched_embedding_forward", operands,
@@ -68,7 +68,7 @@ class _Traced:
         tables, found = set(self.tables), set()
         for scope in self.editor.scopes:
             for op in scope.ops if scope.phase in _UPDATES or scope.name == ACCUMULATE_GRAD else ():
-                if not any(self._shape(spec) in tables for spec in (*op.signature.inputs, *op.signature.outputs)):
+                if not any(self._read_shape(spec) in tables for spec in (*op.signature.inputs, *op.signature.outputs)):
                     continue
                 if op.signature.name not in _PLAIN:
                     raise TraincastError(
@@ -81,7 +81,7 @@ class _Traced:
     def _kind(self) -> str:
         return self.bags[0][1].signature.inputs[0].dtype
 
-    def _operands(self) -> tuple[TensorSpec, ...]:
+    def _make_lookup_operands(self) -> tuple[TensorSpec, ...]:
         """Weights of all tables in one, where each begins, and the lookups of all."""
         indices = self.bags[0][1].signature.inputs[1].dtype
         return (
@@ -124,5 +124,5 @@ class _Traced:
     def _number(self, value: int) -> SizeRef:
         return SizeRef(self.sizes.constant(value))
 
-    def _shape(self, spec: TensorSpec) -> tuple[int, ...]:
+    def _read_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         return tuple(self.plain[size] for size in spec.shape)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
-from traincast.app.cli.registry import list_commands, parsers
+from traincast.app.cli.registry import build_parsers, list_commands
 
 ABSURD = (
     "", " ", "-1", "0", "0.5", "1e999", "-1e308", "nan", "-inf", "inf", str(10**30), "9" * 5000, "x" * 5000, "a\nb",
@@ -93,7 +93,7 @@ SOUND = {
 
 def absurd_commands(verb: str, sound: str) -> list[list[str]]:
     """The sound command with one option or positional at a time set to each absurd value."""
-    _, made = parsers({verb, "predict"})
+    _, made = build_parsers({verb, "predict"})
     words = sound.split()
     commands = []
     # those of a prediction are tried with predict, where a result costs least

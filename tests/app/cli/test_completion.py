@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from traincast.app.cli.completion import describe, script
+from traincast.app.cli.completion import describe_command, write_script
 from traincast.app.cli.main import main
 from traincast.app.cli.registry import list_commands
 
@@ -21,7 +21,7 @@ def command():
     parser.add_argument("-o", "--out", help="where it's written")
     parser.add_argument("--dtype", choices=("fp32", "bf16"))
     parser.add_argument("--compiled", action="store_true", help="as a compiler runs it")
-    return describe("predict", "how long a step takes", parser, {"WORKLOAD": ["resnet50", "vgg13"]})
+    return describe_command("predict", "how long a step takes", parser, {"WORKLOAD": ["resnet50", "vgg13"]})
 
 
 def test_a_verb_is_described_by_its_parser(command):
@@ -34,7 +34,7 @@ def test_a_verb_is_described_by_its_parser(command):
 
 def test_fish_has_a_line_for_everything(command):
     seen = "complete -c traincast -n '__fish_seen_subcommand_from predict'"
-    assert script("fish", [command]).splitlines() == [
+    assert write_script("fish", [command]).splitlines() == [
         "complete -c traincast -n __fish_use_subcommand -f -a predict -d 'how long a step takes'",
         f"{seen} -a 'resnet50 vgg13'",
         f"{seen} -s h -l help -d 'show this help message and exit'",
@@ -45,8 +45,8 @@ def test_fish_has_a_line_for_everything(command):
 
 
 def test_zsh_runs_the_script_of_bash(command):
-    assert script("zsh", [command]).endswith(script("bash", [command]))
-    assert "bashcompinit" in script("zsh", [command])
+    assert write_script("zsh", [command]).endswith(write_script("bash", [command]))
+    assert "bashcompinit" in write_script("zsh", [command])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from tests.app.cli import interrupting
 from tests.app.cli.interrupting import BEFORE, COMMANDS, Trial, broken
 from traincast.app.cli import main as command_line
-from traincast.app.cli.signals import Signals, Terminated, signals_as_exceptions
+from traincast.app.cli.signals import Signals, Terminated, raise_signals
 
 
 @pytest.mark.parametrize("name", ["predict", "export", "trace to a workload"])
@@ -60,14 +60,14 @@ def test_an_import_that_fails_by_itself_is_a_mistake_of_ours(monkeypatch, capsys
 
 def test_a_signal_before_the_command_begins_is_answered_when_it_does(monkeypatch, capsys):
     monkeypatch.setattr(command_line, "_parse", lambda _: pytest.fail("it goes on"))
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert command_line._run([], signals) == 143
     assert capsys.readouterr().err == "traincast: terminated\n"
 
 
 def test_a_signal_after_the_answer_changes_nothing():
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         signals.settle()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -80,7 +80,7 @@ def test_a_signal_in_the_clean_up_of_an_object_is_raised_after_it(number, capsys
         def __del__(self):
             signal.raise_signal(number)
 
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         signals.begin()
         Dying()
         with pytest.raises((KeyboardInterrupt, Terminated)):
@@ -102,7 +102,7 @@ def test_a_signal_that_comes_again_before_the_clean_up_has_ended_is_not_lost(mon
         time.sleep(0.1)  # a busy machine: meanwhile the signal has come again
 
     monkeypatch.setattr(threading.Thread, "start", slowly)
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         signals.begin()
         Dying()
         with pytest.raises(Terminated):
@@ -114,7 +114,7 @@ def test_other_exceptions_in_the_clean_up_of_an_object_are_said(capsys):
         def __del__(self):
             raise ValueError("said")
 
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         signals.begin()
         Dying()
 

@@ -13,11 +13,11 @@ import pytest
 import traincast
 from traincast.app.cli import main as main_module
 from traincast.app.cli.main import main
-from traincast.app.cli.options import in_options
+from traincast.app.cli.options import name_options
 from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import progress_bar, progress_line
-from traincast.app.cli.registry import list_commands, options, parsers
-from traincast.app.cli.scenario import gpu_numbers, scenario_values
+from traincast.app.cli.progress import show_progress_bar, show_progress_line
+from traincast.app.cli.registry import build_parsers, list_commands, list_options
+from traincast.app.cli.scenario import parse_gpu_numbers, read_scenario_values
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 from traincast.utils.version import __version__
@@ -46,12 +46,12 @@ class Answer(Result):
     ],
 )
 def test_parameters_are_written_as_options_of_the_verb(message, written):
-    assert in_options(message, OPTIONS) == written
+    assert name_options(message, OPTIONS) == written
 
 
 def test_only_the_command_line_writes_options():
-    _, made = parsers(list_commands())
-    written = {name for parser in made.values() for name in options(parser).values()}
+    _, made = build_parsers(list_commands())
+    written = {name for parser in made.values() for name in list_options(parser).values()}
     package = Path(traincast.__file__).parent
     library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
 
@@ -67,7 +67,7 @@ def test_options_of_a_parser_are_its_long_names():
     parser.add_argument("-o", "--out")
     parser.add_argument("--batch-size")
 
-    assert options(parser) == {"help": "--help", "out": "--out", "batch_size": "--batch-size"}
+    assert list_options(parser) == {"help": "--help", "out": "--out", "batch_size": "--batch-size"}
 
 
 def test_the_same_mistake_is_written_for_either_reader(capsys):
@@ -79,19 +79,19 @@ def test_the_same_mistake_is_written_for_either_reader(capsys):
 
 def test_only_the_verbs_wanted_are_imported():
     sys.modules.pop("traincast.app.cli.commands.platforms", None)
-    _, made = parsers(["models"])
+    _, made = build_parsers(["models"])
 
     assert list(made) == ["models"]
     assert "traincast.app.cli.commands.platforms" not in sys.modules
 
 
 def test_every_verb_has_a_summary_and_a_description():
-    _, made = parsers(list_commands())
+    _, made = build_parsers(list_commands())
 
     assert list(made) == list(list_commands())
     for command, parser in made.items():
         assert parser.description, command
-        assert "--json" in options(parser).values()
+        assert "--json" in list_options(parser).values()
 
 
 def test_help_lists_every_verb(capsys):
@@ -142,17 +142,17 @@ def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
 @pytest.mark.parametrize("text", ["", "1,", "a", "-1", "1.5", "1234567890", "٣"])
 def test_what_is_no_list_of_numbers_is_refused(text):
     with pytest.raises(TraincastError, match=f"--gpus {text}: give an integer"):
-        gpu_numbers(text)
+        parse_gpu_numbers(text)
 
 
 def test_numbers_may_have_spaces_between():
-    assert gpu_numbers("1, 2 ,16") == [1, 2, 16]
+    assert parse_gpu_numbers("1, 2 ,16") == [1, 2, 16]
 
 
 def test_only_the_fields_that_were_given_are_values_of_the_scenario():
     args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, compiled=False, to="pytorch")
 
-    assert scenario_values(args) == {"workload": "x", "batch_size": 3}
+    assert read_scenario_values(args) == {"workload": "x", "batch_size": 3}
 
 
 def test_a_result_is_printed_as_a_document_or_as_text(capsys):
@@ -163,18 +163,18 @@ def test_a_result_is_printed_as_a_document_or_as_text(capsys):
 
 
 def test_progress_is_silent_where_nobody_watches(capsys):
-    with progress_bar("fit") as progress:
+    with show_progress_bar("fit") as progress:
         progress(0.5)
     assert capsys.readouterr().err == ""
 
 
 def test_words_of_progress_stay_on_one_line_and_are_wiped(capsys, monkeypatch):
-    with progress_line("capturing x.py:f") as progress:
+    with show_progress_line("capturing x.py:f") as progress:
         progress("batch 2")
     assert capsys.readouterr().err == ""
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_line("capturing x.py:f") as progress:
+    with show_progress_line("capturing x.py:f") as progress:
         progress("batch 2")
         progress("rank " * 40)
 
@@ -186,7 +186,7 @@ def test_words_of_progress_stay_on_one_line_and_are_wiped(capsys, monkeypatch):
 
 def test_progress_is_drawn_on_a_terminal_and_wiped(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress_bar("fit") as progress:
+    with show_progress_bar("fit") as progress:
         progress(0.5)
 
     drawn = capsys.readouterr().err

@@ -7,9 +7,9 @@ import json
 import pytest
 
 import traincast
-from traincast.app.pages.decisions import sweep_file_page, what_if_rows
+from traincast.app.pages.decisions import read_sweep_page, try_usual_edits
 from traincast.app.pages.sources import is_sweep, is_trace
-from traincast.app.pages.writing import page_of, with_what_ifs
+from traincast.app.pages.writing import add_what_ifs, make_page
 from traincast.utils.errors import TraincastError
 
 
@@ -19,9 +19,9 @@ def result():
 
 
 def test_a_report_of_a_prediction_has_what_ifs_with_money(result):
-    rows = what_if_rows(result, 3.6)
+    rows = try_usual_edits(result, 3.6)
 
-    page = with_what_ifs(page_of(result, 3.6), result, 3.6)
+    page = add_what_ifs(make_page(result, 3.6), result, 3.6)
     html = {section.key: section.html for section in page.sections}["money"]
     assert [row.edits[0] for row in rows if row.change.ratio < 1]
     assert all(row.before.iteration == pytest.approx(result.iteration) for row in rows)
@@ -33,7 +33,7 @@ def test_a_report_of_a_prediction_has_what_ifs_with_money(result):
 def test_a_what_if_shows_both_steps():
     result = traincast.whatif("dlrm-default", on="v100", edits=["host-speed=2"], batch_size=1024)
 
-    sections = {section.key: section for section in page_of(result).sections}
+    sections = {section.key: section for section in make_page(result).sections}
     assert list(sections)[:2] == ["answer", "why"]
     assert f"{1e3 * result.before.iteration:.2f} ms" in sections["answer"].html
     assert result.verdict in sections["answer"].html
@@ -43,7 +43,7 @@ def test_a_what_if_shows_both_steps():
 def test_advice_names_the_best_first():
     advice = traincast.advise("dlrm-ddp", on="v100", batch_size=64)
 
-    html = page_of(advice).sections[0].html
+    html = make_page(advice).sections[0].html
     best = " + ".join(advice.suggestions[0].answer.edits)
     assert html.index(f"<td>{best}</td>") < html.index(f"<td>{' + '.join(advice.suggestions[1].answer.edits)}</td>")
 
@@ -53,7 +53,7 @@ def test_a_sweep_tells_the_best_points_from_the_others(tmp_path):
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps(sweep.to_dict()))
 
-    page, read = page_of(sweep), sweep_file_page(file)
+    page, read = make_page(sweep), read_sweep_page(file)
 
     chart = page.sections[0].charts["sweep"]
     best = [y for y in chart["series"][1]["y"] if y is not None]
@@ -70,4 +70,4 @@ def test_what_is_no_sweep_is_refused(text, tmp_path):
     file.write_text(text)
 
     with pytest.raises(TraincastError, match=r"sweep\.json"):
-        sweep_file_page(file)
+        read_sweep_page(file)

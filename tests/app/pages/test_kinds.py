@@ -9,11 +9,11 @@ import pytest
 import traincast
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
-from traincast.app.pages.page import page_html
-from traincast.app.pages.writing import page_of
+from traincast.app.pages.page import render_page
+from traincast.app.pages.writing import make_page
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import compute_error_row
-from traincast_evaluation.page import evaluation_file_page
+from traincast_evaluation.page import read_evaluation_page
 from traincast_evaluation.suites.registry import Evaluation
 
 SUMMARY = {"suite": "dlrm", "group": "all", "n": 2, "gmae": 1.0, "mape": 12.5, "median": 3.0, "worst": -20.0,
@@ -27,7 +27,7 @@ def sections(page):
 def test_a_scaling_curve_is_drawn_with_its_interval():
     curve = traincast.scaling("dlrm-ddp", on="dgx1-v100", gpus=[1, 2], batch_size=64)
 
-    page = page_of(curve, 3.0)
+    page = make_page(curve, 3.0)
 
     chart = sections(page)["answer"].charts["scaling"]
     low, high, step = (series["y"] for series in chart["series"])
@@ -46,7 +46,7 @@ def plan():
 def test_a_layout_says_what_its_step_waits_for():
     result = traincast.predict("mpt-125m", on="dgx-h100", gpus=2, tp=2)
 
-    page = sections(page_of(result, 2.0))
+    page = sections(make_page(result, 2.0))
 
     assert list(page)[:5] == ["answer", "why", "timeline", "memory", "money"]
     assert "exposed: tensor parallel" in page["why"].html
@@ -56,11 +56,11 @@ def test_a_layout_says_what_its_step_waits_for():
 def test_a_layout_that_does_not_fit_is_called_refused():
     result = traincast.predict("llama3-70b", on="dgx-h100", gpus=2, tp=2)
 
-    assert "Rejected: it does not fit in memory" in sections(page_of(result))["answer"].html
+    assert "Rejected: it does not fit in memory" in sections(make_page(result))["answer"].html
 
 
 def test_a_search_lists_layouts_and_shows_the_best_in_full(plan):
-    page = page_of(plan)
+    page = make_page(plan)
 
     assert list(sections(page))[:3] == ["answer", "search", "why"]
     assert sections(page)["search"].html.count("<tr>") == len(plan.best) + 1
@@ -72,7 +72,7 @@ def test_a_sharding_shows_every_rank_and_table(tmp_path):
     tables.write_text("tables:\n- {name: a<b>, rows: 1000, dim: 16}\n- {name: c, rows: 2000, dim: 8}\n")
     result = traincast.shard(tables, on="dgx1-v100", gpus=2, batch_size=64, torchrec=False, time_limit=0.1)
 
-    page = page_of(result)
+    page = make_page(result)
 
     assert list(sections(page))[:5] == ["answer", "why", "timeline", "ranks", "tables"]
     assert "a&lt;b&gt;" in sections(page)["tables"].html
@@ -87,7 +87,7 @@ def test_an_evaluation_shows_its_error_groups_and_worst_cases(tmp_path, capsys):
     assert main(["report", str(path), "-o", str(tmp_path / "r.html")]) == 0
 
     assert capsys.readouterr().out.startswith("Accuracy: dlrm\n")
-    page = sections(evaluation_file_page(path))
+    page = sections(read_evaluation_page(path))
     assert "12.50 % mean absolute error" in page["answer"].html
     assert "&lt;b&gt;" in page["answer"].html
     assert len(page["cases"].charts["cases"]["x"]) == 12
@@ -108,13 +108,13 @@ def test_what_is_no_evaluation_is_refused(tmp_path, text, said):
     path.write_text(text)
 
     with pytest.raises(TraincastError, match=said):
-        evaluation_file_page(path)
+        read_evaluation_page(path)
 
 
 def test_an_evaluation_in_memory_is_the_same_page():
     row = compute_error_row("here", "all", [1.1], [1.0], ["a"])
 
-    page = page_of(Evaluation(suite="here", summary=(row,), notes=("two steps were left out",)))
+    page = make_page(Evaluation(suite="here", summary=(row,), notes=("two steps were left out",)))
 
     assert page.title == "Accuracy: here"
     assert "two steps were left out" in sections(page)["answer"].html
@@ -129,13 +129,13 @@ def traced(tmp_path, name, work):
 def test_two_traces_are_compared(tmp_path, capsys):
     before, after = traced(tmp_path, "old.json", 300), traced(tmp_path, "new.json", 200)
 
-    page = page_of(traincast.trace(after), against=traincast.trace(before))
+    page = make_page(traincast.trace(after), against=traincast.trace(before))
     assert main(["report", str(after), "--against", str(before), "-o", str(tmp_path / "r.html")]) == 0
 
     assert page.subtitle == "new.json against old.json"
     assert "0.100 ms shorter" in sections(page)["answer"].html
     assert set(sections(page)["timeline"].charts) == {"timeline-before", "timeline-after"}
-    assert page_html(page) == (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert render_page(page) == (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_what_does_not_go_together_is_refused(arguments, said, tmp_path, capsys)
 
 def test_only_traces_are_compared():
     with pytest.raises(TraincastError, match="`against` compares traced runs; give a trace"):
-        page_of(traincast.list_platforms(), against=object())
+        make_page(traincast.list_platforms(), against=object())

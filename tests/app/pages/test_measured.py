@@ -10,8 +10,8 @@ import traincast
 from tests.traces.profiler.test_tables import allocation, module
 from tests.traces.timelines import event, kernel, launch, op, rank_events, step, write_trace, write_two_ranks
 from traincast.app.pages import measured
-from traincast.app.pages.measured import trace_page
-from traincast.app.pages.page import page_html
+from traincast.app.pages.measured import make_trace_page
+from traincast.app.pages.page import render_page
 
 EVIL = "<script>alert(1)</script>"
 
@@ -28,7 +28,7 @@ def trace_file(tmp_path):
 
 @pytest.fixture
 def page(trace_file):
-    return trace_page(traincast.trace(trace_file), price=2.0)
+    return make_trace_page(traincast.trace(trace_file), price=2.0)
 
 
 def sections(page):
@@ -53,7 +53,7 @@ def test_idle_time_is_given_by_reason(page):
 
 
 def test_names_of_a_stranger_cannot_run(page):
-    html = page_html(page)
+    html = render_page(page)
 
     assert EVIL not in html
     assert "aten::mm&lt;script&gt;alert(1)&lt;/script&gt;" in html
@@ -61,13 +61,13 @@ def test_names_of_a_stranger_cannot_run(page):
 
 def test_gains_have_dollars_where_a_price_is_known(trace_file, page):
     assert "$ an hour" in sections(page)["what-if"].html
-    assert "No price" in sections(trace_page(traincast.trace(trace_file)))["what-if"].html
+    assert "No price" in sections(make_trace_page(traincast.trace(trace_file)))["what-if"].html
 
 
 def test_a_long_trace_shows_its_median_step(trace_file, monkeypatch):
     monkeypatch.setattr(measured, "MOST_SLICES", 2)
 
-    html = sections(trace_page(traincast.trace(trace_file)))["timeline"].html
+    html = sections(make_trace_page(traincast.trace(trace_file)))["timeline"].html
 
     assert "one step is shown" in html
 
@@ -75,7 +75,7 @@ def test_a_long_trace_shows_its_median_step(trace_file, monkeypatch):
 def test_a_predicted_trace_says_where_it_errs():
     report = traincast.trace("docs/tutorial/example-trace.json", on="v100")
 
-    page = sections(trace_page(report))
+    page = sections(make_trace_page(report))
 
     tracks = page["timeline"].charts["timeline"]["tracks"]
     assert {track["origin"] for track in tracks} == {"measured", "predicted"}
@@ -88,7 +88,7 @@ def test_ranks_have_a_row_each(tmp_path):
         document = {"traceEvents": rank_events(work, wait_us=300 - work), "distributedInfo": {"rank": rank}}
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
 
-    page = trace_page(traincast.trace(tmp_path))
+    page = make_trace_page(traincast.trace(tmp_path))
 
     assert page.subtitle.endswith("2 ranks")
     assert "Ranks: their median steps" in sections(page)["answer"].html
@@ -102,7 +102,7 @@ def test_the_tables_of_a_profiler_are_there(tmp_path):
         allocation(15, 1 << 30, 1 << 30),
     )  # fmt: skip
 
-    profile = sections(trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"]
+    profile = sections(make_trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"]
 
     for text in ("Kernels with most time", "64x64 64x64", "Net_0", "## forward ##", "begins with first",
                  "Launches: from the call to its kernel", "Device memory"):  # fmt: skip
@@ -112,7 +112,7 @@ def test_the_tables_of_a_profiler_are_there(tmp_path):
 
 
 def test_exchanges_have_their_bandwidth_and_what_was_waiting(tmp_path):
-    html = sections(trace_page(traincast.trace(write_two_ranks(tmp_path))))["collectives"].html
+    html = sections(make_trace_page(traincast.trace(write_two_ranks(tmp_path))))["collectives"].html
 
     assert "others waited ms" in html
     assert "rank 1 (1 of 1)" in html
@@ -123,7 +123,7 @@ def test_a_page_stays_short_however_many_kernels_there_are(tmp_path):
     calls = [(launch(n, 10 * n), kernel(n, 10 * n + 5, 4, name=f"kernel_{n}_{'x' * 3000}")) for n in range(1, 400)]
     events = step(*(one for call in calls for one in call), length=5000)
 
-    html = sections(trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"].html
+    html = sections(make_trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"].html
 
     assert "374 more in the JSON." in html
     assert len(html) < 20_000

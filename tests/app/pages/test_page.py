@@ -8,15 +8,15 @@ from base64 import b64encode
 from hashlib import sha256
 from html import unescape
 
-from traincast.app.pages.elements import Html, paragraph
-from traincast.app.pages.page import Page, Section, data_json, page_html
+from traincast.app.pages.elements import Html, make_paragraph
+from traincast.app.pages.page import Page, Section, encode_data, render_page
 
 EVIL = "</script><script>alert(1)</script><!--"
 
 
 def page(**charts):
-    section = Section(key="answer", title="How <long>", html=paragraph("ten"), charts=charts)
-    return page_html(Page(title="a <b>", subtitle="&", sections=[section]))
+    section = Section(key="answer", title="How <long>", html=make_paragraph("ten"), charts=charts)
+    return render_page(Page(title="a <b>", subtitle="&", sections=[section]))
 
 
 def policy(html):
@@ -61,7 +61,7 @@ def test_data_cannot_end_its_element():
 
 
 def test_data_is_ascii_and_has_no_character_of_markup():
-    text = data_json({"<&>": "é</script>"})
+    text = encode_data({"<&>": "é</script>"})
 
     assert text.isascii()
     assert not set("<>&") & set(text)
@@ -77,4 +77,4 @@ def test_every_section_is_named_and_linked():
 def test_html_of_sections_is_kept_as_it_is():
     section = Section(key="a", title="A", html=Html("<p>x</p>"))
 
-    assert "<p>x</p></section>" in page_html(Page(title="t", subtitle="", sections=[section]))
+    assert "<p>x</p></section>" in render_page(Page(title="t", subtitle="", sections=[section]))

@@ -7,8 +7,8 @@ import re
 import pytest
 
 import traincast
-from traincast.app.pages.charts import roofline_points
-from traincast.app.pages.prediction import prediction_page
+from traincast.app.pages.charts import find_roofline_points
+from traincast.app.pages.prediction import make_prediction_page
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def result():
 
 @pytest.fixture(scope="module")
 def sections(result):
-    return {section.key: section for section in prediction_page(result, price=3.6).sections}
+    return {section.key: section for section in make_prediction_page(result, price=3.6).sections}
 
 
 def test_sections_come_in_reading_order(sections):
@@ -26,7 +26,7 @@ def test_sections_come_in_reading_order(sections):
 
 
 def test_title_names_model_and_device(result):
-    page = prediction_page(result)
+    page = make_prediction_page(result)
 
     assert page.title == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
     assert page.subtitle == "batch 1024"
@@ -72,14 +72,14 @@ def test_money_is_price_times_gpus_times_seconds(result, sections):
 
 
 def test_without_a_price_no_dollars_are_made_up(result):
-    html = prediction_page(result).sections[4].html
+    html = make_prediction_page(result).sections[4].html
 
     assert "$" not in html
     assert "No price" in html
 
 
 def test_roofline_points_are_products_below_the_peak(result):
-    points = roofline_points(result.timeline)
+    points = find_roofline_points(result.timeline)
 
     products = [point for point in points if point.family == "gemm"]
     assert products
@@ -96,7 +96,7 @@ def test_roofline_chart_keeps_kernels_where_they_are(result, sections):
     for series in chart["series"]:
         assert len(series["y"]) == len(chart["x"])
     drawn = sum(y is not None for series in chart["series"] if series["kind"] == "points" for y in series["y"])
-    assert drawn == len(roofline_points(result.timeline))
+    assert drawn == len(find_roofline_points(result.timeline))
 
 
 def test_provenance_names_tables_rows_profile_and_commit(sections):
@@ -109,7 +109,7 @@ def test_provenance_names_tables_rows_profile_and_commit(sections):
 def test_ranks_that_differ_have_a_row_each():
     result = traincast.predict("dlrm-ddp", on="dgx1-v100", gpus=2, batch_size=64)
 
-    html = {section.key: section.html for section in prediction_page(result).sections}["memory"]
+    html = {section.key: section.html for section in make_prediction_page(result).sections}["memory"]
 
     assert html.count("rank ") >= len(result.ranks)
     assert "Ranks: time and memory" in html

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.app.pages import timelines
-from traincast.app.pages.timelines import timeline_data
+from traincast.app.pages.timelines import make_timeline_data
 
 
 def process(pid, name):
@@ -32,7 +32,7 @@ TWO = [
 
 
 def test_slices_are_columns_of_nanoseconds_from_the_first():
-    data = timeline_data({"traceEvents": TWO})
+    data = make_timeline_data({"traceEvents": TWO})
 
     host, device = data["tracks"]
     assert [track["title"] for track in data["tracks"]] == ["host, thread 0", "device, stream 7"]
@@ -46,7 +46,7 @@ def test_slices_are_columns_of_nanoseconds_from_the_first():
 
 
 def test_the_path_lies_on_the_tracks_that_ran_then():
-    data = timeline_data({"traceEvents": TWO})
+    data = make_timeline_data({"traceEvents": TWO})
 
     assert [(track, start, length, data["names"][name]) for track, start, length, name in data["path"]] == [
         (0, 0, 10_000, "host: aten::mm"), (1, 12_000, 3_000, "gemm: mm"),
@@ -61,7 +61,7 @@ def test_on_several_ranks_the_path_goes_to_the_rank_it_names():
         slice_(0, "rank 0: a", 0.0, 5.0, cat="critical", rank=0),
     ]  # fmt: skip
 
-    data = timeline_data({"traceEvents": events})
+    data = make_timeline_data({"traceEvents": events})
 
     assert [part[0] for part in data["path"]] == [1, 0]
     assert [data["names"][part[3]] for part in data["path"]] == ["b", "a"]
@@ -75,7 +75,7 @@ def test_measured_and_predicted_streams_stand_one_under_the_other():
         *(slice_(pid, "ampere_sgemm", 0, 1, tid=stream, cat="kernel") for pid in (1, 2, 3) for stream in (7, 20)),
     ]  # fmt: skip
 
-    data = timeline_data({"traceEvents": events}, skipped=("replayed",))
+    data = make_timeline_data({"traceEvents": events}, skipped=("replayed",))
 
     assert [track["title"] for track in data["tracks"]] == [
         "rank 0, host, 0, measured", "rank 0, device, 7, measured", "rank 0, device, 7, predicted",
@@ -88,7 +88,7 @@ def test_of_too_many_slices_the_shortest_are_left_out(monkeypatch):
     monkeypatch.setattr(timelines, "MOST_SLICES", 3)
     events = [process(1, "device"), *(slice_(1, "k", 10.0 * n, 1.0 + n) for n in range(5))]
 
-    data = timeline_data({"traceEvents": events})
+    data = make_timeline_data({"traceEvents": events})
 
     assert data["tracks"][0]["length"] == [3000, 4000, 5000]
     assert data["left_out"] == 2
@@ -96,6 +96,6 @@ def test_of_too_many_slices_the_shortest_are_left_out(monkeypatch):
 
 @pytest.mark.parametrize("events", [[], [process(1, "host")]])
 def test_a_trace_without_slices_is_an_empty_timeline(events):
-    data = timeline_data({"traceEvents": events})
+    data = make_timeline_data({"traceEvents": events})
 
     assert (data["tracks"], data["path"], data["end"]) == ([], [], 0)

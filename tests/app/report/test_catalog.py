@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.app.report.catalog import coverage_text, models_text, platforms_text
+from traincast.app.report.catalog import format_coverage, format_models, format_platforms
 from traincast.costs.kernels.lowered import OpCoverage
 from traincast.hardware.platform import load_platform
-from traincast.simulator.scenario.models import CoverageList, ModelList, built_in_models
+from traincast.simulator.scenario.models import CoverageList, ModelList, list_built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
 
 
 def test_models_have_sizes_and_what_they_are():
-    models = {model.info.name: model for model in built_in_models()}
-    header, _, vision, language = models_text(ModelList([models["resnet50"], models["bert-large"]])).splitlines()
+    models = {model.info.name: model for model in list_built_in_models()}
+    header, _, vision, language = format_models(ModelList([models["resnet50"], models["bert-large"]])).splitlines()
 
     assert header.split() == ["model", "parameters", "batch", "tokens", "ops", "kernels", "what", "it", "is"]
     assert vision.split()[:5] == ["resnet50", "25.6", "M", "32", "-"]
@@ -25,7 +25,7 @@ def test_models_have_sizes_and_what_they_are():
 def test_coverage_says_what_is_only_estimated():
     ops = CoverageList([("net", OpCoverage("aten::mm", 3, True, 3)), ("net", OpCoverage("my::op", 12, False, 24))])
 
-    assert coverage_text(ops).splitlines() == [
+    assert format_coverage(ops).splitlines() == [
         "model  op        count  kernels  lowered",
         "─────  ────────  ─────  ───────  ─────────",
         "net    aten::mm      3        3  yes",
@@ -37,7 +37,7 @@ def test_coverage_says_what_is_only_estimated():
 def test_platforms_have_the_figures_that_predictions_use():
     old, new = load_platform("v100"), load_platform("dgx-h100")
 
-    header, _, first, second = platforms_text(PlatformList([old, new])).splitlines()
+    header, _, first, second = format_platforms(PlatformList([old, new])).splitlines()
 
     assert header.split("  ")[0] == "platform"
     assert first.split() == ["v100", *old.device.name.split(), "1", "16", "900", "15.7", "-", "1530"]

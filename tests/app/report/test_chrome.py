@@ -7,7 +7,7 @@ import json
 import pytest
 
 import traincast
-from traincast.app.report.chrome import chrome_trace
+from traincast.app.report.chrome import make_chrome_trace
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def result():
 
 @pytest.fixture(scope="module")
 def events(result):
-    return chrome_trace(result)["traceEvents"]
+    return make_chrome_trace(result)["traceEvents"]
 
 
 def slices(events, process):

@@ -6,8 +6,8 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
 from traincast.app.report.measured import TOP, format_measured
-from traincast.app.report.measured_path import gain_lines
-from traincast.app.report.measured_ranks import together_text
+from traincast.app.report.measured_path import format_gains
+from traincast.app.report.measured_ranks import format_together
 from traincast.hardware.platform import load_platform
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 
@@ -132,7 +132,7 @@ def test_the_page_of_a_rank(small):
 def test_the_page_over_ranks_comes_last(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
-    assert together_text(report.together, TOP) == TOGETHER
+    assert format_together(report.together, TOP) == TOGETHER
     assert format_measured(report).endswith("\n\n" + TOGETHER)
 
 
@@ -174,11 +174,11 @@ def test_what_was_odd_is_noted_below_the_title(tmp_path):
 
 
 def test_gains_too_small_to_show_are_named_together():
-    assert gain_lines({"gemm": 0.5, "copy": 0.0004, "index": 0.0}, width=10) == [
+    assert format_gains({"gemm": 0.5, "copy": 0.0004, "index": 0.0}, width=10) == [
         "  gemm        50.0%  ███████████████",
         "  nothing by: copy, index",
     ]
-    assert gain_lines({"gemm": 0.1}, width=4) == ["  gemm  10.0%  ███"]
+    assert format_gains({"gemm": 0.1}, width=4) == ["  gemm  10.0%  ███"]
 
 
 def test_of_many_steps_the_first_are_shown_and_the_rest_counted(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 import traincast
 from tests.simulator.rank_programs import RankProgram, predict
-from traincast.app.report.chrome import chrome_trace
-from traincast.app.report.prediction import prediction_text
+from traincast.app.report.chrome import make_chrome_trace
+from traincast.app.report.prediction import format_prediction
 from traincast.simulator.prediction.outside import OutsideOp
 
 
@@ -19,11 +19,11 @@ def result():
 
 
 def lines_with(result, start):
-    return [line for line in prediction_text(result).splitlines() if start in line]
+    return [line for line in format_prediction(result).splitlines() if start in line]
 
 
 def test_warnings_are_the_last_lines(result):
-    page = prediction_text(replace(result, warnings=("first", "second")))
+    page = format_prediction(replace(result, warnings=("first", "second")))
 
     assert page.splitlines()[-2:] == ["warning: first", "warning: second"]
 
@@ -78,7 +78,7 @@ def test_a_page_without_marked_ops_says_nothing_of_them(result):
 def test_shares_of_the_step_and_of_kernels_are_percent(result):
     (active,) = lines_with(result, "device active")
     assert f"{result.device_active / result.iteration:.1%}" in active
-    (conv,) = [line for line in prediction_text(result).splitlines() if line.startswith("conv")]
+    (conv,) = [line for line in format_prediction(result).splitlines() if line.startswith("conv")]
     assert f"{result.by_family['conv'] / sum(result.by_family.values()):.1%}" in conv
 
 
@@ -89,13 +89,13 @@ def test_sources_and_host_profile_are_named(result):
 
 
 def test_one_gpu_has_no_table_of_ranks(result):
-    assert "exposed" not in prediction_text(result)
+    assert "exposed" not in format_prediction(result)
 
 
 def test_a_compiled_inference_says_so_in_its_first_line():
     compiled = traincast.predict("bert-large", on="a100-40gb", batch_size=1, mode="inference", compiled=True)
 
-    assert prediction_text(compiled).splitlines()[0] == "bert-large (inference, compiled) on NVIDIA A100-SXM4-40GB"
+    assert format_prediction(compiled).splitlines()[0] == "bert-large (inference, compiled) on NVIDIA A100-SXM4-40GB"
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def many():
 
 
 def test_of_many_ranks_those_that_compute_longest_are_shown(many):
-    lines = prediction_text(many).splitlines()
+    lines = format_prediction(many).splitlines()
 
     rows = [line.split("  ")[0].strip() for line in lines if line.startswith("rank ")]
     assert rows[0] == "rank 39"
@@ -116,14 +116,14 @@ def test_of_many_ranks_those_that_compute_longest_are_shown(many):
 
 
 def test_the_busiest_rank_is_set_against_the_mean(many):
-    (line,) = [line for line in prediction_text(many).splitlines() if line.startswith("the busiest rank")]
+    (line,) = [line for line in format_prediction(many).splitlines() if line.startswith("the busiest rank")]
 
     assert line.startswith(f"the busiest rank computes {many.imbalance:.1%} longer than the mean; ")
     assert "on rank 39" in line
 
 
 def test_of_many_ranks_a_trace_has_those_on_the_critical_path_first(many):
-    events = chrome_trace(many)["traceEvents"]
+    events = make_chrome_trace(many)["traceEvents"]
 
     processes = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     devices = [name for name in processes if name.endswith("device")]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import traincast
-from traincast.app.report.prediction import prediction_text
+from traincast.app.report.prediction import format_prediction
 
 CONTRACT = {
     "iteration_ms", "interval_ms", "device_active_ms", "device_idle_ms", "host_ms", "exposed_comm_ms", "per_family",
@@ -42,7 +42,7 @@ def test_json_numbers_agree_with_each_other(result):
 
 
 def test_page_names_what_was_asked_and_what_it_is_made_of(result):
-    lines = prediction_text(result).splitlines()
+    lines = format_prediction(result).splitlines()
 
     assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
     assert lines[1].startswith(f"batch 1024: {1e3 * result.iteration:.2f} ms per step, 90 % interval ")

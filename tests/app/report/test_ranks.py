@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.simulator.rank_programs import RankProgram, predict
-from traincast.app.report.chrome import chrome_trace
-from traincast.app.report.prediction import prediction_text
+from traincast.app.report.chrome import make_chrome_trace
+from traincast.app.report.prediction import format_prediction
 
 
 def program(size):
@@ -44,7 +44,7 @@ def test_one_gpu_is_one_rank():
 
 
 def test_page_names_the_ranks_and_who_holds_them_back(result):
-    lines = prediction_text(result).splitlines()
+    lines = format_prediction(result).splitlines()
 
     assert lines[0] == "small (training) on 3 x NVIDIA A100-SXM4-40GB"
     rows = [line for line in lines if line.startswith(("rank 2 ", "ranks 0, 1 "))]
@@ -54,7 +54,7 @@ def test_page_names_the_ranks_and_who_holds_them_back(result):
 
 
 def test_trace_has_processes_for_every_class_of_ranks(result):
-    events = chrome_trace(result)["traceEvents"]
+    events = make_chrome_trace(result)["traceEvents"]
 
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == [
@@ -68,7 +68,7 @@ def test_trace_has_processes_for_every_class_of_ranks(result):
 
 
 def test_collectives_end_at_the_same_time_on_all_ranks(result):
-    events = chrome_trace(result)["traceEvents"]
+    events = make_chrome_trace(result)["traceEvents"]
 
     ends = {}
     for e in events:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from traincast.app.report.scaling import scaling_text
+from traincast.app.report.scaling import format_scaling
 from traincast.simulator.prediction.scaling import ScalingCurve, ScalingPoint
 
 
@@ -35,7 +35,7 @@ CURVE = ScalingCurve(
 
 
 def test_the_page():
-    assert scaling_text(CURVE).splitlines() == [
+    assert format_scaling(CURVE).splitlines() == [
         "net (training) on GPU 9000, 128 tokens: weak scaling, batch of a GPU fixed",
         "",
         "GPUs  nodes  batch  per GPU  ms per step  90 % interval  samples/s  exposed comm  GB per GPU  efficiency",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.app.report.sharding import sharding_text
+from traincast.app.report.sharding import format_sharding
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan
@@ -22,8 +22,8 @@ def test_the_rank_that_lacks_host_memory_is_named():
     tables = [Table(name=name, rows=400_000_000, dim=128, pooling=Pooling.from_constant(2)) for name in NAMES]
     host = (Placement("table_wise", (1,), "fused_uvm"), Placement("table_wise", (1,), "fused_uvm"))
     result = _answer(tables, host=host)
-    assert result.best.why_slower(result.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
-    assert "does not fit: 281.6 GB of host memory missing on the fullest rank, 1" in sharding_text(result)
+    assert result.best.explain_slower(result.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
+    assert "does not fit: 281.6 GB of host memory missing on the fullest rank, 1" in format_sharding(result)
 
 
 def test_the_term_that_a_slower_plan_spends_more_on_is_named_with_its_rank():
@@ -33,7 +33,7 @@ def test_the_term_that_a_slower_plan_spends_more_on_is_named_with_its_rank():
     together = (Placement("table_wise", (1,)), Placement("table_wise", (1,)))
     result = _answer(tables, apart=apart, together=together)
     assert [plan.name for plan in result.plans] == ["apart", "together"]
-    said = result.plans[1].why_slower(result.best)
+    said = result.plans[1].explain_slower(result.best)
     assert said.startswith("update ") and "on rank 1" in said
 
 
@@ -47,4 +47,6 @@ def test_a_term_that_is_less_than_half_of_the_difference_is_said_with_all_of_it(
     slower = result.plans[1]
     assert slower.name == "split"
     slow, fast = (max(own.compute for own in plan.prediction.ranks) for plan in (slower, result.best))
-    assert slower.why_slower(result.best).startswith(f"kernels {format_milliseconds(slow - fast)} ms longer; of that ")
+    assert slower.explain_slower(result.best).startswith(
+        f"kernels {format_milliseconds(slow - fast)} ms longer; of that "
+    )

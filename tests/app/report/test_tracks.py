@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.app.report.tracks import untangled
+from traincast.app.report.tracks import untangle_slices
 
 
 def piece(start, length, tid=7, category="kernel"):
@@ -10,7 +10,7 @@ def piece(start, length, tid=7, category="kernel"):
 
 
 def slices(*events):
-    return [(e["tid"], e["ts"], e["dur"]) for e in untangled(list(events)) if e["ph"] == "X"]
+    return [(e["tid"], e["ts"], e["dur"]) for e in untangle_slices(list(events)) if e["ph"] == "X"]
 
 
 def test_slices_that_touch_stay_as_they_are():
@@ -34,7 +34,7 @@ def test_what_lies_inside_of_another_is_nested():
 
 
 def test_every_track_has_a_name():
-    events = untangled([piece(0, 2), piece(1, 2), piece(0, 1, 3, "op"), piece(0, 1, 1000, "step")])
+    events = untangle_slices([piece(0, 2), piece(1, 2), piece(0, 1, 3, "op"), piece(0, 1, 1000, "step")])
 
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     assert names == {7: "stream 7", 100_007: "stream 7, alongside", 3: "thread 3", 1000: "steps"}

@@ -13,13 +13,13 @@ import pytest
 from traincast.app.server import jobs as module
 from traincast.app.server.jobs import CANCELLED, FAILED, FINISHED, Jobs, Limits
 from traincast.app.server.rejections import Rejection
-from traincast.app.server.request import ask
+from traincast.app.server.request import parse_request
 
 SLOW = [("of", "sharding"), ("workload", "dlrm-2022-788"), ("on", "dgx-a100"), ("gpus", "8")]
 
 
 def question(batch_size, **more):
-    return ask([("workload", "dlrm-default"), ("on", "v100"), ("batch_size", str(batch_size)), *more.items()])
+    return parse_request([("workload", "dlrm-default"), ("on", "v100"), ("batch_size", str(batch_size)), *more.items()])
 
 
 @asynccontextmanager
@@ -83,12 +83,12 @@ def test_of_many_jobs_the_oldest_are_forgotten(monkeypatch):
 def test_a_process_that_dies_costs_its_job_only():
     async def scenario():
         async with running() as jobs:
-            key = jobs.ask(ask(SLOW), "answer", {})
+            key = jobs.ask(parse_request(SLOW), "answer", {})
             job = await when_running(jobs, key)
             os.kill(job.worker.process.pid, signal.SIGKILL)
             died = await finished(jobs, key)
             answered = await finished(jobs, jobs.ask(question(68), "answer", {}))
-            slow = jobs.ask(ask([*SLOW, ("batch_size", "512")]), "answer", {})
+            slow = jobs.ask(parse_request([*SLOW, ("batch_size", "512")]), "answer", {})
             await when_running(jobs, slow)
             jobs.cancel(slow)
             return died, answered, await finished(jobs, slow)
@@ -103,7 +103,7 @@ def test_no_process_is_left_when_it_has_stopped():
     async def scenario():
         async with running() as jobs:
             await finished(jobs, jobs.ask(question(69), "answer", {}))
-            await when_running(jobs, jobs.ask(ask(SLOW), "answer", {}))
+            await when_running(jobs, jobs.ask(parse_request(SLOW), "answer", {}))
             processes = [worker.process for worker in jobs._workers]
         return jobs, processes
 

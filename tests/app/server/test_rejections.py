@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.app.server.conftest import HERE
-from traincast.app.server.rejections import field_of
+from traincast.app.server.rejections import find_field
 
 BASE = {"workload": "dlrm-default", "on": "v100"}
 OCTETS = {"content-type": "application/octet-stream"}
@@ -168,8 +168,8 @@ def test_a_thousand_malformed_requests_are_all_refused(client):
 
 
 def test_a_message_without_a_name_is_about_the_workload():
-    assert field_of("something is odd", {"gpus": [1]}, ["gpus", "workload"]) == "workload"
-    assert field_of("unknown thing 'abc'", {"on": "abc"}, ["workload"]) == "on"
+    assert find_field("something is odd", {"gpus": [1]}, ["gpus", "workload"]) == "workload"
+    assert find_field("unknown thing 'abc'", {"on": "abc"}, ["workload"]) == "on"
 
 
 def test_bombs_and_damaged_files_are_refused(client, folder):

@@ -10,19 +10,19 @@ import pytest
 from tests.calibration.bench.test_measure import TINY
 from traincast.app.api import bench, fit_store, measure, predict, self_check
 from traincast.app.cli.main import main
-from traincast.calibration.bench.bench import bench as run
-from traincast.calibration.bench.bench import measure_task, task_key
+from traincast.calibration.bench.bench import make_task_key, measure_task
+from traincast.calibration.bench.bench import run_benchmarks as run
 from traincast.calibration.bench.calls import OpCall, find_op
 from traincast.calibration.bench.opening import open_device
 from traincast.calibration.bench.parts import AGAIN, measure_host
-from traincast.calibration.bench.plans import KINDS, Task, plan
-from traincast.calibration.bench.signatures import op, spec
-from traincast.calibration.bench.small_steps import small_steps
+from traincast.calibration.bench.plans import KINDS, Task, plan_benchmarks
+from traincast.calibration.bench.signatures import make_op, make_spec
+from traincast.calibration.bench.small_steps import draw_small_steps
 from traincast.calibration.bench.store import Store
 from traincast.calibration.bench.timing import Reference
-from traincast.calibration.campaign import _measured_before, parse_budget
-from traincast.costs.cpu.features import kind_of
-from traincast.costs.cpu.samples import visits
+from traincast.calibration.campaign import _list_measured_before, parse_budget
+from traincast.costs.cpu.features import get_kind
+from traincast.costs.cpu.samples import group_visits
 from traincast.ir.ops import Signature
 from traincast.utils.errors import TraincastError
 
@@ -43,14 +43,16 @@ def test_every_kind_of_the_plan_runs(monkeypatch):
 
 
 def test_the_same_seed_draws_the_same_shapes():
-    first, again, other = ([task_key(t) for t, _ in zip(plan(seed), range(90), strict=False)] for seed in (0, 0, 1))
+    first, again, other = (
+        [make_task_key(t) for t, _ in zip(plan_benchmarks(seed), range(90), strict=False)] for seed in (0, 0, 1)
+    )
     assert first == again != other
     assert len(set(first)) == 90
 
 
 def test_operands_are_as_the_signature_says():
     device = open_device("cpu")
-    for task, _ in zip(plan(2), range(30), strict=False):
+    for task, _ in zip(plan_benchmarks(2), range(30), strict=False):
         args, _ = OpCall(task.signature, device)._arguments[0]
         first = args[0][0] if isinstance(args[0], list) else args[0]
         if not first.is_sparse:
@@ -59,7 +61,7 @@ def test_operands_are_as_the_signature_says():
 
 def test_sets_of_operands_have_nothing_in_common():
     device = open_device("cpu")
-    tasks = {kind_of(task.signature): task for task, _ in zip(plan(4), range(60), strict=False)}
+    tasks = {get_kind(task.signature): task for task, _ in zip(plan_benchmarks(4), range(60), strict=False)}
     for kind in ("gemm", "_embedding_bag"):
         call = OpCall(tasks[kind].signature, device, sets=2)
         first, second = (args[0].data_ptr() for args, _ in call._arguments)
@@ -70,12 +72,12 @@ def test_sets_of_operands_have_nothing_in_common():
 
 def test_an_op_that_torch_does_not_know_is_named():
     with pytest.raises(TraincastError, match="op aten::nonsense is unknown to torch"):
-        find_op(Signature("aten::nonsense", (spec(1),), ()))
+        find_op(Signature("aten::nonsense", (make_spec(1),), ()))
 
 
 def test_a_sample_holds_one_call_by_two_clocks():
     device = open_device("cpu")
-    task = Task(op("relu", [("self", spec(1 << 22))], [spec(1 << 22)]), between=0)  # milliseconds
+    task = Task(make_op("relu", [("self", make_spec(1 << 22))], [make_spec(1 << 22)]), between=0)  # milliseconds
     sample = measure_task(device, Reference(device), task)
     assert sample.busy > 0 and sample.wall > 0 and sample.reference_busy > 0
 
@@ -84,31 +86,31 @@ def test_what_timing_itself_takes_is_found_once_a_run():
     device = open_device("cpu")
     reference = Reference(device)
     first = reference.nothing
-    measure_task(device, reference, next(plan(0, ("relu",))))
+    measure_task(device, reference, next(plan_benchmarks(0, ("relu",))))
     assert reference.nothing is first and first.wall >= 0
 
 
 def test_a_second_turn_takes_what_the_first_has_measured(tmp_path):
     device = open_device("cpu")
     store = Store(tmp_path / "store", device.identity())
-    assert run(device, store, islice(plan(0, ("relu", "tanh")), 3)) == 3
-    assert run(device, store, _measured_before(store, plan(0, ("relu", "tanh"))), turn=AGAIN) == 3
+    assert run(device, store, islice(plan_benchmarks(0, ("relu", "tanh")), 3)) == 3
+    assert run(device, store, _list_measured_before(store, plan_benchmarks(0, ("relu", "tanh"))), turn=AGAIN) == 3
     assert len(store) == 6
-    assert [len(several) for several in visits(list(store.samples()))] == [2, 2, 2]
-    assert run(device, store, _measured_before(store, plan(0, ("relu", "tanh"))), turn=AGAIN) == 0
+    assert [len(several) for several in group_visits(list(store.samples()))] == [2, 2, 2]
+    assert run(device, store, _list_measured_before(store, plan_benchmarks(0, ("relu", "tanh"))), turn=AGAIN) == 0
 
 
 def test_products_are_seldom_measured_again():
-    tasks = list(islice(plan(0, ("gemm", "relu")), 18))
-    held = {task_key(task): None for task in tasks}
-    again = [kind_of(task.signature) for task in _measured_before(held, iter(tasks))]
+    tasks = list(islice(plan_benchmarks(0, ("gemm", "relu")), 18))
+    held = {make_task_key(task): None for task in tasks}
+    again = [get_kind(task.signature) for task in _list_measured_before(held, iter(tasks))]
     assert again.count("relu") == 2 and len(again) == 2 + 4, "and every fifth of sixteen GEMMs"
 
 
 def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path, monkeypatch):
     device = open_device("cpu")
     store = Store(tmp_path / "store", device.identity())
-    sample = measure_task(device, Reference(device), next(plan(0, ("relu",))))
+    sample = measure_task(device, Reference(device), next(plan_benchmarks(0, ("relu",))))
     order: list[str] = []
 
     def measured(_device, _reference, small):
@@ -120,7 +122,7 @@ def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path,
 
     monkeypatch.setattr("traincast.calibration.bench.inside.measure_inside", measured)
     monkeypatch.setattr("traincast.calibration.bench.parts._MOST_STEPS", 2)
-    names = [small.name for small in islice(small_steps(0), 2)]
+    names = [small.name for small in islice(draw_small_steps(0), 2)]
     assert measure_host(device, store, 0, 1e9, lambda: None) == [
         "the host's overheads could not be measured: interrupted"
     ]
@@ -131,7 +133,7 @@ def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path,
 
 
 def test_measured_fitted_predicted(home, monkeypatch, counted_budget):
-    monkeypatch.setattr("traincast.calibration.campaign._beside_ops", lambda *_: [])
+    monkeypatch.setattr("traincast.calibration.campaign._measure_other_parts", lambda *_: [])
     first = bench(budget="3s")
     again = bench(budget="4s")
     assert first.measured > 0 and again.total == first.measured + again.measured, "a run goes on where one stopped"

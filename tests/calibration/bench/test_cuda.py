@@ -16,15 +16,15 @@ from traincast.app.api import bench, measure
 from traincast.calibration.bench import bench as benching
 from traincast.calibration.bench import timing
 from traincast.calibration.bench.calls import OpCall
-from traincast.calibration.bench.copies import CopyCall, CopyTask, ways
+from traincast.calibration.bench.copies import CopyCall, CopyTask, list_copy_ways
 from traincast.calibration.bench.cuda import CudaDevice
 from traincast.calibration.bench.device import run_timed
 from traincast.calibration.bench.opening import open_device
-from traincast.calibration.bench.parts import measure_copies, possible_ranks
-from traincast.calibration.bench.plans import plan
+from traincast.calibration.bench.parts import count_possible_ranks, measure_copies
+from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.bench.rank import Prepared, measure_together
 from traincast.calibration.bench.store import Store
-from traincast.calibration.bench.timing import Reference, full_precision, run_series
+from traincast.calibration.bench.timing import Reference, run_series, use_full_precision
 from traincast.utils.errors import TraincastError
 
 
@@ -76,7 +76,9 @@ def test_identity_of_a_rocm_device_says_hip(monkeypatch):
 
 def test_a_store_of_another_gpu_is_refused(monkeypatch, tmp_path, small):
     cuda, device = opened(monkeypatch)
-    Store(tmp_path, device.identity()).append("a", benching.measure_task(device, Reference(device), next(plan(0))))
+    Store(tmp_path, device.identity()).append(
+        "a", benching.measure_task(device, Reference(device), next(plan_benchmarks(0)))
+    )
     cuda.name = "NVIDIA Fake 9001"
     with pytest.raises(TraincastError, match="name NVIDIA Fake 9001 here, NVIDIA Fake 9000 in the store"):
         Store(tmp_path, CudaDevice().identity())
@@ -107,10 +109,10 @@ def test_the_clock_is_read_while_the_gpu_works(monkeypatch, small):
 
 def test_indices_go_where_the_op_runs(monkeypatch):
     cuda, device = opened(monkeypatch)
-    OpCall(next(plan(0, ("_embedding_bag",))).signature, device)
+    OpCall(next(plan_benchmarks(0, ("_embedding_bag",))).signature, device)
     assert cuda.calls.count("to cuda:0") == 2, "indices and offsets"
     cuda.calls.clear()
-    OpCall(next(plan(0, ("sparse_update",))).signature, device)
+    OpCall(next(plan_benchmarks(0, ("sparse_update",))).signature, device)
     assert cuda.calls.count("to cuda:0") == 1
 
 
@@ -121,7 +123,7 @@ def test_copies_go_both_ways_from_both_kinds_of_memory(monkeypatch, direction, m
     call = CopyCall(CopyTask(direction, memory, 64), CudaDevice(), sets=1)
     call(0)
     assert cuda.calls.count("pin_memory") == pinned
-    assert len(ways("cuda")) == 4
+    assert len(list_copy_ways("cuda")) == 4
 
 
 def gpu_step(batch_size):
@@ -184,23 +186,23 @@ def test_a_step_too_large_for_the_gpu_is_one_line(monkeypatch, tmp_path):
 
 def test_tables_of_a_step_that_is_run_are_looked_up_everywhere(monkeypatch):
     """A capture reads no values and has zeros; a GPU that looked up row 0 alone would be too fast."""
-    from traincast.calibration.measure import runnable
+    from traincast.calibration.measure import make_runnable
     from traincast.simulator.scenario.scenario import Scenario
     from traincast_evaluation.zoo.build import steps
 
     made = []
-    monkeypatch.setattr(steps, "drawn_batch", lambda *_: made.append("drawn") or steps.host_batch(*_))
+    monkeypatch.setattr(steps, "draw_host_batch", lambda *_: made.append("drawn") or steps.make_host_batch(*_))
     FakeCuda().install(monkeypatch)
     monkeypatch.setattr(steps.Setting, "prepare", lambda *_: torch.nn.Linear(1, 1))
     monkeypatch.setattr(torch.nn.Linear, "dense_parameters", torch.nn.Linear.parameters, raising=False)
     for drawn in (True, False):
-        runnable(TINY, Scenario(batch_size=4, dtype="fp32"), "cuda", drawn=drawn).make_step()
+        make_runnable(TINY, Scenario(batch_size=4, dtype="fp32"), "cuda", drawn=drawn).make_step()
     assert made == ["drawn"]
 
 
 def test_ranks_are_as_many_as_gpus(monkeypatch):
     FakeCuda(devices=4).install(monkeypatch)
-    assert possible_ranks(CudaDevice()) == 4
+    assert count_possible_ranks(CudaDevice()) == 4
     with pytest.raises(TraincastError, match="`gpus` is 8 and this machine has 4"):
         measure("bert-large", device="cuda", gpus=8)
     with pytest.raises(TraincastError, match="DLRMs of several ranks are run here on CPUs"):
@@ -280,11 +282,11 @@ def test_an_op_that_does_not_fit_is_left_out_and_the_run_goes_on(monkeypatch, tm
     cuda, device = opened(monkeypatch)
     store, left_out = Store(tmp_path, device.identity()), []
     cuda.free = 1 << 10
-    tasks = [next(plan(0, (kind,))) for kind in ("relu", "gemm")]
-    benching.bench(device, store, tasks, failed=lambda task, why: left_out.append(why))
+    tasks = [next(plan_benchmarks(0, (kind,))) for kind in ("relu", "gemm")]
+    benching.run_benchmarks(device, store, tasks, failed=lambda task, why: left_out.append(why))
     assert len(left_out) == 2 and "GB are free" in left_out[0]
     cuda.free = 79 << 30
-    assert benching.bench(device, store, tasks, failed=lambda task, why: left_out.append(why)) == 2
+    assert benching.run_benchmarks(device, store, tasks, failed=lambda task, why: left_out.append(why)) == 2
 
 
 def test_a_kernel_that_breaks_the_gpu_ends_the_run_and_keeps_what_was_measured(monkeypatch, tmp_path, small):
@@ -292,12 +294,12 @@ def test_a_kernel_that_breaks_the_gpu_ends_the_run_and_keeps_what_was_measured(m
     store = Store(tmp_path, device.identity())
 
     def tasks():
-        yield next(plan(0, ("relu",)))
+        yield next(plan_benchmarks(0, ("relu",)))
         cuda.sticky = True
-        yield next(plan(0, ("gemm",)))
+        yield next(plan_benchmarks(0, ("gemm",)))
 
     with pytest.raises(TraincastError, match=rf"answers nothing since aten::.* failed \({STICKY}\).*another `seed`"):
-        benching.bench(device, store, tasks())
+        benching.run_benchmarks(device, store, tasks())
     assert len(Store(tmp_path)) == 1
 
 
@@ -351,8 +353,8 @@ def test_programs_that_hold_memory_of_the_gpu_are_noticed(monkeypatch):
 
 
 def test_a_throttled_gpu_is_told_of(monkeypatch, tmp_path, small, counted_budget):
-    monkeypatch.setattr("traincast.calibration.campaign._beside_ops", lambda *_: [])
-    monkeypatch.setattr("traincast.calibration.campaign._plan", lambda _, seed: plan(seed, ("relu",)))
+    monkeypatch.setattr("traincast.calibration.campaign._measure_other_parts", lambda *_: [])
+    monkeypatch.setattr("traincast.calibration.campaign._choose_plan", lambda _, seed: plan_benchmarks(seed, ("relu",)))
     cuda = FakeCuda().install(monkeypatch)
     clocks = iter([1410] * 2 + [1095] * 9)
     monkeypatch.setattr(torch.cuda, "clock_rate", lambda _: next(clocks))
@@ -373,13 +375,13 @@ def test_a_series_on_the_gpu_holds_what_the_events_say(monkeypatch, small):
 
 
 def test_the_reference_is_in_fp32_whatever_the_step_chose():
-    settings = timing._precisions()
+    settings = timing._find_precision_switches()
     held = [one.fp32_precision for one in settings]
     try:
         settings[0].fp32_precision = "tf32"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with full_precision():
+            with use_full_precision():
                 assert {one.fp32_precision for one in settings} == {"ieee"}
         assert settings[0].fp32_precision == "tf32"
     finally:
@@ -389,10 +391,10 @@ def test_the_reference_is_in_fp32_whatever_the_step_chose():
 
 def test_the_one_switch_of_older_versions_is_put_back(monkeypatch):
     said = []
-    monkeypatch.setattr(timing, "_precisions", list)
+    monkeypatch.setattr(timing, "_find_precision_switches", list)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
-    with full_precision():
+    with use_full_precision():
         assert said == ["highest"]
     assert said == ["highest", "medium"]
 

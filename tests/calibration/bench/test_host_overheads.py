@@ -12,8 +12,8 @@ import pytest
 from tests.calibration.bench.fake_cuda import FakeCuda, FakeProfile
 from traincast.calibration.bench import small_steps
 from traincast.calibration.bench.cuda import CudaDevice
-from traincast.calibration.bench.host_overheads import is_overhead, overhead_of
-from traincast.calibration.bench.parts import measure_host, planned_parts
+from traincast.calibration.bench.host_overheads import is_overhead, parse_overhead_signature
+from traincast.calibration.bench.parts import measure_host, plan_parts
 from traincast.calibration.bench.store import Store
 from traincast.ir.ops import Signature
 from traincast.utils.errors import TraincastError
@@ -30,7 +30,7 @@ def device(monkeypatch, small):
         SimpleNamespace(name=f"step-{number}", batch_size=8, tables=(), make=lambda _: lambda: None)
         for number in range(3)
     ]
-    monkeypatch.setattr(small_steps, "small_steps", lambda _: iter(steps))
+    monkeypatch.setattr(small_steps, "draw_small_steps", lambda _: iter(steps))
     return CudaDevice()
 
 
@@ -38,7 +38,7 @@ def test_overheads_of_traced_steps_are_samples(device, tmp_path):
     store, said = Store(tmp_path, device.identity()), []
     assert measure_host(device, store, 0, inf, lambda: said.append(1)) == []
     assert len(said) == 3 and len(store) % 3 == 0 and "step-2" in store
-    kinds = {overhead_of(sample.signature) for sample in store.samples()}
+    kinds = {parse_overhead_signature(sample.signature) for sample in store.samples()}
     assert ("T4", "launch") in kinds and {kind for kind, _ in kinds} >= {"T1", "T2", "T3", "T4"}
     assert all(is_overhead(sample.signature) and sample.wall < 1e-3 for sample in store.samples())
     before = len(store)
@@ -54,9 +54,9 @@ def test_a_profiler_that_sees_nothing_is_told_of(device, tmp_path, monkeypatch):
 
 
 def test_a_dry_run_counts_traced_steps():
-    assert planned_parts("cuda", 60.0, 0.0, 0.0, 0.0) == {"host steps": 12}
+    assert plan_parts("cuda", 60.0, 0.0, 0.0, 0.0) == {"host steps": 12}
 
 
 def test_a_damaged_sample_is_refused():
     with pytest.raises(TraincastError, match="overhead in the store is damaged"):
-        overhead_of(Signature("traincast::overhead", (), (), (("overhead", "T9"), ("of", "x"))))
+        parse_overhead_signature(Signature("traincast::overhead", (), (), (("overhead", "T9"), ("of", "x"))))

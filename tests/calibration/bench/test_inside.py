@@ -10,10 +10,10 @@ import pytest
 
 from traincast.calibration.bench.inside import measure_inside
 from traincast.calibration.bench.opening import open_device
-from traincast.calibration.bench.small_steps import SmallStep, small_steps
+from traincast.calibration.bench.small_steps import SmallStep, draw_small_steps
 from traincast.calibration.bench.timing import Reference
-from traincast.costs.cpu.features import Caches, kind_of
-from traincast.costs.cpu.samples import parse_row, sample_row
+from traincast.costs.cpu.features import Caches, get_kind
+from traincast.costs.cpu.samples import format_sample, parse_row
 
 STEP = SmallStep(
     name="one", batch_size=32, width=16, hidden=32, layers=1, norms=1, views=1, convolutions=1, pooled=True,
@@ -28,7 +28,7 @@ def test_the_ops_of_a_step_are_samples_with_what_they_found(monkeypatch):
     host = measured.pop("one")
     # what is left of a step is a difference of two measurements, so that a busy machine can leave less than nothing
     assert host.signature is None and host.events[0] == 1.0 and host.busy < 1 and host.kernels > 0
-    kinds = [kind_of(sample.signature) for sample in measured.values()]
+    kinds = [get_kind(sample.signature) for sample in measured.values()]
     assert {
         "gemm",
         "conv",
@@ -42,15 +42,15 @@ def test_the_ops_of_a_step_are_samples_with_what_they_found(monkeypatch):
         "gemv",
         "embedding",
     } <= set(kinds)
-    tables = [sample for sample in measured.values() if kind_of(sample.signature) == "sparse_update"]
+    tables = [sample for sample in measured.values() if get_kind(sample.signature) == "sparse_update"]
     assert {sample.access for sample in tables} == {"uniform", "zipf:0.9"}
     for sample in measured.values():
         assert len(sample.found) == len(sample.signature.inputs) + len(sample.signature.outputs) + 1
-        again = parse_row(sample_row(sample))
-        assert (again.found, again.busy, kind_of(again.signature)) == (
+        again = parse_row(format_sample(sample))
+        assert (again.found, again.busy, get_kind(again.signature)) == (
             sample.found,
             sample.busy,
-            kind_of(sample.signature),
+            get_kind(sample.signature),
         )
         assert sample.features(Caches(1e6, 1e7)).terms[0] == 1.0
 
@@ -68,7 +68,7 @@ def test_optimizers_keep_the_numbers_of_training(optimizer, kept):
 
 
 def test_tables_are_as_large_as_memory_allows():
-    drawn = list(islice(small_steps(0), 60))
+    drawn = list(islice(draw_small_steps(0), 60))
     rows = [rows for step in drawn for rows, _, _ in step.tables]
     assert max(rows) > 3e5 and min(rows) < 1e4
     assert all(4 * step.width * sum(rows for rows, _, _ in step.tables) <= 4e8 for step in drawn)
@@ -76,6 +76,6 @@ def test_tables_are_as_large_as_memory_allows():
 
 
 def test_the_same_seed_draws_the_same_steps():
-    first, again, other = (list(islice(small_steps(seed), 20)) for seed in (0, 0, 1))
+    first, again, other = (list(islice(draw_small_steps(seed), 20)) for seed in (0, 0, 1))
     assert first == again != other
     assert any(step.tables for step in first) and any(step.convolutions for step in first)

@@ -16,7 +16,7 @@ from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, Zipf
 from traincast.models.embeddings.draws import draw_rows
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.zoo.build.steps import drawn_batch
+from traincast_evaluation.zoo.build.steps import draw_host_batch
 
 TINY = DlrmConfig(
     name="tiny", bottom_mlp=(8, 16, 8), top_mlp=(16, 1), rows_per_table=(50, 1000), embedding_dim=8,
@@ -100,7 +100,7 @@ def test_what_cannot_be_run_is_one_line(step, options, said):
 
 
 def test_tables_larger_than_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("traincast.calibration.bench.cpu.free_memory_bytes", lambda: 10_000)
+    monkeypatch.setattr("traincast.calibration.bench.cpu.read_free_memory_bytes", lambda: 10_000)
     with pytest.raises(TraincastError, match=r"the tables of tiny take 0.0 GB and 0.0 GB are free on the cpu"):
         measure(TINY)
 
@@ -114,7 +114,7 @@ def test_drawn_rows_are_in_the_table_and_as_skewed_as_asked_for():
 
 
 def test_a_drawn_batch_has_a_bag_of_every_table_and_sample():
-    batch = drawn_batch(TINY.replace_options(embedding="bag", optimizer="sgd"), 4, torch.float32)
+    batch = draw_host_batch(TINY.replace_options(embedding="bag", optimizer="sgd"), 4, torch.float32)
     assert [tensor.numel() for tensor in batch.indices] == [12, 8]
     assert batch.offsets.tolist() == [[0, 3, 6, 9], [0, 2, 4, 6]]
 

@@ -7,17 +7,17 @@ import pytest
 from tests.calibration.bench.test_measure import TINY
 from traincast.calibration.bench.needed import Coverage
 from traincast.calibration.bench.plans import FAR_BYTES
-from traincast.calibration.here import captured_here
-from traincast.costs.cpu.caches import operands
-from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
-from traincast.costs.cpu.features import kind_of, touched_bytes
+from traincast.calibration.here import capture_here
+from traincast.costs.cpu.caches import list_operands
+from traincast.costs.cpu.cpu_ops import make_cpu_ops, runs_no_kernel
+from traincast.costs.cpu.features import count_touched_bytes, get_kind
 from traincast.costs.cpu.op_costs import PricedOp
 from traincast.simulator.scenario.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
 def program():
-    return captured_here(TINY, Scenario(batch_size=64, dtype="fp32"))[0].programs[0]
+    return capture_here(TINY, Scenario(batch_size=64, dtype="fp32"))[0].programs[0]
 
 
 def test_nothing_measured_covers_nothing_and_everything_all(program):
@@ -40,7 +40,7 @@ def test_what_was_not_measured_is_guessed_at_the_speed_of_what_was(program):
 
 
 def test_ops_are_measured_where_their_operands_lie(program):
-    states = {kind_of(task.signature): task.between for task in Coverage(program).tasks}
+    states = {get_kind(task.signature): task.between for task in Coverage(program).tasks}
     assert set(states.values()) <= {0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES}
     assert min(states.values()) < FAR_BYTES, "a tiny step keeps its operands in the cache"
 
@@ -53,28 +53,28 @@ class _Unsure:
 
     def priced(self, program, profile, access=()):
         return [
-            PricedOp(op, kind_of(one), 1e-6, 0.5 if kind_of(one) == self.kind else 0.03, known=True)
+            PricedOp(op, get_kind(one), 1e-6, 0.5 if get_kind(one) == self.kind else 0.03, known=True)
             for op in program.ops
-            for one in cpu_ops(op.signature)
+            for one in make_cpu_ops(op.signature)
         ]
 
 
 def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch):
     # given a machine that was fitted, and of whose ops one kind is not known well
-    kinds = {kind_of(task.signature) for task in Coverage(program).tasks}
-    rare = min(kinds, key=lambda kind: sum(kind_of(task.signature) == kind for task in Coverage(program).tasks))
+    kinds = {get_kind(task.signature) for task in Coverage(program).tasks}
+    rare = min(kinds, key=lambda kind: sum(get_kind(task.signature) == kind for task in Coverage(program).tasks))
     monkeypatch.setattr("traincast.calibration.bench.needed.price_ops", _Unsure(rare).priced)
 
     # then that kind comes first, in the list and in what the list says of kinds
     coverage = Coverage(program, profile=object())
-    assert kind_of(coverage.tasks[0].signature) == rare
+    assert get_kind(coverage.tasks[0].signature) == rare
     assert next(iter(coverage.by_kind)) == rare
     assert set(coverage.tasks) == set(Coverage(program).tasks)
 
 
 def test_a_sparse_gradient_that_was_emptied_has_the_bytes_of_its_new_rows(program):
-    found = operands(program, 1e9, lambda _, one: touched_bytes(one))
-    updates = [op for op in program.ops if kind_of(op.signature) == "sparse_update"]
+    found = list_operands(program, 1e9, lambda _, one: count_touched_bytes(one))
+    updates = [op for op in program.ops if get_kind(op.signature) == "sparse_update"]
     assert updates
     for op in updates:
         rows = found[op.index].operands[1:3]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.costs.cpu.made_up import samples
-from traincast.calibration.bench.disturbance import run_notes
-from traincast.calibration.bench.timing import Series, median_interval, summarise
+from traincast.calibration.bench.disturbance import note_disturbances
+from traincast.calibration.bench.timing import Series, compute_median_interval, summarise_series
 
 
 def series(work, reference, waited=1.0):
@@ -19,22 +19,22 @@ def series(work, reference, waited=1.0):
 
 def test_drift_divides_out():
     drift = np.array([1.0, 1.3, 0.9, 1.2, 1.1])
-    figures = summarise(series(10 * drift, 2 * drift), "wall")
+    figures = summarise_series(series(10 * drift, 2 * drift), "wall")
     assert figures.corrected == pytest.approx(5 * np.median(2 * drift))
     assert figures.spread == pytest.approx(0.0)
     assert (figures.low, figures.high) == (figures.corrected, figures.corrected)
 
 
 def test_seconds_of_another_moment_are_ratios_times_its_reference():
-    figures = summarise(series([10, 10, 10], [2, 2, 2]), "busy", nominal=3.0)
+    figures = summarise_series(series([10, 10, 10], [2, 2, 2]), "busy", nominal=3.0)
     assert figures.corrected == pytest.approx(15.0)
     assert figures.median == 10.0
 
 
 def test_the_clock_is_chosen_by_name():
     held_up = series([1, 1, 1], [1, 1, 1], waited=2.0)
-    assert summarise(held_up, "wall").median == 2.0
-    assert summarise(held_up, "busy").median == 1.0
+    assert summarise_series(held_up, "wall").median == 2.0
+    assert summarise_series(held_up, "busy").median == 1.0
 
 
 def test_neighbours_are_noticed():
@@ -56,7 +56,7 @@ def test_the_interval_of_a_median_covers_it_nine_times_in_ten(count):
     random = np.random.default_rng(count)
     hits = 0
     for _ in range(400):
-        low, high = median_interval(np.sort(random.normal(size=count)))
+        low, high = compute_median_interval(np.sort(random.normal(size=count)))
         hits += low <= 0.0 <= high
     assert hits / 400 >= (0.7 if count == 3 else 0.87)
     assert hits / 400 <= 0.97
@@ -67,14 +67,14 @@ def sample(wait=1.0, drift=1.0, spread=0.01):
 
 
 def test_a_run_says_what_disturbed_it():
-    assert run_notes([sample()] * 20, (0.0, 0.0)) == []
-    (neighbours,) = run_notes([sample(wait=1.25)] * 20, (1400.0, 1395.0))
+    assert note_disturbances([sample()] * 20, (0.0, 0.0)) == []
+    (neighbours,) = note_disturbances([sample(wait=1.25)] * 20, (1400.0, 1395.0))
     assert neighbours.startswith("other programs had the processor for 20% of the time")
     drifted = [sample(drift=1 + 0.02 * number) for number in range(20)]
-    assert run_notes(drifted, (0.0, 0.0))[0].startswith("the reference drifted by ")
-    assert run_notes([sample()] * 19 + [sample(spread=0.9)], (0.0, 0.0)) == [
+    assert note_disturbances(drifted, (0.0, 0.0))[0].startswith("the reference drifted by ")
+    assert note_disturbances([sample()] * 19 + [sample(spread=0.9)], (0.0, 0.0)) == [
         "1 of 20 samples spread by more than 25% and will not be used"
     ]
-    assert run_notes([], (1410.0, 1100.0)) == [
+    assert note_disturbances([], (1410.0, 1100.0)) == [
         "the clock was 1410 MHz before and 1100 after: lock it, or let the device cool"
     ]

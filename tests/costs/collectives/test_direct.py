@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from tests.costs.collectives.test_model import calls
-from traincast.costs.collectives import shipped_collectives
-from traincast.costs.collectives.direct import Places, direct_seconds
+from traincast.costs.collectives import load_shipped_collectives
+from traincast.costs.collectives.direct import Places, estimate_direct_seconds
 from traincast.hardware import load_topology
 
-LINKS, NODE = shipped_collectives().links, load_topology("dgx-a100")
+LINKS, NODE = load_shipped_collectives().links, load_topology("dgx-a100")
 EIGHT = Places(per_node=8, nodes=8, rate=250e9)
 FLOOR = LINKS.floor("all_to_all", 8, NODE)
 
 
 def seconds(kind, size, places=EIGHT):
-    return float(direct_seconds(kind, np.array([float(size)]), places, LINKS, NODE)[0])
+    return float(estimate_direct_seconds(kind, np.array([float(size)]), places, LINKS, NODE)[0])
 
 
 def test_an_empty_exchange_takes_its_kernel_and_three_latencies_of_the_network():
@@ -53,6 +53,6 @@ def test_on_one_node_a_sum_is_read_and_fetched_over_the_links():
 @pytest.mark.parametrize("kind", ["one_shot_all_reduce", "node_first_all_to_all"])
 def test_they_are_faster_than_nccl_where_messages_are_small(kind):
     like = "all_reduce" if "reduce" in kind else "all_to_all"
-    model = shipped_collectives()
+    model = load_shipped_collectives()
     own, nccl = (model.predict(calls(name, 1e6, 64, 8, "fp16"), NODE).seconds[0] for name in (kind, like))
     assert 10e-6 < own < nccl

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.calls import bus_factor
+from traincast.costs.collectives.calls import get_bus_factor
 from traincast.costs.collectives.links import (
     TREE_SLOWDOWN,
     LinkModel,
     NetworkCoefficients,
     NodeCoefficients,
-    network_seconds,
-    node_bandwidth,
-    steps,
+    count_ring_steps,
+    estimate_network_seconds,
+    get_node_bandwidth,
 )
 from traincast.hardware.topology import Topology
 
@@ -42,12 +42,12 @@ def size(value):
     [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75), ("send_recv", 1.0)],
 )
 def test_the_busiest_link_carries_so_much_of_a_message_of_four_ranks(kind, factor):
-    assert bus_factor(kind, 4) == pytest.approx(factor)
+    assert get_bus_factor(kind, 4) == pytest.approx(factor)
 
 
 def test_an_empty_message_goes_round_the_ring_or_is_served_side_by_side():
-    assert [steps("all_reduce", ranks) for ranks in (2, 4, 8)] == [1, 3, 7]
-    assert [steps("all_to_all", ranks) for ranks in (2, 4, 8)] == [1, 2, 3]
+    assert [count_ring_steps("all_reduce", ranks) for ranks in (2, 4, 8)] == [1, 3, 7]
+    assert [count_ring_steps("all_to_all", ranks) for ranks in (2, 4, 8)] == [1, 2, 3]
     assert MODEL.floor("all_reduce", 4, NODE) == pytest.approx(5e-6 + 3e-6)
 
 
@@ -64,25 +64,25 @@ def test_a_ramp_goes_with_the_root_of_the_time_on_the_links():
 
 def test_cards_without_fast_links_talk_over_the_host():
     pairs = replace(NODE, island=2)
-    assert node_bandwidth("all_reduce", 2, pairs) == 100e9
-    assert node_bandwidth("all_reduce", 4, pairs) == 30e9
+    assert get_node_bandwidth("all_reduce", 2, pairs) == 100e9
+    assert get_node_bandwidth("all_reduce", 4, pairs) == 30e9
 
 
 def test_a_ring_over_nodes_is_as_slow_as_its_slowest_part():
     # both adapters of a node: 20 GB/s; half of the 30 GB/s inside: 15 GB/s
-    both = network_seconds("all_gather", size(1e9), 8, 2, NODE, span=0.5, rate=100e9)
-    inside = network_seconds("all_gather", size(1e9), 8, 2, NODE, span=0.5, rate=30e9)
+    both = estimate_network_seconds("all_gather", size(1e9), 8, 2, NODE, span=0.5, rate=100e9)
+    inside = estimate_network_seconds("all_gather", size(1e9), 8, 2, NODE, span=0.5, rate=30e9)
     assert both[0] == pytest.approx(0.875e9 / 20e9)
     assert inside[0] == pytest.approx(0.875e9 / 15e9)
 
 
 def test_an_all_to_all_over_nodes_waits_for_what_leaves_a_node():
     # each of four ranks sends half of its 1 GB to the other node: 2 GB over 20 GB/s
-    assert network_seconds("all_to_all", size(1e9), 8, 2, NODE, span=1.0, rate=80e9)[0] == pytest.approx(0.1)
+    assert estimate_network_seconds("all_to_all", size(1e9), 8, 2, NODE, span=1.0, rate=80e9)[0] == pytest.approx(0.1)
 
 
 def test_a_message_between_two_gpus_has_one_adapter():
-    assert network_seconds("send_recv", size(1e9), 2, 2, NODE, span=1.0, rate=80e9)[0] == pytest.approx(0.1)
+    assert estimate_network_seconds("send_recv", size(1e9), 2, 2, NODE, span=1.0, rate=80e9)[0] == pytest.approx(0.1)
 
 
 def test_small_messages_over_many_nodes_take_a_tree_and_large_ones_the_ring():
@@ -90,7 +90,7 @@ def test_small_messages_over_many_nodes_take_a_tree_and_large_ones_the_ring():
         return MODEL.across(kind, size(message), 64, 16, NODE, floor=10e-6, rate=80e9)[0]
 
     small, large = seconds("all_reduce", 8), seconds("all_reduce", 1e9)
-    x = 1e9 * bus_factor("all_reduce", 64) / 20e9
+    x = 1e9 * get_bus_factor("all_reduce", 64) / 20e9
     assert small == pytest.approx(10e-6 + 5e-6 * 2 * 4, rel=1e-3), "log2 of 16 nodes, there and back"
     assert large == pytest.approx(10e-6 + 63 * 5e-6 + 2.0 * x)
     assert TREE_SLOWDOWN * x > x

@@ -7,7 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.collectives import COLLECTIVE, CollectiveModel, bus_factor, even_bytes, shipped_collectives
+from traincast.costs.collectives import (
+    COLLECTIVE,
+    CollectiveModel,
+    get_bus_factor,
+    load_shipped_collectives,
+    share_bytes_evenly,
+)
 from traincast.costs.kernels.call import Calls
 from traincast.hardware import load_topology
 from traincast.hardware.catalog import list_node_keys
@@ -33,7 +39,7 @@ def test_times_are_positive_finite_and_never_fall_with_size(key, kind):
     topology = load_topology(key)
     for alone in (topology, replace(topology, curves="")):
         for ranks, nodes in places(topology):
-            estimate = shipped_collectives().predict(calls(kind, ranks=ranks, nodes=nodes), alone)
+            estimate = load_shipped_collectives().predict(calls(kind, ranks=ranks, nodes=nodes), alone)
             assert np.all(np.isfinite(estimate.seconds))
             assert np.all(estimate.seconds > 1e-6)
             assert np.all(np.diff(estimate.seconds) >= -1e-12), (kind, ranks, nodes)
@@ -44,15 +50,15 @@ def test_times_are_positive_finite_and_never_fall_with_size(key, kind):
 @pytest.mark.parametrize("key", ["dgx-h100", "dgx-a100", "hgx-b200"])
 def test_large_messages_run_below_the_links_and_not_far_below(key, kind):
     topology = load_topology(key)
-    seconds = shipped_collectives().predict(calls(kind, 2.0**34), topology).seconds[0]
-    bus = 2.0**34 * bus_factor(kind, 8) / seconds
+    seconds = load_shipped_collectives().predict(calls(kind, 2.0**34), topology).seconds[0]
+    bus = 2.0**34 * get_bus_factor(kind, 8) / seconds
     # in-network reduction lets an all-reduce exceed its ring; a lone pair of B200s was measured at 0.37 of its links
     least = 0.35 if kind == "send_recv" else 0.5
     assert least * topology.link_bandwidth < bus < 1.2 * topology.link_bandwidth
 
 
 def test_a_call_alone_and_among_others_gets_the_same_time():
-    topology, model = load_topology("dgx-h100"), shipped_collectives()
+    topology, model = load_topology("dgx-h100"), load_shipped_collectives()
     kinds, ranks = ["all_reduce", "all_to_all", "broadcast", "all_reduce"], [8, 4, 8, 16]
     values = np.array([[1e6, n, max(1, n // 8)] for n in ranks])
     together = model.predict(Calls.from_columns(COLLECTIVE, kinds, ["fp16"] * 4, values), topology)
@@ -63,7 +69,7 @@ def test_a_call_alone_and_among_others_gets_the_same_time():
 
 
 def test_saving_and_loading_keeps_every_prediction(tmp_path):
-    model = shipped_collectives()
+    model = load_shipped_collectives()
     model.save(tmp_path / "once.json")
     again = CollectiveModel.load(tmp_path / "once.json")
     again.save(tmp_path / "twice.json")
@@ -82,7 +88,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def test_known_nodes_are_in_domain_and_unknown_ones_are_wider():
-    model, known = shipped_collectives(), load_topology("dgx-h100")
+    model, known = load_shipped_collectives(), load_topology("dgx-h100")
     measured = model.predict(calls("all_reduce", 2.0**24), known)
     unmeasured_ranks = model.predict(calls("all_reduce", 2.0**24, ranks=6), known)
     links_only = model.predict(calls("all_reduce", 2.0**24), replace(known, curves=""))
@@ -94,7 +100,7 @@ def test_known_nodes_are_in_domain_and_unknown_ones_are_wider():
 
 
 def test_a_slower_link_or_network_makes_a_slower_collective():
-    model, fast = shipped_collectives(), replace(load_topology("dgx-h100"), curves="")
+    model, fast = load_shipped_collectives(), replace(load_topology("dgx-h100"), curves="")
     slow_link, slow_network = replace(fast, link_bandwidth=45e9), replace(fast, adapter_bandwidth=5e9)
     far = replace(fast, network_latency=50e-6)
 
@@ -109,21 +115,23 @@ def test_a_slower_link_or_network_makes_a_slower_collective():
 def test_integer_reductions_have_curves_of_their_own():
     # measured on eight H200s at 512 MB: 2040 us with fp16, 2660 us with int8
     fp16, int8 = (
-        shipped_collectives().predict(calls("all_reduce", 2.0**29, compute=compute), load_topology("hgx-h200")).seconds
+        load_shipped_collectives()
+        .predict(calls("all_reduce", 2.0**29, compute=compute), load_topology("hgx-h200"))
+        .seconds
         for compute in ("fp16", "int8")
     )
     assert 1.15 < int8[0] / fp16[0] < 1.45
 
 
 def test_the_newest_library_is_the_default():
-    model = shipped_collectives()
+    model = load_shipped_collectives()
     assert model.curve_set("h100") == model.curve_set("h100@2.29.2")
     with pytest.raises(TraincastError, match="unknown set of collective curves 'x100'"):
         model.predict(calls("all_reduce"), replace(load_topology("dgx-h100"), curves="x100"))
 
 
 def test_host_inclusive_and_device_times_are_kept_apart():
-    model, topology = shipped_collectives(), load_topology("dgx1-v100")
+    model, topology = load_shipped_collectives(), load_topology("dgx1-v100")
     with_host = replace(topology, curves="v100-pytorch")
     small, large = ([calls("all_gather", size, 4) for size in sizes] for sizes in ([1e3], [2e9]))
     host, device = model.predict(small[0], with_host).seconds[0], model.predict(small[0], topology).seconds[0]
@@ -146,23 +154,23 @@ def test_host_inclusive_and_device_times_are_kept_apart():
 )
 def test_impossible_calls_are_refused(size, ranks, nodes, message):
     with pytest.raises(TraincastError, match=message):
-        shipped_collectives().predict(calls("all_reduce", size, ranks, nodes), load_topology("dgx-h100"))
+        load_shipped_collectives().predict(calls("all_reduce", size, ranks, nodes), load_topology("dgx-h100"))
 
 
 def test_uneven_all_to_all_counts_its_busiest_rank():
     even = np.full((4, 4), 10.0)
-    assert even_bytes(even) == 40  # the same as a send buffer of four parts
+    assert share_bytes_evenly(even) == 40  # the same as a send buffer of four parts
     # a rank that sends s_i to everyone: the papers' max(sum(s) - s_i, s_i (n - 1))
     parts = np.array([5.0, 1.0, 2.0, 8.0])
     busiest = max(max(parts.sum() - s, 3 * s) for s in parts)
-    assert even_bytes(np.repeat(parts[:, None], 4, axis=1)) == pytest.approx(busiest * 4 / 3)
-    assert even_bytes(even, node=[0, 0, 1, 1]) == 40
+    assert share_bytes_evenly(np.repeat(parts[:, None], 4, axis=1)) == pytest.approx(busiest * 4 / 3)
+    assert share_bytes_evenly(even, node=[0, 0, 1, 1]) == 40
     one_way = np.zeros((4, 4))
     one_way[0:2, 2:4] = 10.0
-    assert even_bytes(one_way, node=[0, 0, 1, 1]) == pytest.approx(40)
-    assert even_bytes(one_way) == pytest.approx(20 * 4 / 3)
+    assert share_bytes_evenly(one_way, node=[0, 0, 1, 1]) == pytest.approx(40)
+    assert share_bytes_evenly(one_way) == pytest.approx(20 * 4 / 3)
     for wrong in ([[0, 1]], [[0.0]], [[0, -1], [1, 0]], [[0, np.nan], [1, 0]]):
         with pytest.raises(TraincastError, match="square table"):
-            even_bytes(wrong)
+            share_bytes_evenly(wrong)
     with pytest.raises(TraincastError, match="3 ranks were given a node"):
-        even_bytes(even, node=[0, 1, 1])
+        share_bytes_evenly(even, node=[0, 1, 1])

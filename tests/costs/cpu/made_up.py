@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.calibration.bench.plans import plan
+from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.costs.cpu.collectives import CpuCollective, make_collective_signature
 from traincast.costs.cpu.features import Caches
 from traincast.costs.cpu.samples import Sample
@@ -26,7 +26,7 @@ def true_seconds(sample, slowdown=1.0):
 
 def samples(number=600, seed=0):
     made = []
-    for task, _ in zip(plan(seed), range(number), strict=False):
+    for task, _ in zip(plan_benchmarks(seed), range(number), strict=False):
         drift = 1.0 + 0.3 * (len(made) % 7) / 7
         bare = Sample(
             signature=task.signature, between=task.between, access=task.access, wall=1.0, busy=1.0,

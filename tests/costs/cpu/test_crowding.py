@@ -10,11 +10,11 @@ import pytest
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.contention import Contention, fit_crowding
-from traincast.costs.cpu.features import kind_of
+from traincast.costs.cpu.features import get_kind
 from traincast.costs.cpu.op_costs import price_ops
 from traincast.costs.cpu.profile import load_profile, save_profile
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 
 SLOWER = {"add": 1.5, "gemm": 1.0}
 
@@ -23,10 +23,10 @@ def both_ways(number=3000):
     """Adds and GEMMs inside steps, alone and on two cores."""
     inside = []
     for one in samples(number):
-        if kind_of(one.signature) in SLOWER:
+        if get_kind(one.signature) in SLOWER:
             tensors = len(one.signature.inputs) + len(one.signature.outputs)
             inside.append(replace(one, found=(1e6,) * (tensors + 1)))
-    together = [replace(one, ranks=2, wall=one.wall * SLOWER[kind_of(one.signature)], busy=one.busy) for one in inside]
+    together = [replace(one, ranks=2, wall=one.wall * SLOWER[get_kind(one.signature)], busy=one.busy) for one in inside]
     return inside, together
 
 
@@ -49,7 +49,7 @@ def test_ranks_of_a_profile_pay_for_their_neighbours(tmp_path):
     fitted = fit_profile([*samples(200), *alone, *together], IDENTITY, "wall")[0]
     save_profile(fitted, tmp_path / "mine.toml")
     profile = load_profile(tmp_path / "mine.toml")
-    program = load(Scenario(workload="dlrm-ddp", batch_size=64)).programs[0]
+    program = load_single_gpu_step(Scenario(workload="dlrm-ddp", batch_size=64)).programs[0]
     one, two = ([op.seconds for op in price_ops(program, profile, ranks=ranks)] for ranks in (1, 2))
     ratios = np.array(two) / np.array(one)
     assert 1.0 <= ratios.min() < ratios.max() == pytest.approx(profile.crowding.factor(2, "add"), rel=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.cpu.estimator import KindModel, fit_kind, fit_terms, non_negative
+from traincast.costs.cpu.estimator import KindModel, fit_kind, fit_terms, solve_non_negative
 
 
 def truth(places):
@@ -50,10 +50,10 @@ def test_least_squares_never_go_below_zero():
     random = np.random.default_rng(0)
     columns = random.random((50, 4))
     exact = np.array([2.0, 0.0, 1.0, 0.5])
-    assert non_negative(columns, columns @ exact) == pytest.approx(exact, abs=1e-3)
-    pulled = non_negative(columns, columns @ np.array([1.0, -1.0, 0.0, 0.0]))
+    assert solve_non_negative(columns, columns @ exact) == pytest.approx(exact, abs=1e-3)
+    pulled = solve_non_negative(columns, columns @ np.array([1.0, -1.0, 0.0, 0.0]))
     assert (pulled >= 0).all()
-    assert non_negative(np.zeros((3, 2)), np.ones(3)).tolist() == [0.0, 0.0]
+    assert solve_non_negative(np.zeros((3, 2)), np.ones(3)).tolist() == [0.0, 0.0]
 
 
 def test_one_sample_is_enough_for_a_guess():

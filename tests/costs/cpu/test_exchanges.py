@@ -12,13 +12,13 @@ from traincast.costs.cpu.collectives import (
     is_collective,
     list_collectives,
 )
-from traincast.costs.cpu.samples import parse_row, sample_row
+from traincast.costs.cpu.samples import format_sample, parse_row
 from traincast.utils.errors import TraincastError
 
 
 def test_a_sample_says_what_every_rank_called():
     called = [CpuCollective("all_to_all_v", 4000, (1000, 3000)), CpuCollective("all_to_all_v", 4000, (8, 16))]
-    again = parse_row(sample_row(exchange_sample(called)))
+    again = parse_row(format_sample(exchange_sample(called)))
     assert again.ranks == 2 and is_collective(again.signature)
     assert list_collectives(again.signature, 2) == called
     assert (

@@ -8,12 +8,12 @@ import pytest
 
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.cpu_ops import cpu_ops
-from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events, host_seconds_by_op
-from traincast.costs.cpu.op_costs import op_deviations, price_ops
+from traincast.costs.cpu.cpu_ops import make_cpu_ops
+from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events, sum_host_seconds_by_op
+from traincast.costs.cpu.op_costs import collect_op_deviations, price_ops
 from traincast.ir.ops import Signature
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,11 @@ def profile():
 
 @pytest.fixture(scope="module")
 def program():
-    return load(Scenario(workload="dlrm-ddp", batch_size=64)).programs[0]
+    return load_single_gpu_step(Scenario(workload="dlrm-ddp", batch_size=64)).programs[0]
 
 
 def test_host_seconds_of_ops_are_those_of_all_events(profile, program):
-    by_op = host_seconds_by_op(program, profile)
+    by_op = sum_host_seconds_by_op(program, profile)
 
     assert len(by_op) == program.num_ops
     assert by_op.sum() == pytest.approx(count_host_events(program) @ [profile.host[name] for name in HOST_EVENTS])
@@ -35,7 +35,7 @@ def test_host_seconds_of_ops_are_those_of_all_events(profile, program):
 
 
 def test_events_that_a_profile_does_not_price_cost_nothing(profile, program):
-    assert host_seconds_by_op(program, replace(profile, host={})).sum() == 0.0
+    assert sum_host_seconds_by_op(program, replace(profile, host={})).sum() == 0.0
 
 
 def test_products_are_counted_and_copies_are_not(profile, program):
@@ -48,7 +48,7 @@ def test_products_are_counted_and_copies_are_not(profile, program):
 def test_kinds_err_apart_and_the_host_on_its_own(profile, program):
     priced = price_ops(program, profile)
 
-    deviations = op_deviations(priced, 1e-3, profile)
+    deviations = collect_op_deviations(priced, 1e-3, profile)
 
     assert deviations["host"] == pytest.approx(profile.host_spread * 1e-3)
     assert 0 < deviations["kernels"] < sum(one.sigma * one.seconds for one in priced)
@@ -57,9 +57,9 @@ def test_kinds_err_apart_and_the_host_on_its_own(profile, program):
 
 @pytest.mark.parametrize("name", ["c10d::allreduce_", "_c10d_functional::all_reduce", "cuda::event_record"])
 def test_collectives_and_waits_are_nothing_that_the_host_thread_computes(name):
-    assert cpu_ops(Signature(name, (), ())) == ()
+    assert make_cpu_ops(Signature(name, (), ())) == ()
 
 
 @pytest.mark.parametrize("name", ["_indices", "_values", "_sparse_coo_tensor_with_dims_and_tensors"])
 def test_a_sparse_gradient_is_handed_on_without_touching_it(name):
-    assert cpu_ops(Signature(f"aten::{name}", (), ())) == ()
+    assert make_cpu_ops(Signature(f"aten::{name}", (), ())) == ()

@@ -19,11 +19,11 @@ def swinging(number=80):
 def test_slopes_are_those_of_the_likelihood():
     places, residuals = swinging(30)
     at = np.log([3.0, 20.0, 0.4, 0.05])
-    slopes = process._likelihood(places, residuals, at)[1]
+    slopes = process._compute_likelihood(places, residuals, at)[1]
     for position, slope in enumerate(slopes):
         step = np.zeros(len(at))
         step[position] = 1e-5
-        above, below = (process._likelihood(places, residuals, at + sign * step)[0] for sign in (1, -1))
+        above, below = (process._compute_likelihood(places, residuals, at + sign * step)[0] for sign in (1, -1))
         assert slope == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-4)
 
 
@@ -37,7 +37,9 @@ def test_a_search_that_begins_near_by_ends_there():
     places, residuals = swinging()
     found = find_process(places, residuals)
     again = find_process(places, residuals, found)
-    best = [process._likelihood(places, residuals, np.log([*one.lengths, *one[1:]]))[0] for one in (found, again)]
+    best = [
+        process._compute_likelihood(places, residuals, np.log([*one.lengths, *one[1:]]))[0] for one in (found, again)
+    ]
     assert best[1] >= best[0] - 1e-6
 
 

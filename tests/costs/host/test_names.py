@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.host.names import ENGINE, NODE, PYTHON, current_name, issuer
+from traincast.costs.host.names import ENGINE, NODE, PYTHON, get_current_name, get_issuer
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from traincast.costs.host.names import ENGINE, NODE, PYTHON, current_name, issue
     ],
 )
 def test_old_names_become_those_of_profiles(then, now):
-    assert current_name(then) == now
+    assert get_current_name(then) == now
 
 
 def test_the_main_thread_runs_the_users_python():
-    assert issuer("AddmmBackward0", main=True) == PYTHON
+    assert get_issuer("AddmmBackward0", main=True) == PYTHON
 
 
 def test_other_threads_belong_to_the_engine_and_its_nodes():
-    assert issuer("AddmmBackward0", main=False) == NODE
-    assert issuer("torch::autograd::AccumulateGrad", main=False) == NODE
-    assert issuer("aten::add_", main=False) == ENGINE
+    assert get_issuer("AddmmBackward0", main=False) == NODE
+    assert get_issuer("torch::autograd::AccumulateGrad", main=False) == NODE
+    assert get_issuer("aten::add_", main=False) == ENGINE

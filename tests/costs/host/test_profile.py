@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.host.names import current_name
+from traincast.costs.host.names import get_current_name
 from traincast.costs.host.profile import (
     AFTER,
     ALONE,
     BEFORE,
     BETWEEN,
+    list_host_profiles,
     load_host_profile,
     parse_host_profile,
-    profile_names,
 )
 from traincast.utils.errors import TraincastError
 
@@ -66,7 +66,7 @@ def test_the_gap_before_an_op_depends_on_who_issues_it():
     ],
 )
 def test_nodes_of_older_versions_have_todays_names(then, now):
-    assert current_name(then) == now
+    assert get_current_name(then) == now
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_malformed_profiles_are_refused(broken):
         parse_host_profile("test", broken)
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", list_host_profiles())
 def test_every_shipped_profile_loads_and_says_where_it_comes_from(name):
     profile = load_host_profile(name)
 

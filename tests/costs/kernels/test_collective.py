@@ -6,7 +6,7 @@ import pytest
 
 from tests.costs.kernels.signatures import tensor
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.lower import lower, registered_ops
+from traincast.costs.kernels.lower import list_registered_ops, lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.ir.collectives import COLLECTIVE_OPS
@@ -30,7 +30,7 @@ def test_every_name_that_capture_gives_is_known():
     capture = pytest.importorskip("traincast.capturing.collectives")
 
     assert {record.name for record in COLLECTIVE_OPS.values()} == set(capture._READERS)
-    assert registered_ops() >= set(COLLECTIVE_OPS)
+    assert list_registered_ops() >= set(COLLECTIVE_OPS)
 
 
 def test_the_nodes_a_group_spans_depend_on_the_machine():

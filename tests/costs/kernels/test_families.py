@@ -8,8 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from traincast.costs.kernels.families import BY_NAME, PROFILES, RECORDS, shipped_model
-from traincast.costs.kernels.lower import registered_ops
+from traincast.costs.kernels.families import BY_NAME, PROFILES, RECORDS, load_shipped_model
+from traincast.costs.kernels.lower import list_registered_ops
 from traincast.costs.kernels.model import KernelModel
 from traincast.costs.kernels.registry import LOWERINGS
 
@@ -25,16 +25,16 @@ def test_every_part_that_a_record_names_is_there(record):
 
 def test_a_model_is_of_its_family_and_its_profile_is_shipped(record):
     if not record.model:
-        assert shipped_model(record.family.name) is None
+        assert load_shipped_model(record.family.name) is None
         return
     assert issubclass(record.model_class(), KernelModel)
     assert record.model_class().family is record.family
     assert (PROFILES / f"{record.profile}.npz").is_file()
-    assert shipped_model(record.family.name) is shipped_model(record.family.name), "read once"
+    assert load_shipped_model(record.family.name) is load_shipped_model(record.family.name), "read once"
 
 
 def test_its_lowering_stands_in_its_package(record):
-    registered_ops()
+    list_registered_ops()
     modules = {function.__module__ for function in LOWERINGS.values()}
     assert set(record.lowering_modules()) <= modules
     assert BY_NAME[record.family.name] is record

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.in_step import SHIPPED, in_step_from
+from traincast.costs.in_step import SHIPPED, make_in_step
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.in_step import seconds_in_step
+from traincast.costs.kernels.in_step import convert_seconds_in_step
 from traincast.hardware.platform import load_platform
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TUNED
 
@@ -30,7 +30,7 @@ def gemm(compute: str = "bf16", *, size: float = 8192, variant: str = "") -> Ker
 
 def factor(call: KernelCall, alone: float, device=H100) -> float:
     """How many times as long as `alone` seconds per call takes in a step."""
-    after = seconds_in_step(Calls.of(call.family, [call]), [call], np.array([alone]), device, NUMBERS)
+    after = convert_seconds_in_step(Calls.of(call.family, [call]), [call], np.array([alone]), device, NUMBERS)
     return float(after[0]) / alone
 
 
@@ -88,4 +88,4 @@ def test_attention_is_held_to_the_rate_of_its_implementation() -> None:
 
 
 def test_numbers_survive_the_way_through_names() -> None:
-    assert in_step_from(SHIPPED.by_name()) == SHIPPED
+    assert make_in_step(SHIPPED.by_name()) == SHIPPED

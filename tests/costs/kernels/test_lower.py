@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.lower import lower, registered_ops
-from traincast.costs.kernels.lowered import OpCoverage, coverage
+from traincast.costs.kernels.lower import list_registered_ops, lower
+from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
 from traincast.costs.kernels.registry import LOWERINGS, Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
 from traincast.ir.ops import Signature
@@ -51,7 +51,7 @@ def test_control_ops():
 
 
 def test_names_are_dispatcher_names():
-    assert all("::" in name and name == name.strip() for name in registered_ops())
+    assert all("::" in name and name == name.strip() for name in list_registered_ops())
 
 
 class _Program:
@@ -68,7 +68,7 @@ def test_coverage_counts_ops_and_launches():
     relu = Signature("aten::relu", (tensor(8),), (tensor(8),))
     fancy = Signature("mylib::fancy", (tensor(8),), (tensor(8),))
     view = Signature("aten::view", (tensor(8),), (tensor(8),))
-    rows = coverage(_Program((relu, fancy, view), [0, 0, 1, 2]), MODERN)
+    rows = list_op_coverage(_Program((relu, fancy, view), [0, 0, 1, 2]), MODERN)
     assert rows == [
         OpCoverage("aten::relu", 2, True, 2),
         OpCoverage("aten::view", 1, True, 0),

@@ -10,8 +10,8 @@ import pytest
 from tests.costs.kernels.model_checks import check_contract, check_monotone, check_unit
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Family
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import uniform_tables
-from traincast.costs.kernels.families import BY_NAME, shipped_model
+from traincast.costs.kernels.embedding.tables import make_uniform_tables
+from traincast.costs.kernels.families import BY_NAME, load_shipped_model
 from traincast.hardware import Device, load_device
 
 DEVICES = ("v100-pcie", "t4", "a100-80gb", "h100", "mi210", "a10", "mi300x")  # the last two were never measured
@@ -52,7 +52,7 @@ def sizes(family: Family, scale: float, compute: str) -> dict[str, float]:
 
 def lookup_sizes(batch: int, item_bytes: int) -> dict[str, float]:
     """Eight lookups per sample in each of four tables of a million rows."""
-    tables = uniform_tables(
+    tables = make_uniform_tables(
         batch=batch, lookups=32 * batch, rows=(1e6,) * 4, dims=(64.0,) * 4, index_bytes=8, row_item_bytes=item_bytes
     )
     return dict(zip(EMBEDDING.fields, tables.call("tbe_forward").values, strict=True))
@@ -96,7 +96,7 @@ def test_every_measured_family_has_a_model():
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_contract_in_every_kind_and_type(name, key):
-    model = shipped_model(name)
+    model = load_shipped_model(name)
     assert model.family is BY_NAME[name].family
     for scale in (1.0, 16.0, 4096.0):
         check_contract(model, every_kind(model.family, scale), load_device(key))
@@ -105,7 +105,7 @@ def test_contract_in_every_kind_and_type(name, key):
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_more_work_takes_longer_in_every_kind_and_type(name, key):
-    model = shipped_model(name)
+    model = load_shipped_model(name)
     # learned corrections waver where a kernel is all start; of a larger batch more rows are in L2 when a bag waits
     slack = {"gemm": 0.1, "conv": 0.1, "embedding": 0.05}.get(name, 0.0)
     growing = [every_kind(model.family, 4.0**step) for step in range(1, 6)]
@@ -115,14 +115,14 @@ def test_more_work_takes_longer_in_every_kind_and_type(name, key):
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_large_calls_take_seconds_that_the_sheet_allows(name, key):
-    model, device = shipped_model(name), load_device(key)
+    model, device = load_shipped_model(name), load_device(key)
     calls = every_kind(model.family, 256.0, ("fp32", "tf32", "fp16", "bf16", "fp64"))
     check_unit(model, calls, least_seconds(calls, device), device)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES_WITH_A_MODEL if name != "conv"])
 def test_nothing_to_do_takes_the_start_of_a_kernel(name):
-    model = shipped_model(name)
+    model = load_shipped_model(name)
     empty = dict.fromkeys(model.family.fields, 0.0)
     calls = Calls.of(model.family, [model.family.call(kind, **empty) for kind in model.family.kinds])
     with warnings.catch_warnings():
@@ -144,7 +144,7 @@ def test_nothing_to_do_takes_the_start_of_a_kernel(name):
     ],
 )
 def test_sizes_and_types_never_measured_are_flagged_and_widened(name, kind, compute, inside, outside):
-    model, device = shipped_model(name), load_device("a100-80gb")
+    model, device = load_shipped_model(name), load_device("a100-80gb")
     seen = sizes(model.family, 16.0, compute) | inside
     calls = [
         model.family.call(kind, compute, **seen),

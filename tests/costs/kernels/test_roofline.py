@@ -9,7 +9,7 @@ import pytest
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import Tables, uniform_tables
+from traincast.costs.kernels.embedding.tables import Tables, make_uniform_tables
 from traincast.costs.kernels.families import RECORDS, Roofline
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import list_device_keys, load_device
@@ -105,7 +105,7 @@ def test_table_batched_kernels_of_v100(shared_data):
         if fitted or float(row["latency_us"]) < 50 or not row["rows_per_table"]:
             continue
         batch, count, rows = int(row["batch"]), int(row["num_tables"]), int(row["rows_per_table"])
-        tables = uniform_tables(
+        tables = make_uniform_tables(
             batch=batch, lookups=batch * count * lookups, rows=(rows,) * count,
             dims=(int(row["embedding_dim"]),) * count, index_bytes=4, row_item_bytes=4, ascending=not micro,
         )  # fmt: skip
@@ -125,7 +125,7 @@ def test_fbgemm_forward_out_of_l2_on_a100(shared_data):
             continue
         batch, count, lookups = int(row["batch"]), 122, int(row["num_indices"])
         rows = int(row["total_rows"]) / count
-        tables = uniform_tables(
+        tables = make_uniform_tables(
             batch=batch, lookups=lookups, rows=(rows,) * count, dims=(int(row["total_dim"]) / count,) * count,
             index_bytes=8, row_item_bytes=4,
         )  # fmt: skip

@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.model import CollectiveModel, shipped_collectives
+from traincast.costs.collectives.model import CollectiveModel, load_shipped_collectives
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.collectives import fit_collectives, read_points
-from traincast_evaluation.fitting.collectives_curves import curve_of
+from traincast_evaluation.fitting.collectives_curves import fit_curve
 from traincast_evaluation.fitting.collectives_data import Points, check_links
-from traincast_evaluation.fitting.collectives_pairs import slow_pairs, without
-from traincast_evaluation.suites.collectives import held_out_ranks, held_out_sizes, other_machine, several_nodes
+from traincast_evaluation.fitting.collectives_pairs import drop_slow_pairs, find_slow_pairs
+from traincast_evaluation.suites.collectives import (
+    evaluate_held_out_ranks,
+    evaluate_held_out_sizes,
+    evaluate_other_machine,
+    evaluate_several_nodes,
+)
 
 
 def silent(step, share):
@@ -41,7 +46,7 @@ def pairwise(slow):
 
 def test_a_latency_and_a_bandwidth_are_recovered_with_two_points():
     size = 2.0 ** np.arange(9, 30)
-    curve = curve_of(size, 10e-6 + size / 2e11)
+    curve = fit_curve(size, 10e-6 + size / 2e11)
     assert len(curve.bytes) <= 3
     np.testing.assert_allclose(curve.at(3 * size), 10e-6 + 3 * size / 2e11, rtol=0.021)
 
@@ -52,21 +57,21 @@ def test_one_spike_and_one_dip_leave_no_mark():
     noisy = clean.copy()
     noisy[3] *= 2.5
     noisy[10] *= 0.5
-    np.testing.assert_allclose(curve_of(size, noisy).at(size), clean, rtol=0.15)
+    np.testing.assert_allclose(fit_curve(size, noisy).at(size), clean, rtol=0.15)
 
 
 def test_a_step_up_between_protocols_is_kept():
     size = 2.0 ** np.arange(9, 30)
     time = 10e-6 + size / 2e11 + np.where(size >= 2**20, 20e-6, 0)
-    np.testing.assert_allclose(curve_of(size, time).at(size), time, rtol=0.021)
+    np.testing.assert_allclose(fit_curve(size, time).at(size), time, rtol=0.021)
 
 
 def test_slow_pairs_are_named_and_kept_out():
     cluster = pairwise(["n2 n3", "n7 n8"])
-    found = slow_pairs(cluster)
+    found = find_slow_pairs(cluster)
     assert [(entry["pair"], entry["slowdown"]) for entry in found["c"]] == [("n2 n3", 2.0), ("n7 n8", 2.0)]
-    assert set(without(cluster, found).pair) == set(cluster.pair) - {"n2 n3", "n7 n8"}
-    assert slow_pairs(pairwise([])) == {}
+    assert set(drop_slow_pairs(cluster, found).pair) == set(cluster.pair) - {"n2 n3", "n7 n8"}
+    assert find_slow_pairs(pairwise([])) == {}
 
 
 def test_points_faster_than_their_links_are_refused():
@@ -80,7 +85,7 @@ def test_points_faster_than_their_links_are_refused():
 
 def test_the_same_data_gives_the_shipped_model(shared_data, tmp_path):
     fit_collectives(shared_data, tmp_path / "a", silent)
-    fitted, shipped = CollectiveModel.load(tmp_path / "a" / "collectives.json"), shipped_collectives()
+    fitted, shipped = CollectiveModel.load(tmp_path / "a" / "collectives.json"), load_shipped_collectives()
     assert fitted.sets.keys() == shipped.sets.keys()
     assert (fitted.links, fitted.ranks_sigma) == (shipped.links, shipped.ranks_sigma)
     for name, curves in fitted.sets.items():
@@ -102,7 +107,7 @@ DEVICES = ("a100", "h100", "h200", "b200", "v100", "a100-vtrain", "v100-pytorch 
 
 
 def test_held_out_sizes_meet_their_targets(points):
-    rows = held_out_sizes(points, shipped_collectives())
+    rows = evaluate_held_out_sizes(points, load_shipped_collectives())
     for device in DEVICES:
         of_device = [row for row in rows if row.group.startswith(f"sizes: {device} ")]
         assert any("all_reduce" in row.group for row in of_device)
@@ -116,7 +121,7 @@ def test_held_out_sizes_meet_their_targets(points):
 
 
 def test_eight_gpus_from_two_and_four_meet_their_target(points):
-    rows = held_out_ranks(points)
+    rows = evaluate_held_out_ranks(points)
     assert len(rows) >= 32
     switched = [row for row in rows if not any(node in row.group for node in ("l40s", "rtx-pro", "mi350"))]
     assert max(row.gmae for row in switched) <= 15
@@ -125,12 +130,12 @@ def test_eight_gpus_from_two_and_four_meet_their_target(points):
 
 
 def test_several_nodes_meet_their_target_and_slow_pairs_are_apart(points):
-    rows = several_nodes(points, shipped_collectives())
+    rows = evaluate_several_nodes(points, load_shipped_collectives())
     assert max(row.gmae for row in rows if row.group.startswith("nodes:")) <= 12
     assert min(row.gmae for row in rows if row.group.startswith("slow pairs, as if healthy")) > 15
-    assert set(shipped_collectives().provenance["slow_pairs"]) == {"cluster00"}
+    assert set(load_shipped_collectives().provenance["slow_pairs"]) == {"cluster00"}
 
 
 def test_a_machine_nobody_fitted_is_predicted(shared_data):
-    for row in other_machine(shared_data, shipped_collectives()):
+    for row in evaluate_other_machine(shared_data, load_shipped_collectives()):
         assert row.gmae <= 8, row

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.model import shipped_collectives
+from traincast.costs.collectives.model import load_shipped_collectives
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting import collectives_newer as newer
 from traincast_evaluation.fitting.collectives import read_points
 from traincast_evaluation.suites.collectives_newer import (
-    domain_groups,
-    links_of_newer,
-    other_release,
-    other_servers,
+    evaluate_links_of_newer,
+    evaluate_nvlink_domains,
+    evaluate_other_release,
+    evaluate_other_servers,
 )
 
 polars = pytest.importorskip("polars")
@@ -36,13 +36,13 @@ def blackwell_table(folder, **changed):
 
 
 def test_elements_become_bytes_and_only_reductions_keep_their_type(tmp_path):
-    table = newer.blackwell(blackwell_table(tmp_path))
+    table = newer.read_blackwell_points(blackwell_table(tmp_path))
     assert list(table.bytes) == [2048.0, 1024.0]
     assert list(table.kind) == ["all_to_all", "all_reduce"]
     assert list(table.dtype) == ["any", "int"]
     assert list(table.set) == ["gb200@2.29.2", "gb200@1.3.0rc10"]
     np.testing.assert_allclose(table.seconds, [10e-6, 11e-6])
-    assert list(newer.of_nccl(table).set) == ["gb200@2.29.2"]
+    assert list(newer.select_nccl_points(table).set) == ["gb200@2.29.2"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_row_that_nobody_understands_is_named(tmp_path, column, value, word):
     old = {"dtype": "half", "system": "gb200", "latency_us": 11.0}[column]
     folder = blackwell_table(tmp_path, **{column: [old, value]})
     with pytest.raises(TraincastError, match=rf"nccl_blackwell.parquet', row 1, column '{column}'.*{word}|{word}"):
-        newer.blackwell(folder)
+        newer.read_blackwell_points(folder)
 
 
 def test_curves_come_from_whole_domains_and_never_from_one_tray(points):
@@ -64,7 +64,7 @@ def test_curves_come_from_whole_domains_and_never_from_one_tray(points):
 
 
 def test_groups_of_a_domain_follow_from_the_others(points):
-    rows = domain_groups(points, shipped_collectives())
+    rows = evaluate_nvlink_domains(points, load_shipped_collectives())
     assert len(rows) == 24  # two domains, four collectives, three group sizes
     reductions = [row for row in rows if "all_to_all" not in row.group]
     assert max(row.gmae for row in reductions) <= 12
@@ -72,13 +72,13 @@ def test_groups_of_a_domain_follow_from_the_others(points):
 
 
 def test_another_release_of_the_software_is_within_a_few_percent(shared_data):
-    rows = other_release(shared_data, shipped_collectives())
+    rows = evaluate_other_release(shared_data, load_shipped_collectives())
     assert [row.n for row in rows] == [378] * 4
     assert max(row.gmae for row in rows) <= 3
 
 
 def test_servers_nobody_fitted(shared_data):
-    rows = {row.group: row for row in other_servers(shared_data, shipped_collectives())}
+    rows = {row.group: row for row in evaluate_other_servers(shared_data, load_shipped_collectives())}
     assert rows["another machine: dgx-a100 send_recv, above 64 KiB"].gmae <= 3
     assert rows["another machine: pcie-rtx-pro-6000 all_reduce, above 64 KiB"].gmae <= 8
     # another chip, from NVIDIA's figure of its NVLink alone
@@ -86,6 +86,6 @@ def test_servers_nobody_fitted(shared_data):
 
 
 def test_cards_without_peer_access_follow_from_their_number(shared_data, points):
-    rows = {row.group: row for row in links_of_newer(shared_data, points, shipped_collectives())}
+    rows = {row.group: row for row in evaluate_links_of_newer(shared_data, points, load_shipped_collectives())}
     for ranks in (2, 4, 8):
         assert rows[f"links only: l40s without peer access, {ranks} GPUs, above 64 KiB"].gmae <= 20

@@ -13,7 +13,7 @@ import pytest
 
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting import profile_fits as pieces
-from traincast_evaluation.fitting.dates import date_profiles, fitting_date
+from traincast_evaluation.fitting.dates import date_profiles, read_fitting_date
 from traincast_evaluation.kernels.fit import save_state
 
 FIRST, LATER = "946684800", "1700000000"  # 2000-01-01 and 2023-11-14
@@ -70,13 +70,13 @@ def test_a_profile_with_its_provenance_inside_is_dated_there_in_its_own_format(t
 
 def test_without_an_epoch_the_clock_says_the_day(monkeypatch):
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    assert abs((date.fromisoformat(fitting_date()) - date.today()).days) <= 1
+    assert abs((date.fromisoformat(read_fitting_date()) - date.today()).days) <= 1
 
 
 def test_an_epoch_that_is_no_time_is_named(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(TraincastError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
-        fitting_date()
+        read_fitting_date()
 
 
 def test_fit_compares_with_the_shipped_profile_wherever_it_writes(tmp_path, monkeypatch):

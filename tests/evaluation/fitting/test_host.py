@@ -10,7 +10,15 @@ import pytest
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting import host_versions
 from traincast_evaluation.fitting.dates import date_profiles
-from traincast_evaluation.fitting.host import PROFILE, _median, _older, _t2, _with_defaults, fit_host, host_tables
+from traincast_evaluation.fitting.host import (
+    PROFILE,
+    _add_defaults,
+    _compute_t2,
+    _compute_weighted_median,
+    _read_older_tables,
+    build_study_profile,
+    fit_host,
+)
 from traincast_evaluation.fitting.host_traces import fit_host_from_traces
 
 NEWER = "type,op,model,batch,mean_us,count\n"
@@ -79,7 +87,7 @@ def test_profiles_of_traces_are_what_the_traces_give(shared_data, tmp_path):
 def test_how_types_changed_agrees_between_the_two_traces(shared_data, monkeypatch):
     def ratios(files):
         monkeypatch.setattr(host_versions, "TRACES", (files,))
-        return host_tables(shared_data)["provenance"]["newer_over_older"]
+        return build_study_profile(shared_data)["provenance"]["newer_over_older"]
 
     dlrm, recommender = (ratios(files) for files in host_versions.TRACES)
     for kind in ("T5", "alone"):
@@ -97,15 +105,15 @@ def row(op, model, mean, count, kind="T2"):
 
 
 def test_the_median_counts_every_sample_as_often_as_it_was_taken():
-    assert _median([(1.0, 1), (2.0, 1), (9.0, 1)]) == 2.0
-    assert _median([(1.0, 1), (2.0, 1), (9.0, 5)]) == 9.0
+    assert _compute_weighted_median([(1.0, 1), (2.0, 1), (9.0, 1)]) == 2.0
+    assert _compute_weighted_median([(1.0, 1), (2.0, 1), (9.0, 5)]) == 9.0
 
 
 def test_t2_is_the_median_over_models_and_the_spread_how_far_they_scatter():
     """Given an op that takes twice as long in one of two models; then the spread is that of their logarithms."""
     rows = [row("aten::add", "a", 10.0, 3), row("aten::add", "b", 20.0, 1), row("aten::mul", "a", 7.0, 1)]
 
-    t2, spread = _t2([*rows, row("aten::add", "a", 99.0, 50, kind="T1")])
+    t2, spread = _compute_t2([*rows, row("aten::add", "a", 99.0, 50, kind="T1")])
 
     assert t2 == {"aten::add": 10.0, "aten::mul": 7.0}
     assert spread == pytest.approx((0.5 * 0.6931**2) ** 0.5, rel=1e-3)
@@ -120,7 +128,7 @@ def test_older_names_are_renamed_and_ops_that_launch_nothing_stand_apart(tmp_pat
         "2021-04,T3,aten::to,50\n2022-01,T3,aten::to,8\n"
     )
 
-    tables = _older(path)
+    tables = _read_older_tables(path)
 
     assert tables["T5"] == {"AddmmBackward0": 5.0}, "no time between launches means that there is one launch"
     assert tables["alone"] == {"aten::view": 3.0}
@@ -128,7 +136,7 @@ def test_older_names_are_renamed_and_ops_that_launch_nothing_stand_apart(tmp_pat
 
 
 def test_ops_that_nobody_measured_get_the_median_of_their_kind():
-    table = _with_defaults({"aten::b": 4.0, "aten::a": 2.0, "AddmmBackward0": 9.0})
+    table = _add_defaults({"aten::b": 4.0, "aten::a": 2.0, "AddmmBackward0": 9.0})
 
     assert list(table) == ["AddmmBackward0", "aten::a", "aten::b", "*", "*Backward"]
     assert (table["*"], table["*Backward"]) == (3.0, 9.0)

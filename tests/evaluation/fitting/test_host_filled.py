@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.host.profile import BEFORE, parse_host_profile
-from traincast_evaluation.fitting.host_profile import filled_from
+from traincast_evaluation.fitting.host_profile import fill_host_profile
 
 
 def profile(t1, t2):
@@ -20,7 +20,7 @@ SLOW = profile(10, {"aten::linear": 40, "aten::relu": 16, "aten::add": 60, "aten
 
 
 def test_ops_of_the_other_host_are_scaled_by_the_median_ratio():
-    filled = filled_from(FAST, SLOW)
+    filled = fill_host_profile(FAST, SLOW)
 
     assert filled["t2_us"]["aten::conv2d"] == 50
     assert filled["provenance"]["filled_scale"] == 0.5
@@ -28,7 +28,7 @@ def test_ops_of_the_other_host_are_scaled_by_the_median_ratio():
 
 
 def test_what_was_measured_on_the_first_host_stays():
-    filled = parse_host_profile("filled", filled_from(FAST, SLOW))
+    filled = parse_host_profile("filled", fill_host_profile(FAST, SLOW))
 
     assert filled.t1["node"] == pytest.approx(5e-6)
     assert filled.t2["aten::linear"] == pytest.approx(20e-6)

@@ -10,14 +10,14 @@ import pytest
 
 from traincast.traces.slowdowns import Pair
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.fitting.overlap import TRACE, best, errors, fit_overlap
+from traincast_evaluation.fitting.overlap import TRACE, compute_overlap_errors, find_best_start, fit_overlap
 
 
 def test_it_finds_what_was_added():
     pairs = [Pair("gemm", group, group * 1e-6, group * 1e-6 + 2.5e-6) for group in range(1, 50)]
 
-    assert best(pairs) == pytest.approx(2.5e-6)
-    assert errors(pairs, 2.5e-6)["worst"] == 0
+    assert find_best_start(pairs) == pytest.approx(2.5e-6)
+    assert compute_overlap_errors(pairs, 2.5e-6)["worst"] == 0
 
 
 def test_the_shipped_profile_is_what_the_trace_gives(shared_data, tmp_path):

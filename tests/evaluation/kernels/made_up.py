@@ -12,7 +12,7 @@ from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.model import KernelModel
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.hardware import load_device
-from traincast_evaluation.kernels.fit import FamilyTraining, device_spreads, unseen_spread
+from traincast_evaluation.kernels.fit import FamilyTraining, compute_device_spreads, compute_unseen_spread
 from traincast_evaluation.kernels.samples import Samples
 
 KEYS = ("v100-pcie", "v100", "t4")  # two cards with one chip, and another
@@ -103,8 +103,8 @@ class RateTraining(FamilyTraining[TimedSamples, Rates]):
     def calibrate(self, fitted, samples, seen):
         keys = [device.key for device in samples.devices]
         use = seen & samples.telling
-        sigma = device_spreads(samples, use, self.predictor(fitted), keys, least=0.01)
-        unseen = unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
+        sigma = compute_device_spreads(samples, use, self.predictor(fitted), keys, least=0.01)
+        unseen = compute_unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
         return replace(fitted, sigma=sigma, unseen=unseen)
 
     def model(self, fitted, data):

@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 
 from tests.evaluation.kernels.made_up import KEYS, RateModel, Rates, RateTraining, made_up_samples
-from traincast_evaluation.kernels.evaluate import device_rows, samples_row, unseen_chip_rows
-from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, device_spreads, leave_one_chip_out, silent, unseen_spread
+from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips
+from traincast_evaluation.kernels.fit import (
+    UNJUDGED_SPREAD,
+    compute_device_spreads,
+    compute_unseen_spread,
+    ignore_progress,
+    leave_one_chip_out,
+)
 
 
 def test_no_fit_sees_a_held_out_sample_nor_one_that_the_host_hides(tmp_path):
     training = RateTraining(made_up_samples())
 
-    training(tmp_path, tmp_path, silent)
+    training(tmp_path, tmp_path, ignore_progress)
 
     assert len(training.seen) == 1 + len(KEYS), "the fit itself, and one without every device's chip"
     assert not any(part.held_out.any() or part.hidden.any() for part in training.seen)
@@ -41,7 +47,7 @@ def test_a_profile_keeps_its_numbers_and_where_they_come_from(tmp_path):
 def test_the_same_samples_give_the_same_bytes(tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        RateTraining(made_up_samples())(tmp_path, tmp_path / name, silent)
+        RateTraining(made_up_samples())(tmp_path, tmp_path / name, ignore_progress)
 
     for file in ("rates.npz", "rates.json"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
@@ -64,7 +70,7 @@ def test_the_spread_of_unseen_chips_is_what_other_chips_predict():
     training = RateTraining(samples)
     use = ~samples.held_out & samples.telling
 
-    sigma = unseen_spread(samples, use, use, lambda others: training.predictor(training.fit(others)))
+    sigma = compute_unseen_spread(samples, use, use, lambda others: training.predictor(training.fit(others)))
 
     assert sigma == pytest.approx(np.log(1.6) / 1.645, rel=1e-6)
 
@@ -73,14 +79,14 @@ def test_with_one_chip_nobody_can_judge_the_others():
     samples = made_up_samples()
     one = samples.take(samples.device == 2)
 
-    assert unseen_spread(one, one.telling, one.telling, lambda others: pytest.fail("no fit")) == UNJUDGED_SPREAD
+    assert compute_unseen_spread(one, one.telling, one.telling, lambda others: pytest.fail("no fit")) == UNJUDGED_SPREAD
 
 
 def test_a_device_is_judged_by_its_own_samples():
     samples = made_up_samples(offset=0.0)
     predict = RateModel(Rates(0.5)).predict
 
-    sigma = device_spreads(samples, samples.telling, predict, ("t4", "v100"), least=0.01)
+    sigma = compute_device_spreads(samples, samples.telling, predict, ("t4", "v100"), least=0.01)
 
     assert sigma == pytest.approx([np.log(1.6) / 1.645, 0.01])
 
@@ -90,9 +96,11 @@ def test_tables_of_errors_are_by_device_and_by_chip_left_out():
     training = RateTraining(samples)
     predict = RateModel(Rates(0.5)).predict
 
-    rows = device_rows("known", samples, samples.held_out, predict)
-    unseen = unseen_chip_rows("unseen", samples, samples.held_out, lambda some: training.predictor(training.fit(some)))
-    one = samples_row("all", "together", samples.take(samples.held_out), predict, "others: 3 %")
+    rows = summarise_by_device("known", samples, samples.held_out, predict)
+    unseen = summarise_unseen_chips(
+        "unseen", samples, samples.held_out, lambda some: training.predictor(training.fit(some))
+    )
+    one = summarise_samples("all", "together", samples.take(samples.held_out), predict, "others: 3 %")
 
     assert [(row.suite, row.group, row.n) for row in rows] == [("known", key, 8) for key in KEYS]
     assert [row.covered for row in rows] == [100.0] * 3

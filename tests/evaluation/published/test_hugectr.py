@@ -9,8 +9,8 @@ from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 from traincast_evaluation.published.catalog import published_programs
-from traincast_evaluation.published.hugectr_hybrid import frequent_count, hybrid_rows
-from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
+from traincast_evaluation.published.hugectr_hybrid import compute_frequent_count, count_hybrid_rows
+from traincast_evaluation.published.hugectr_plan import compute_capacity_bytes, count_adagrad_bytes, plan_tables
 from traincast_evaluation.published.run import Run
 
 PROGRAMS = published_programs()
@@ -19,12 +19,17 @@ ROWS, HOTNESS = (40_000_000, 1000, 40_000_000, 40_000_000), (100, 1, 27, 12)
 
 def planned(buckets, *, table_cost=1.75, copied_below=8e6, capacity=60e9, lookups=HOTNESS):
     return plan_tables(
-        lookups, adagrad_bytes(ROWS, 128), buckets, table_cost=table_cost, copied_below=copied_below, capacity=capacity
+        lookups,
+        count_adagrad_bytes(ROWS, 128),
+        buckets,
+        table_cost=table_cost,
+        copied_below=copied_below,
+        capacity=capacity,
     )
 
 
 def test_small_tables_are_copied_and_busy_ones_split():
-    sizes = adagrad_bytes(DLRM_V2.rows_per_table, 128)
+    sizes = count_adagrad_bytes(DLRM_V2.rows_per_table, 128)
     plan = plan_tables(DLRM_V2.lookups_per_table, sizes, 8, table_cost=1.75, copied_below=8e6, capacity=60e9)
     assert plan.copied == (3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25)
     # of 214 lookups 100 are in one table, which four GPUs share; a GPU of its own has the table with 27
@@ -44,7 +49,9 @@ def test_tables_that_fit_nowhere_are_split_until_they_do():
     # 41 GB each: one GPU of 30 GB holds no whole one
     plan = planned(4, capacity=31e9)
     assert all(count >= 2 for table, count in enumerate(plan.splits) if table != 1)
-    assert max(sum(adagrad_bytes(ROWS, 128)[t] / plan.splits[t] for t in bucket) for bucket in plan.buckets) <= 31e9
+    assert (
+        max(sum(count_adagrad_bytes(ROWS, 128)[t] / plan.splits[t] for t in bucket) for bucket in plan.buckets) <= 31e9
+    )
 
 
 def test_a_bucket_never_has_two_parts_of_a_table():
@@ -52,7 +59,7 @@ def test_a_bucket_never_has_two_parts_of_a_table():
 
 
 def test_a_node_has_the_room_of_its_gpus():
-    assert capacity_bytes(8) == 8 * capacity_bytes(1)
+    assert compute_capacity_bytes(8) == 8 * compute_capacity_bytes(1)
 
 
 def run(gpus, batch=55296, gpus_per_node=8):
@@ -61,27 +68,27 @@ def run(gpus, batch=55296, gpus_per_node=8):
 
 def test_rows_are_frequent_by_hugectrs_own_rule():
     # 55296 * sqrt(0.06 / (6912 * 6911)); on 14 nodes 14 * 23.75 / 130 / 2 * 14 / 13
-    assert frequent_count(run(8)) == pytest.approx(1.9597, rel=1e-4)
-    assert frequent_count(run(112, 71680)) == pytest.approx(1.3772, rel=1e-4)
+    assert compute_frequent_count(run(8)) == pytest.approx(1.9597, rel=1e-4)
+    assert compute_frequent_count(run(112, 71680)) == pytest.approx(1.3772, rel=1e-4)
     # on 8 nodes with efficiency 1: 8 * 23.75 / 130 * 8 / 7; in MLPerf 1.0 with the library's bandwidths, 190 for 23.75
-    assert frequent_count(run(64, 71680)) == pytest.approx(1.6703, rel=1e-4)
-    assert frequent_count(run(64, 71680), by_default=True) == pytest.approx(13.3626, rel=1e-4)
+    assert compute_frequent_count(run(64, 71680)) == pytest.approx(1.6703, rel=1e-4)
+    assert compute_frequent_count(run(64, 71680), by_default=True) == pytest.approx(13.3626, rel=1e-4)
 
 
 def test_every_row_of_a_small_table_is_frequent_and_none_of_a_vast_one():
     small, vast = (
         Table(name="t", rows=rows, dim=128, pooling=Pooling.from_constant(1), access=Uniform()) for rows in (10, 10**9)
     )
-    rows = hybrid_rows([small], run(8))
+    rows = count_hybrid_rows([small], run(8))
     assert (rows.frequent, rows.touched, rows.infrequent_share) == (10, 10, pytest.approx(0.0))
-    rows = hybrid_rows([vast], run(8))
+    rows = count_hybrid_rows([vast], run(8))
     assert (rows.frequent, rows.touched, rows.infrequent_share) == (0, 0, 1.0)
 
 
 def test_more_skew_leaves_less_to_exchange():
     def share(exponent):
         table = Table(name="t", rows=10**6, dim=128, pooling=Pooling.from_constant(1), access=Zipf(exponent))
-        return hybrid_rows([table], run(8)).infrequent_share
+        return count_hybrid_rows([table], run(8)).infrequent_share
 
     assert share(1.2) < share(1.05) < share(0.8)
 
@@ -110,7 +117,7 @@ def test_between_nodes_infrequent_rows_are_sent_and_frequent_ones_summed_with_th
     tables = [
         Table(name="t", rows=rows, dim=128, pooling=Pooling.from_constant(1), access=Zipf(1.05)) for rows in CRITEO_ROWS
     ]
-    rows = hybrid_rows(tables, run(112, 71680))
+    rows = count_hybrid_rows(tables, run(112, 71680))
     infrequent = round(640 * 26 * rows.infrequent_share)
     assert sent(program, "node_first_all_to_all") == [infrequent * 128 * 2] * 2
     dense = 2_371_457  # parameters of both MLPs

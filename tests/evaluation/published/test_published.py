@@ -9,8 +9,8 @@ from traincast.ir import Phase, StorageKind
 from traincast.ir.validate import validate_workload
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.catalog import published_programs
-from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, place
-from traincast_evaluation.published.nvidia_dlrm import deal, rows_per_table
+from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, place_slices
+from traincast_evaluation.published.nvidia_dlrm import deal_tables, list_rows_per_table
 
 PROGRAMS = published_programs()
 
@@ -136,17 +136,17 @@ def test_sizes_are_those_of_the_public_specifications(shared_data):
         ("nvidia-dlrm-large", published["large"]["rows_per_table"]),
         ("nvidia-dlrm-mlperf", configs["mlperf"]["dlrm"]["rows_per_table"]),
     ):
-        assert list(rows_per_table(PROGRAMS[name].sizes)) == rows
+        assert list(list_rows_per_table(PROGRAMS[name].sizes)) == rows
 
 
 def test_tables_are_dealt_as_nvidia_deals_them():
     # at most ceil(26 / 7) a GPU, none for GPU 0 of eight, the largest ones apart
     rows = [10**6 - i for i in range(26)]
-    owners = deal(rows, 8)
+    owners = deal_tables(rows, 8)
     assert owners[0] == [] and sorted(t for held in owners for t in held) == list(range(26))
     assert max(map(len, owners)) == 4
     assert len({next(rank for rank, held in enumerate(owners) if t in held) for t in range(7)}) == 7
-    four = deal(rows, 4)
+    four = deal_tables(rows, 4)
     assert sum(map(len, four)) == 26 and max(map(len, four)) == 7
 
 
@@ -162,11 +162,11 @@ def test_rank_0_has_the_bottom_mlp_for_all_samples():
 
 def test_large_tables_are_cut_into_columns_and_memory_is_balanced():
     groups = [EqualTables(1, 200_000_000, 128, (1, 100)), EqualTables(64, 1000, 32, (1,))]
-    held = place(groups, 32)
+    held = place_slices(groups, 32)
     slices = [part for parts in held for part in parts if part.rows == 200_000_000]
     assert (len(slices), {part.dim for part in slices}) == (32, {4})
     assert {len(parts) for parts in held} == {3}
-    assert [len(parts) for parts in place(groups, 1)] == [65]  # one GPU: nothing is cut
+    assert [len(parts) for parts in place_slices(groups, 1)] == [65]  # one GPU: nothing is cut
 
 
 def test_cross_layers_cost_more_than_dot_products():

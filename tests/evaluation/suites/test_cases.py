@@ -8,7 +8,7 @@ import pytest
 
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
-from traincast_evaluation.suites.cases import Case, Outcome, outcomes_row, run_cases, summarise
+from traincast_evaluation.suites.cases import Case, Outcome, run_cases, summarise, summarise_outcomes
 
 STEP = Scenario(workload="dlrm-default", on="v100", batch_size=256)
 
@@ -77,10 +77,10 @@ def test_several_groups_have_a_line_each_in_order_of_their_names():
 
 
 def test_what_others_score_is_their_mean_absolute_error_over_cases_that_have_it():
-    row = outcomes_row("steps", "all", [outcome(peer=-10.0, **{"|Habitat|": 4.0}), outcome(peer=20.0)])
+    row = summarise_outcomes("steps", "all", [outcome(peer=-10.0, **{"|Habitat|": 4.0}), outcome(peer=20.0)])
 
     assert row.reference == "MAPE: peer 15.0, Habitat 4.0"
 
 
 def test_where_nobody_else_predicted_nothing_is_said():
-    assert outcomes_row("steps", "all", [outcome()]).reference == ""
+    assert summarise_outcomes("steps", "all", [outcome()]).reference == ""

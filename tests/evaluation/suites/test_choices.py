@@ -6,9 +6,9 @@ import pytest
 
 from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.suites.cases import Case, Outcome
-from traincast_evaluation.suites.choices import choice_notes, choices, fixed_choice_right
-from traincast_evaluation.suites.here import by_task
-from traincast_evaluation.trials.catalog import sharding_trials
+from traincast_evaluation.suites.choices import count_fixed_choice_right, make_choices, write_choice_notes
+from traincast_evaluation.suites.here import group_by_task
+from traincast_evaluation.trials.catalog import draw_sharding_trials
 
 
 def outcome(predicted, measured, spread=1.0, name="step"):
@@ -26,7 +26,7 @@ TASKS = {
 
 
 def test_a_choice_is_right_when_it_is_the_best_or_within_a_tenth():
-    made = {choice.task: choice for choice in choices(TASKS)}
+    made = {choice.task: choice for choice in make_choices(TASKS)}
     assert [made[task].right for task in ("hit", "near", "miss")] == [True, True, False]
     assert (made["near"].chosen, made["near"].best) == ("b", "a")
     assert made["near"].loss_percent == pytest.approx(9.0)
@@ -37,21 +37,21 @@ def test_a_choice_is_right_when_it_is_the_best_or_within_a_tenth():
 
 
 def test_always_taking_one_candidate_is_the_baseline():
-    assert fixed_choice_right(TASKS, "a") == 3
-    assert fixed_choice_right(TASKS, "b") == 1
-    assert fixed_choice_right(TASKS, "c") == 0
+    assert count_fixed_choice_right(TASKS, "a") == 3
+    assert count_fixed_choice_right(TASKS, "b") == 1
+    assert count_fixed_choice_right(TASKS, "c") == 0
 
 
 def test_notes_count_right_choices_and_name_the_worst():
-    first, *others = choice_notes(choices(TASKS), TASKS, ("a",))
+    first, *others = write_choice_notes(make_choices(TASKS), TASKS, ("a",))
     assert "in 2 of 3 tasks" in first and "costs 25.0 % over the best (miss: b for a" in first
     assert others == ["always 'a': right in 3 of 3"]
-    assert choice_notes([], {}, ()) == ["no task has two measured candidates: give more minutes"]
+    assert write_choice_notes([], {}, ()) == ["no task has two measured candidates: give more minutes"]
 
 
 def test_a_task_counts_only_when_all_its_candidates_were_measured():
-    trials = sharding_trials(tasks=2)
+    trials = draw_sharding_trials(tasks=2)
     first = trials[0].name
     complete = [outcome(1.0, 1.0, name=trial.key) for trial in trials if trial.name == first]
-    tasks = by_task(trials, [*complete, outcome(1.0, 1.0, name=trials[-1].key)])
+    tasks = group_by_task(trials, [*complete, outcome(1.0, 1.0, name=trials[-1].key)])
     assert list(tasks) == [first] and len(tasks[first]) == len(complete)

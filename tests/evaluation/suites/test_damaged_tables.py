@@ -40,7 +40,7 @@ DAMAGED = [(suite, table, column) for suite, tables in TABLES.items() for table 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(multi_gpu, "replay_rows", lambda suite, data: [])
+    monkeypatch.setattr(multi_gpu, "summarise_replayed_ranks", lambda suite, data: [])
 
     def write(suite, *further, table=""):
         for name, row in TABLES[suite].items():
@@ -172,8 +172,8 @@ READERS = {
     "kernels/gemm_fp32": lambda data: read_gemm(data, "gemm_fp32"),
     "kernels/gemm_mixed": lambda data: read_gemm(data, "gemm_mixed"),
     "kernels/attention_mixed": read_attention,
-    "collectives/nccl_h100_multinode": collectives_data.clusters,
-    "collectives/vidur_send_recv": collectives_data.send_recv,
+    "collectives/nccl_h100_multinode": collectives_data.read_cluster_points,
+    "collectives/vidur_send_recv": collectives_data.read_send_recv_points,
 }
 
 

@@ -10,11 +10,11 @@ from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast_evaluation.suites import embedding_draws
 from traincast_evaluation.suites.embedding_access import (
     Point,
-    drawn_points,
-    error_rows,
-    published_sets,
-    rounded,
-    zipf_points,
+    compute_drawn_points,
+    compute_zipf_points,
+    read_published_sets,
+    round_histogram,
+    summarise_access_points,
 )
 from traincast_evaluation.suites.embedding_draws import (
     THINNING,
@@ -99,7 +99,9 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_points_of_a_group_make_one_row_in_order_of_appearance():
-    rows = error_rows([Point("b", "1", 11.0, 10.0), Point("a", "2", 9.0, 10.0), Point("b", "3", 8.0, 10.0)])
+    rows = summarise_access_points(
+        [Point("b", "1", 11.0, 10.0), Point("a", "2", 9.0, 10.0), Point("b", "3", 8.0, 10.0)]
+    )
 
     assert [(row.suite, row.group, row.n) for row in rows] == [
         ("embedding-access", "b", 2),
@@ -111,7 +113,7 @@ def test_points_of_a_group_make_one_row_in_order_of_appearance():
 def test_draws_of_the_same_thing_are_also_judged_by_their_means(few_events, monkeypatch):
     monkeypatch.setattr("traincast_evaluation.suites.embedding_access._ONE_IN", 4)
 
-    points = drawn_points([(locality(), 1), (locality(), 2)], "made up", "published")
+    points = compute_drawn_points([(locality(), 1), (locality(), 2)], "made up", "published")
 
     single = [p for p in points if p.group == "published, exact shares, different rows"]
     means = [p for p in points if p.group == "published, exact shares, different rows, mean of draws"]
@@ -122,7 +124,7 @@ def test_draws_of_the_same_thing_are_also_judged_by_their_means(few_events, monk
 
 
 def test_estimates_of_a_zipf_table_are_near_the_counts(few_events):
-    points = [p for p in zipf_points(0.9, 1000, seed=7, lookups=100_000) if p.exact > 5000]
+    points = [p for p in compute_zipf_points(0.9, 1000, seed=7, lookups=100_000) if p.exact > 5000]
 
     assert {"Zipf, different rows", "Zipf, hits from empty"} & {p.group for p in points}
     assert all(abs(p.estimate / p.exact - 1) < 0.05 for p in points)
@@ -131,7 +133,7 @@ def test_estimates_of_a_zipf_table_are_near_the_counts(few_events):
 def test_a_histogram_is_rounded_to_three_decimals():
     shares = ReuseHistogram.from_counts(np.array([1, 1, 1, 2, 2, 7, 7]))
 
-    short = rounded(shares)
+    short = round_histogram(shares)
 
     assert short.row_shares == tuple(round(share, 3) for share in shares.row_shares)
     assert (short.lookups, short.unique_rows, short.precision) == (shares.lookups, shares.unique_rows, 0.001)
@@ -151,7 +153,7 @@ def test_published_batches_are_told_apart_by_their_numbers(tmp_path):
         text = [line.format(name=name) for name in names for line in lines]
         (folder / f"locality_{year}.csv").write_text("\n".join(["dataset,section,bin,metric,value", *text]))
 
-    sets = published_sets(tmp_path)
+    sets = read_published_sets(tmp_path)
 
     assert {name: len(batches) for name, batches in sets.items()} == {"2021": 2, "2021 large": 1, "2022": 1}
     assert (sets["2022"][0].lookups, sets["2022"][0].batch_size) == (9000.0, 64)

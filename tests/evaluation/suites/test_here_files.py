@@ -8,9 +8,9 @@ import pytest
 
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.here_files import Measured, Predicted, Record
-from traincast_evaluation.trials.catalog import one_process_trials
+from traincast_evaluation.trials.catalog import draw_one_process_trials
 
-TRIALS = one_process_trials(dlrms=1)[:2]
+TRIALS = draw_one_process_trials(dlrms=1)[:2]
 ONE = Measured(step=(2.0, 4.0), reference=(1.0, 1.0), busy=(1.0, 3.0), reference_busy=(2.0, 2.0), isolated=1.5)
 
 
@@ -21,14 +21,14 @@ def record(folder, basis="profile 1"):
 def test_predictions_are_written_once_and_read_back(tmp_path):
     made = {trial.key: Predicted(1.0, 0.5, 2.0) for trial in TRIALS}
     record(tmp_path).write_predictions(made, TRIALS, "profile 1")
-    assert record(tmp_path).predictions() == made
+    assert record(tmp_path).read_predictions() == made
     content = json.loads(record(tmp_path).predictions_path.read_text())
     assert content["basis"] == "profile 1" and len(content["trials"]) == 2
 
 
 def test_another_profile_begins_a_new_record(tmp_path):
     record(tmp_path).write_predictions({"a": Predicted(1.0, 0.5, 2.0)}, TRIALS, "profile 1")
-    assert record(tmp_path, "profile 2").predictions() == {}
+    assert record(tmp_path, "profile 2").read_predictions() == {}
 
 
 def test_nothing_is_predicted_after_the_first_measurement(tmp_path):
@@ -70,7 +70,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
     kept = record(tmp_path)
     kept.predictions_path.write_text("[1]")
     with pytest.raises(TraincastError, match="is no record of an evaluation; remove it to begin anew"):
-        kept.predictions()
+        kept.read_predictions()
     kept.measurements_path.write_text('{"key": "a"}\n')
     with pytest.raises(TraincastError, match="is no record of an evaluation"):
         kept.measurements()

@@ -18,14 +18,14 @@ import traincast_evaluation
 from tests.costs.cpu.made_up import IDENTITY, exchange_samples, samples
 from traincast.calibration import campaign as question
 from traincast.calibration.bench import parts
-from traincast.calibration.bench.plans import plan
+from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.profile import save_profile
 from traincast_evaluation.suites import here, trial_runs
 from traincast_evaluation.suites.trial_runs import ISOLATED
-from traincast_evaluation.trials.catalog import CNN, Trial, one_process_trials
+from traincast_evaluation.trials.catalog import CNN, Trial, draw_one_process_trials
 
-SLICE = [one_process_trials(dlrms=3)[4], Trial(group=CNN, name="plain-mini", batch_size=2)]
+SLICE = [draw_one_process_trials(dlrms=3)[4], Trial(group=CNN, name="plain-mini", batch_size=2)]
 TOGETHER = [Trial(group=CNN, name="plain-mini", batch_size=2, ranks=2)]
 
 
@@ -48,8 +48,8 @@ def machine(tmp_path_factory):
 
 
 def test_steps_are_predicted_written_down_run_and_compared(machine, monkeypatch):
-    monkeypatch.setattr(here, "one_process_trials", lambda **_: SLICE)
-    monkeypatch.setattr(here, "two_rank_trials", lambda **_: TOGETHER)
+    monkeypatch.setattr(here, "draw_one_process_trials", lambda **_: SLICE)
+    monkeypatch.setattr(here, "draw_two_rank_trials", lambda **_: TOGETHER)
 
     result = traincast_evaluation.evaluate("here", data=machine, on=str(machine / "here.toml"))
 
@@ -74,9 +74,9 @@ def test_steps_are_predicted_written_down_run_and_compared(machine, monkeypatch)
 
 def test_a_little_of_everything_measured_here_tells_how_long_this_machines_steps_take(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path))
-    monkeypatch.setattr(here, "one_process_trials", lambda **_: SLICE)
-    monkeypatch.setattr(here, "two_rank_trials", lambda **_: [])
-    monkeypatch.setattr(question, "_plan", lambda _, seed: islice(plan(seed), 40))
+    monkeypatch.setattr(here, "draw_one_process_trials", lambda **_: SLICE)
+    monkeypatch.setattr(here, "draw_two_rank_trials", lambda **_: [])
+    monkeypatch.setattr(question, "_choose_plan", lambda _, seed: islice(plan_benchmarks(seed), 40))
     for most, number in {"_MOST_STEPS": 3, "_MOST_COPIES": 3, "_MOST_EXCHANGES": 3}.items():
         monkeypatch.setattr(parts, most, number)
     monkeypatch.setattr(parts, "_TOGETHER_SECONDS", 0.09 * 24 * 3600)  # one of those steps on two ranks

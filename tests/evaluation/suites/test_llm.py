@@ -8,7 +8,7 @@ import pytest
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
 from traincast_evaluation.suites.llm import llm_cases, summarise_llm
-from traincast_evaluation.suites.llm_rows import is_fitted, make_request, model_of, platform_of
+from traincast_evaluation.suites.llm_rows import is_fitted, make_request, read_model, read_platform
 from traincast_evaluation.suites.published import Row
 
 COLUMNS = dict.fromkeys(
@@ -76,9 +76,9 @@ def test_rows_that_cannot_be_asked_say_why(cells, message: str) -> None:
 
 
 def test_dimensions_come_from_the_row() -> None:
-    model = model_of(row(layers="12", hidden="8192", heads="64"))
+    model = read_model(row(layers="12", hidden="8192", heads="64"))
     assert (model.layers, model.head_dim, model.activation) == (12, 128, "swiglu")
-    assert platform_of(row(device="A100-80GB")).device.key == "a100-80gb"
+    assert read_platform(row(device="A100-80GB")).device.key == "a100-80gb"
 
 
 def test_the_halves_are_told_from_configurations(shared_data) -> None:

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.costs.in_step import SHIPPED, in_step_from, shipped_tables
-from traincast.models.transformers.reading import described
+from traincast.costs.in_step import SHIPPED, load_shipped_tables, make_in_step
+from traincast.models.transformers.reading import make_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast_evaluation.suites.cases import Case
-from traincast_evaluation.suites.llm_fit import ConstantsFit, halves, list_predictable, log_error
+from traincast_evaluation.suites.llm_fit import ConstantsFit, compute_half_errors, compute_log_error, list_predictable
 from traincast_evaluation.suites.training_request import TrainingRequest
 
-SMALL = described("small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
+SMALL = make_transformer(
+    "small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048}
+)
 TRUTH = replace(SHIPPED, sustained={**SHIPPED.sustained, "hopper 16": 1.7}, stall_us=160.0)
 
 
@@ -43,7 +45,7 @@ def test_numbers_that_made_the_steps_are_found_again(cases) -> None:
     assert after.stall_us == pytest.approx(160.0, rel=0.2)
     assert after.rowwise == SHIPPED.rowwise  # nothing depends on it
     assert fit._touched["rowwise"] == []
-    (row,) = halves(cases, SHIPPED, after)
+    (row,) = compute_half_errors(cases, SHIPPED, after)
     assert row.source == "made" and row.fitted_after < 1.0 < row.fitted_before
     assert row.held_after < 1.0 < row.held_before
     assert ConstantsFit(cases, SHIPPED, ("hopper 16", "stall_us", "rowwise")).run(rounds=4) == after
@@ -64,13 +66,13 @@ def test_a_number_stays_above_what_can_be() -> None:
 def test_cases_that_are_refused_do_not_count(cases) -> None:
     bad = replace(cases[0], question=question(3, 4))
     assert list_predictable([*cases[:2], bad], SHIPPED) == cases[:2]
-    assert log_error(cases[0], TRUTH) == 0.0
+    assert compute_log_error(cases[0], TRUTH) == 0.0
 
 
 def test_every_shipped_number_is_named_once_and_read_back() -> None:
-    tables = shipped_tables()
+    tables = load_shipped_tables()
     assert not set(tables["fitted"]) & set(tables["measured"])
     assert SHIPPED.by_name() == tables["fitted"] | tables["measured"]
-    assert in_step_from(SHIPPED.by_name()) == SHIPPED
+    assert make_in_step(SHIPPED.by_name()) == SHIPPED
     assert all(math.isfinite(value) and value > 0 for value in SHIPPED.by_name().values())
     assert {"fitted", "measured", "by_hand", "rows"} == set(tables["provenance"])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.evaluation.suites.folders import MLPERF
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.suites.machines import machine_of, node_of
+from traincast_evaluation.suites.machines import load_node_of_size, read_machine
 from traincast_evaluation.suites.published import Row
 
 
@@ -26,20 +26,20 @@ def row(**changes):
     ],
 )
 def test_an_accelerator_is_a_device_in_the_node_it_is_sold_in(text, device, node):
-    machine = machine_of(row(accelerator=text))
+    machine = read_machine(row(accelerator=text))
     assert (machine.device.key, machine.key) == (device, node)
 
 
 def test_pcie_systems_of_the_first_hugectr_round_had_no_peer_access():
     text = "NVIDIA A100-PCIe-40GB (250W)"
-    assert machine_of(row(accelerator=text, mlperf_round="v1.0")).key == "pcie-a100-no-peer"
-    assert machine_of(row(accelerator="NVIDIA A100-SXM4-80GB", mlperf_round="v1.0")).key == "dgx-a100"
+    assert read_machine(row(accelerator=text, mlperf_round="v1.0")).key == "pcie-a100-no-peer"
+    assert read_machine(row(accelerator="NVIDIA A100-SXM4-80GB", mlperf_round="v1.0")).key == "dgx-a100"
 
 
 def test_a_node_has_as_many_gpus_as_the_row_says():
-    machine = machine_of(row(accelerator="NVIDIA H100-SXM5-80GB", gpus_per_node="4", num_nodes="2"))
+    machine = read_machine(row(accelerator="NVIDIA H100-SXM5-80GB", gpus_per_node="4", num_nodes="2"))
     assert (machine.gpus_per_node, machine.topology.gpus_per_node, machine.topology.island) == (4, 4, 4)
-    assert node_of("pcie-a100", "a100-80gb-pcie", 4).topology.island == 1
+    assert load_node_of_size("pcie-a100", "a100-80gb-pcie", 4).topology.island == 1
 
 
 @pytest.mark.parametrize("text", ["NVIDIA H100-SXM5-64GB", "AMD MI300X", "", "NVIDIA A100-SXM4-60GB"])
@@ -47,9 +47,9 @@ def test_what_is_not_built_in_is_named(text):
     with pytest.raises(
         TraincastError, match=r"unknown accelerator .*'mlperf_dlrm.csv', row 3; known are A100 PCI 40GB"
     ):
-        machine_of(row(accelerator=text))
+        read_machine(row(accelerator=text))
 
 
 def test_gpus_that_do_not_add_up_are_refused():
     with pytest.raises(TraincastError, match="2 nodes of 8 GPUs are not 8 GPUs"):
-        machine_of(row(num_nodes="2"))
+        read_machine(row(num_nodes="2"))

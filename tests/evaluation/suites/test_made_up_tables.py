@@ -78,7 +78,7 @@ def test_a_table_without_a_column_is_refused_as_a_whole(tmp_path):
 
 
 def test_a_data_parallel_row_divides_its_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(multi_gpu, "_torch_is_there", lambda: False)
+    monkeypatch.setattr(multi_gpu, "_has_torch", lambda: False)
     divided = {**FOUR_GPUS, "strategy": "tp"}
 
     (case,) = multi_gpu.transformer_cases(write_rows(tmp_path, "transformers_4gpu", FOUR_GPUS, divided))

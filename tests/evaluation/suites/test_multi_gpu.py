@@ -14,7 +14,7 @@ from traincast_evaluation.suites.multi_gpu_dlrm import GROUPS
 
 @pytest.fixture
 def without_torch(monkeypatch):
-    monkeypatch.setattr(multi_gpu, "_torch_is_there", lambda: False)
+    monkeypatch.setattr(multi_gpu, "_has_torch", lambda: False)
 
 
 def test_the_data_parallel_transformer(shared_data, without_torch):
@@ -34,7 +34,7 @@ def test_what_needs_torch_is_named(without_torch):
 
 
 def test_with_torch_nothing_is_left_out(monkeypatch):
-    monkeypatch.setattr(multi_gpu, "_torch_is_there", lambda: True)
+    monkeypatch.setattr(multi_gpu, "_has_torch", lambda: True)
     assert multi_gpu.multi_gpu_notes() == ()
 
 
@@ -43,7 +43,7 @@ def test_only_pytorch_counts_among_all(monkeypatch):
         case = Case(name=group, group=group, question=Scenario(workload="dlrm-default", on="v100"), measured_ms=10.0)
         return Outcome(case=case, predicted_ms=predicted, low_ms=1.0, high_ms=20.0, active_ms=1.0)
 
-    monkeypatch.setattr(multi_gpu, "replay_rows", lambda suite, data: [])
+    monkeypatch.setattr(multi_gpu, "summarise_replayed_ranks", lambda suite, data: [])
     outcomes = [outcome(GROUPS["dle"], 11.0), outcome(GROUPS["mlperf"], 9.0), outcome(GROUPS["hugectr"], 4.0)]
     rows = multi_gpu.summarise_multi_gpu("multi-gpu", outcomes, Path())
     assert [(row.group, row.n, round(row.mape)) for row in rows] == [

@@ -6,7 +6,7 @@ import pytest
 
 from tests.evaluation.suites.folders import write_rows
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.suites.published import Row, rows_of
+from traincast_evaluation.suites.published import Row, read_rows
 
 ROW = Row("table.csv", 3, {"ms": "4.5", "error": "-6.9", "gpus": "8", "model": "small", "empty": "", "half": "1.5"})
 
@@ -45,7 +45,7 @@ def test_numbers_that_are_not_finite_are_refused(text):
 
 
 def test_rows_are_counted_without_the_header(tmp_path):
-    rows = rows_of(write_rows(tmp_path, "steps", {"ms": "1"}, {"ms": "2"}) / "iterations" / "steps.csv")
+    rows = read_rows(write_rows(tmp_path, "steps", {"ms": "1"}, {"ms": "2"}) / "iterations" / "steps.csv")
     assert [(row.file, row.number, row.positive("ms")) for row in rows] == [
         ("steps.csv", 1, 1.0),
         ("steps.csv", 2, 2.0),
@@ -54,4 +54,4 @@ def test_rows_are_counted_without_the_header(tmp_path):
 
 def test_a_missing_file_says_where_to_point(tmp_path):
     with pytest.raises(TraincastError, match=r"nothing\.csv' is missing; point `data` at the folder"):
-        rows_of(tmp_path / "nothing.csv")
+        read_rows(tmp_path / "nothing.csv")

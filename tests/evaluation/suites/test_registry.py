@@ -30,7 +30,7 @@ def test_every_function_that_the_registry_names_is_there(name):
     assert sum(map(bool, (suite.cases, suite.table, suite.here))) == 1
     for place, names in parameters.items():
         if place:
-            assert list(inspect.signature(registry._function(place)).parameters)[: len(names)] == names
+            assert list(inspect.signature(registry._import_function(place)).parameters)[: len(names)] == names
 
 
 def test_names_are_offered_in_order():
@@ -104,7 +104,7 @@ def test_a_result_is_plain_data_records_and_a_headline(folder):
 def test_a_suite_of_tables_has_rows_and_nothing_else(tmp_path, monkeypatch):
     rows = [compute_error_row("made up", "all", [1.1], [1.0], ["a"])]
     monkeypatch.setitem(SUITES, "made-up", Suite(table="made_up:rows"))
-    monkeypatch.setattr(registry, "_function", lambda place: lambda data, progress: rows)
+    monkeypatch.setattr(registry, "_import_function", lambda place: lambda data, progress: rows)
 
     result = evaluate("made-up", tmp_path)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.report import cases_text
+from traincast_evaluation.report import format_cases
 from traincast_evaluation.suites import trial_runs
 from traincast_evaluation.suites.here_files import Predicted
-from traincast_evaluation.suites.trial_runs import ISOLATED, Runs, group_of
-from traincast_evaluation.trials.catalog import Trial, one_process_trials, two_rank_trials
+from traincast_evaluation.suites.trial_runs import ISOLATED, Runs, name_trial_group
+from traincast_evaluation.trials.catalog import Trial, draw_one_process_trials, draw_two_rank_trials
 
-TRIALS = [*one_process_trials(dlrms=1)[:3], *two_rank_trials(dlrms=1)[:1]]
+TRIALS = [*draw_one_process_trials(dlrms=1)[:3], *draw_two_rank_trials(dlrms=1)[:1]]
 
 
 class Machine:
@@ -95,28 +95,28 @@ def test_a_step_that_cannot_be_predicted_is_left_out_with_its_reason(tmp_path, m
 
 
 def test_groups_tell_ranks_apart():
-    assert [group_of(trial) for trial in (TRIALS[0], TRIALS[-1])] == ["random DLRM", "random DLRM, 2 ranks"]
+    assert [name_trial_group(trial) for trial in (TRIALS[0], TRIALS[-1])] == ["random DLRM", "random DLRM, 2 ranks"]
 
 
 def test_spread_is_a_robust_deviation():
     trial, times = TRIALS[0], (0.9, 1.0, 1.1, 1.0, 5.0)
     measured = trial_runs.Measured(times, (1.0,) * 5, times, (1.0,) * 5)
-    found = trial_runs.outcome_of(trial, Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="wall")
+    found = trial_runs.make_trial_outcome(trial, Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="wall")
     assert found.case.spread_percent == pytest.approx(100 * 1.4826 * np.median([0.1, 0.0, 0.1, 0.0, 4.0]))
 
 
 def test_repetitions_beside_a_slow_reference_do_not_count():
     steps, beside = (3.0, 3.1, 1.0, 1.1, 0.9), (1.5, 1.5, 1.0, 1.0, 1.0)
     measured = trial_runs.Measured(steps, beside, steps, beside)
-    found = trial_runs.outcome_of(TRIALS[0], Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="busy")
+    found = trial_runs.make_trial_outcome(TRIALS[0], Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="busy")
     assert found.case.measured_ms == pytest.approx(1000.0)
     never = trial_runs.Measured(steps, (2.0,) * 5, steps, (2.0,) * 5)
-    found = trial_runs.outcome_of(TRIALS[0], Predicted(1.0, 0.9, 1.1), never, nominal=1.0, clock="busy")
+    found = trial_runs.make_trial_outcome(TRIALS[0], Predicted(1.0, 0.9, 1.1), never, nominal=1.0, clock="busy")
     assert found.case.measured_ms == pytest.approx(550.0), "a machine that is never calm is taken as it is"
 
 
 def test_the_spread_of_repeats_stands_beside_every_error(tmp_path, machine):
     outcomes, _ = runs(tmp_path).outcomes(lambda _: None)
-    header, _, first, *_ = cases_text(outcomes).splitlines()
+    header, _, first, *_ = format_cases(outcomes).splitlines()
     assert header.split()[-4:] == ["active", "isolated", "ops", "summed"] and "spread" in header
     assert first.split()[-3:] == ["+10.0", "0.0", "-33.3"]

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from tests.evaluation.trials.tiny import CONFIG, PLANS, TASK, losses  # noqa: E402
 from traincast.capturing.from_file import capture_function  # noqa: E402
-from traincast_evaluation.trials.catalog import sharding_trials, task_of  # noqa: E402
-from traincast_evaluation.trials.dlrm import Division, dlrm_step, one_rank_plan  # noqa: E402
-from traincast_evaluation.trials.workloads import trial_workload  # noqa: E402
+from traincast_evaluation.trials.catalog import draw_sharding_trials, find_task  # noqa: E402
+from traincast_evaluation.trials.dlrm import Division, build_dlrm_step, make_one_rank_plan  # noqa: E402
+from traincast_evaluation.trials.workloads import build_trial_workload  # noqa: E402
 
 
 def ranks_losses(folder):
@@ -35,7 +35,7 @@ def ranks_losses(folder):
 
 
 def test_every_sharding_computes_what_one_process_computes(tmp_path):
-    alone = losses(dlrm_step(TASK, one_rank_plan(CONFIG))(12))
+    alone = losses(build_dlrm_step(TASK, make_one_rank_plan(CONFIG))(12))
     first, second = ranks_losses(tmp_path)
     assert list(first) == list(PLANS) and len(PLANS) >= 6
     for name in PLANS:
@@ -57,7 +57,7 @@ def test_a_division_has_every_table_once():
 
 
 def test_one_rank_exchanges_nothing():
-    division = Division.of(one_rank_plan(CONFIG), CONFIG, rank=0)
+    division = Division.of(make_one_rank_plan(CONFIG), CONFIG, rank=0)
     assert division.exchanged == ((),) and division.copied == (0, 1, 2, 3)
 
 
@@ -74,11 +74,11 @@ class Seen(TorchDispatchMode):
 
 
 def test_what_is_captured_is_what_runs():
-    step = dlrm_step(TASK, one_rank_plan(CONFIG))(6)
+    step = build_dlrm_step(TASK, make_one_rank_plan(CONFIG))(6)
     step()
     with Seen() as seen:
         step()
-    captured = capture_function(dlrm_step(TASK, one_rank_plan(CONFIG)), batch_size=6, rebatch=False)
+    captured = capture_function(build_dlrm_step(TASK, make_one_rank_plan(CONFIG)), batch_size=6, rebatch=False)
     names = Counter(op.name for op in captured.programs[0].ops)
     for name in (
         "addmm",
@@ -94,8 +94,8 @@ def test_what_is_captured_is_what_runs():
 
 
 def test_the_rows_that_lookups_want_are_told_in_the_order_of_the_lookups():
-    trial = next(trial for trial in sharding_trials(tasks=1) if trial.plan == "heaviest by rows")
-    captured, config = trial_workload(trial), task_of(trial).config
+    trial = next(trial for trial in draw_sharding_trials(tasks=1) if trial.plan == "heaviest by rows")
+    captured, config = build_trial_workload(trial), find_task(trial).config
     heights = Counter(zip(config.rows_per_table, config.access, strict=True))
     for rank in range(2):
         lookups = [op for op in captured.program(rank).ops if op.name == "aten::_embedding_bag"]

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch")
 
 from traincast.capturing.from_file import capture_function
-from traincast_evaluation.trials.catalog import CNNS, TRANSFORMERS, one_process_trials
-from traincast_evaluation.trials.isolated import isolated_seconds
+from traincast_evaluation.trials.catalog import CNNS, TRANSFORMERS, draw_one_process_trials
+from traincast_evaluation.trials.isolated import measure_isolated_seconds
 from traincast_evaluation.trials.small_models import SMALL_MODELS
-from traincast_evaluation.trials.steps import make_step_of
+from traincast_evaluation.trials.steps import make_trial_step
 
 
 def test_every_model_of_the_catalogue_is_defined():
@@ -19,10 +19,10 @@ def test_every_model_of_the_catalogue_is_defined():
 
 @pytest.mark.parametrize("name", ["gpt2-mini", "plain-mini"])
 def test_a_small_model_runs_and_is_captured(name):
-    make_step = make_step_of(next(trial for trial in one_process_trials(dlrms=1) if trial.name == name))
+    make_step = make_trial_step(next(trial for trial in draw_one_process_trials(dlrms=1) if trial.name == name))
     step = make_step(1)
     step()
-    assert isolated_seconds(step) > 0
+    assert measure_isolated_seconds(step) > 0
     program = capture_function(make_step, batch_size=1, rebatch=False).programs[0]
     kernels = {"gpt2-mini": "aten::native_layer_norm", "plain-mini": "aten::convolution"}
     assert kernels[name] in {op.name for op in program.ops}

@@ -6,18 +6,18 @@ import pytest
 
 from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.trials.tasks import BATCHES, DIMS, MEMORY_BYTES, POOLING, ROWS, random_dlrms
+from traincast_evaluation.trials.tasks import BATCHES, DIMS, MEMORY_BYTES, POOLING, ROWS, draw_dlrms
 
 
 def test_a_task_is_the_same_however_many_are_drawn_and_another_for_another_seed():
-    few, many = random_dlrms(3, seed=7), random_dlrms(9, seed=7)
+    few, many = draw_dlrms(3, seed=7), draw_dlrms(9, seed=7)
     assert many[:3] == few
-    assert random_dlrms(3, seed=8)[0].config != few[0].config
+    assert draw_dlrms(3, seed=8)[0].config != few[0].config
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tasks_stay_inside_the_limits(ranks):
-    for task in random_dlrms(60, seed=0, ranks=ranks):
+    for task in draw_dlrms(60, seed=0, ranks=ranks):
         config = task.config
         assert round(0.7 * 13 * ranks) <= config.num_tables <= round(1.3 * 13 * ranks)
         assert config.embedding_dim in DIMS and config.bottom_mlp[-1] == config.embedding_dim
@@ -29,7 +29,7 @@ def test_tasks_stay_inside_the_limits(ranks):
 
 
 def test_every_kind_of_task_is_drawn():
-    tasks = random_dlrms(40, seed=0)
+    tasks = draw_dlrms(40, seed=0)
     assert {task.config.interaction for task in tasks} == {"dot", "cat"}
     assert {task.config.embedding_dim for task in tasks} == set(DIMS)
     accesses = [parse_access(text) for task in tasks for text in task.config.access]
@@ -46,4 +46,4 @@ def test_every_kind_of_task_is_drawn():
 )
 def test_senseless_numbers_are_refused(count, seed, message):
     with pytest.raises(TraincastError, match=message):
-        random_dlrms(count, seed=seed)
+        draw_dlrms(count, seed=seed)

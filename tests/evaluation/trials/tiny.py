@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
-from traincast_evaluation.trials.plans import candidate_plans
+from traincast_evaluation.trials.plans import draw_candidate_plans
 from traincast_evaluation.trials.tasks import DlrmTask
 
 CONFIG = DlrmConfig(
@@ -13,7 +13,7 @@ CONFIG = DlrmConfig(
     access=("uniform", "zipf:1.1", "uniform", "zipf:0.9"),
 )  # fmt: skip
 TASK = DlrmTask(name="tiny", config=CONFIG, batch_sizes=(6,), ranks=2, seed=3)
-PLANS = candidate_plans(make_dlrm_tables(CONFIG), 2, seed=0)
+PLANS = draw_candidate_plans(make_dlrm_tables(CONFIG), 2, seed=0)
 
 
 def losses(step, count=3):

@@ -8,7 +8,7 @@ from traincast.capturing import capture_step
 from traincast.ir import Op, Program, Signature
 from traincast.models.dlrm.config import DlrmConfig
 from traincast_evaluation.zoo.build.legacy import split_engine_ops
-from traincast_evaluation.zoo.build.steps import MakeStep, Setting, dlrm_step
+from traincast_evaluation.zoo.build.steps import MakeStep, Setting, make_dlrm_step
 from traincast_evaluation.zoo.define.dlrm import Dlrm
 
 FP32_TRAINING = Setting(mode="training", optimizer="sgd", precision="fp32", choice="eager")
@@ -27,7 +27,7 @@ def capture_dlrm(config: DlrmConfig, batch_size: int, *, mode: str = "training")
     """One capture of a DLRM, its scopes as the built-in ones have them."""
     optimizer = config.optimizer if mode == "training" else ""
     setting = Setting(mode=mode, optimizer=optimizer, precision="fp32", choice=config.embedding)
-    return split_engine_ops(capture_once(dlrm_step(setting, Dlrm, config), batch_size, mode=mode))
+    return split_engine_ops(capture_once(make_dlrm_step(setting, Dlrm, config), batch_size, mode=mode))
 
 
 def connected(program: Program) -> Iterator[tuple[Signature, tuple[int, ...], tuple[object, ...]]]:

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.layers.optimizers import LEARNING_RATE
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.zoo.build.steps import OPTIMIZERS, Step, host_batch
-from traincast_evaluation.zoo.define.dlrm import DotInteraction, mlp
+from traincast_evaluation.zoo.build.steps import OPTIMIZERS, Step, make_host_batch
+from traincast_evaluation.zoo.define.dlrm import DotInteraction, make_mlp
 from traincast_evaluation.zoo.define.embeddings import TABLES
 
 Placement = Sequence[Sequence[int]]
@@ -94,8 +94,8 @@ class HybridDlrm(nn.Module):
     def __init__(self, config: DlrmConfig, placement: Placement, rank: int) -> None:
         super().__init__()
         self.config, self.placement, self.rank = config, placement, rank
-        self.bottom = DistributedDataParallel(mlp(config.bottom_mlp))
-        self.top = DistributedDataParallel(mlp((config.top_input, *config.top_mlp), sigmoid_last=True))
+        self.bottom = DistributedDataParallel(make_mlp(config.bottom_mlp))
+        self.top = DistributedDataParallel(make_mlp((config.top_input, *config.top_mlp), sigmoid_last=True))
         self.tables = TABLES[config.embedding](local_config(config, placement[rank])) if placement[rank] else None
         self.interaction = DotInteraction()
 
@@ -153,8 +153,8 @@ def hybrid_dlrm_step(
             )
         with torch.device("cuda"):
             model = HybridDlrm(config, where, rank)
-        host = host_batch(config, batch_size, torch.float32)
-        lookups = host_batch(local_config(config, where[rank]), batch_size * world_size, torch.float32)
+        host = make_host_batch(config, batch_size, torch.float32)
+        lookups = make_host_batch(local_config(config, where[rank]), batch_size * world_size, torch.float32)
         optimizer = OPTIMIZERS[config.optimizer](model.dense_parameters(), lr=LEARNING_RATE)
         criterion = nn.MSELoss() if config.loss == "mse" else nn.BCELoss()
 

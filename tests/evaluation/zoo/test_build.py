@@ -21,8 +21,15 @@ from traincast.models.dlrm.config import DLRM_DDP
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build import files
 from traincast_evaluation.zoo.build.legacy import split_engine_ops
-from traincast_evaluation.zoo.build.recipes import RECIPES, Recipe, classes, count_parameters, images, token_ids
-from traincast_evaluation.zoo.build.steps import Setting, host_batch, modern_step
+from traincast_evaluation.zoo.build.recipes import (
+    RECIPES,
+    Recipe,
+    count_parameters,
+    make_classes,
+    make_images,
+    make_token_ids,
+)
+from traincast_evaluation.zoo.build.steps import Setting, make_host_batch, make_modern_step
 
 TRAINING = Setting(mode="training", optimizer="sgd", precision="fp32", choice="plain")
 
@@ -38,7 +45,7 @@ class Tiny(nn.Module):
 
 def tiny(**fields) -> Recipe:
     def make(setting: Setting):
-        return modern_step(setting, Tiny, images(2, setting), nn.functional.cross_entropy, classes)
+        return make_modern_step(setting, Tiny, make_images(2, setting), nn.functional.cross_entropy, make_classes)
 
     fields = {"optimizers": ("sgd",), **fields}
     return Recipe(
@@ -144,7 +151,10 @@ def test_a_model_whose_sizes_follow_no_rule_is_refused():
             return torch.zeros(1 + x.shape[0] % 3, device=x.device).repeat(x.shape[0] ** 3 % 7 + 1)
 
     recipe = replace(
-        tiny(), make=lambda setting: modern_step(setting, Odd, images(2, setting), nn.functional.mse_loss, classes)
+        tiny(),
+        make=lambda setting: make_modern_step(
+            setting, Odd, make_images(2, setting), nn.functional.mse_loss, make_classes
+        ),
     )
     with pytest.raises(TraincastError, match="tiny"):
         files.capture_variant(recipe, replace(TRAINING, mode="inference", optimizer=""))
@@ -152,7 +162,7 @@ def test_a_model_whose_sizes_follow_no_rule_is_refused():
 
 def test_engine_ops_get_scopes_of_their_own():
     # Given a training step as today's profiler shows it: the bias gradient's sum is in its node's scope
-    make = modern_step(TRAINING, Tiny, images(2, TRAINING), nn.functional.cross_entropy, classes)
+    make = make_modern_step(TRAINING, Tiny, make_images(2, TRAINING), nn.functional.cross_entropy, make_classes)
     today = capture_once(make, 4)
 
     split = split_engine_ops(today)
@@ -167,7 +177,7 @@ def test_engine_ops_get_scopes_of_their_own():
 
 
 def test_scopes_that_waited_for_a_split_one_wait_for_its_last_piece():
-    make = modern_step(TRAINING, Tiny, images(2, TRAINING), nn.functional.cross_entropy, classes)
+    make = make_modern_step(TRAINING, Tiny, make_images(2, TRAINING), nn.functional.cross_entropy, make_classes)
     split = split_engine_ops(capture_once(make, 4))
 
     for scope in split.scopes:
@@ -184,7 +194,7 @@ def test_a_batch_of_a_dlrm_is_pinned_and_as_large_as_its_lookups(embedding, tens
     batches = []
 
     def make(batch_size: int):
-        batches.append(host_batch(replace(DLRM_DDP, embedding=embedding), batch_size, torch.float32))
+        batches.append(make_host_batch(replace(DLRM_DDP, embedding=embedding), batch_size, torch.float32))
         return lambda: torch.ones(1, device="cuda")
 
     capture_step(make, batch_size=8, name="x", mode="inference", rebatch=False)
@@ -222,7 +232,7 @@ def test_token_ids_are_as_many_tensors_as_asked_for():
     shapes: list[tuple[int, ...]] = []
 
     def make(batch: int):
-        given = token_ids(2)(batch, 7)
+        given = make_token_ids(2)(batch, 7)
         shapes.extend(tuple(tensor.shape) for tensor in given)
         return lambda: given[0] + given[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.ir import Phase, StorageKind, peak_memory
+from traincast.ir import Phase, StorageKind, compute_peak_memory
 from traincast.ir.file import load_workload
 from traincast.models.catalog import DATA, list_models, load_model
 from traincast.utils.errors import TraincastError
@@ -45,7 +45,7 @@ def test_default_training_step(name: str) -> None:
     phases = {scope.phase for scope in program.scopes}
     assert {Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER} <= phases
     resized = workload.resized(batch_size=2 * info.batch_size)
-    assert peak_memory(resized.programs[0]).peak_bytes > peak_memory(program).peak_bytes
+    assert compute_peak_memory(resized.programs[0]).peak_bytes > compute_peak_memory(program).peak_bytes
 
 
 def test_all_files_together_are_small() -> None:
@@ -85,7 +85,7 @@ def test_without_optimizer_there_is_no_update_and_no_state() -> None:
     assert Phase.OPTIMIZER not in {scope.phase for scope in without.scopes}
     assert without.num_ops < with_update.num_ops
     assert StorageKind.OPTIMIZER_STATE not in set(without.columns.storage_kind.tolist())
-    assert peak_memory(without).peak_bytes < peak_memory(with_update).peak_bytes
+    assert compute_peak_memory(without).peak_bytes < compute_peak_memory(with_update).peak_bytes
 
 
 @pytest.mark.parametrize(

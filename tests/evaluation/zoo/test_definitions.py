@@ -14,8 +14,8 @@ import torch
 
 from tests.evaluation.zoo.captured import capture_once
 from traincast.ir import Op, Phase, Program
-from traincast_evaluation.zoo.build.recipes import RECIPES, count_parameters, token_ids
-from traincast_evaluation.zoo.build.steps import Setting, modern_step
+from traincast_evaluation.zoo.build.recipes import RECIPES, count_parameters, make_token_ids
+from traincast_evaluation.zoo.build.steps import Setting, make_modern_step
 from traincast_evaluation.zoo.define import bert, gpt2, opt, xlnet
 
 PARAMETERS = {
@@ -133,9 +133,9 @@ def test_forward_runs_the_measured_ops(shared_data: Path, name: str, mode: str, 
 
     def loss(outputs: object, labels: torch.Tensor) -> torch.Tensor:
         scores = outputs[0] if isinstance(outputs, tuple) else outputs
-        return xlnet.token_loss(scores, labels)
+        return xlnet.compute_token_loss(scores, labels)
 
-    make = modern_step(setting, _one_layer(name, mode), token_ids(1), loss, token_ids(1))
+    make = make_modern_step(setting, _one_layer(name, mode), make_token_ids(1), loss, make_token_ids(1))
     program = capture_once(make, batch, seq_len, mode=setting.mode)
 
     assert _ours(program) == _measured(chosen.iter_rows(named=True))

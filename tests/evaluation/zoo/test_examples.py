@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torch")
 
 from traincast.capturing import capture_step
-from traincast_evaluation.zoo.build.examples import example_step
+from traincast_evaluation.zoo.build.examples import make_example_step
 
 
 def test_mask_rcnn_trains_its_pyramid_and_pools_boxes_twice_from_four_levels():
     program = capture_step(
-        example_step("mask-rcnn", "amp", update=True), batch_size=1, name="mask-rcnn", rebatch=False
+        make_example_step("mask-rcnn", "amp", update=True), batch_size=1, name="mask-rcnn", rebatch=False
     ).programs[0]
     ops = list(program.ops)
     counted = Counter(op.name for op in ops)

@@ -10,7 +10,7 @@ from traincast.capturing import capture_distributed
 from traincast.hardware import load_platform
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.zoo.build.parallel_gpt import pipeline_step, tensor_parallel_step
+from traincast_evaluation.zoo.build.parallel_gpt import make_pipeline_step, make_tensor_parallel_step
 from traincast_evaluation.zoo.define.gpt2 import Gpt2Config
 
 CONFIG = Gpt2Config(num_layers=4, hidden_size=64, num_heads=4, max_seq_len=32, vocab_size=1000)
@@ -28,7 +28,7 @@ def exchanged(program):
 
 
 def test_every_layer_divided():
-    workload = captured(tensor_parallel_step)
+    workload = captured(make_tensor_parallel_step)
     assert workload.ranks == (0,) * GPUS
     program = workload.programs[0]
     hidden = 4 * BATCH * LENGTH * CONFIG.hidden_size
@@ -43,7 +43,7 @@ def test_every_layer_divided():
 
 
 def test_layers_one_after_the_other():
-    workload = captured(pipeline_step)
+    workload = captured(make_pipeline_step)
     ends = [
         [(op.signature.scalar("source"), op.signature.scalar("target")) for op in exchanged(workload.programs[p])]
         for p in workload.ranks
@@ -58,14 +58,14 @@ def test_layers_one_after_the_other():
 
 
 def test_a_pipeline_of_one_micro_batch_takes_as_long_as_all_stages_together():
-    result = predict_step(captured(pipeline_step), load_platform("dgx-a100"))
+    result = predict_step(captured(make_pipeline_step), load_platform("dgx-a100"))
     assert len(result.ranks) == GPUS
     # every GPU is busy for its own stage only and waits for the others for the rest
     assert all(rank.compute < 0.6 * result.iteration for rank in result.ranks)
     assert result.exposed_comm > 0
 
 
-@pytest.mark.parametrize("make", [tensor_parallel_step, pipeline_step])
+@pytest.mark.parametrize("make", [make_tensor_parallel_step, make_pipeline_step])
 def test_what_cannot_be_divided_is_refused(make):
     with pytest.raises(TraincastError, match="cannot be divided over 3 GPUs"):
         capture_distributed(make(CONFIG), world_size=3, batch_size=2, seq_len=8, name="x", rebatch=False)

@@ -13,11 +13,11 @@ import torch
 
 from tests.evaluation.zoo.captured import FP32_TRAINING, capture_dlrm, capture_once, connected, storages
 from traincast.capturing import capture_step
-from traincast.ir import Program, peak_memory
+from traincast.ir import Program, compute_peak_memory
 from traincast.models.catalog import load_model
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
-from traincast_evaluation.zoo.build.recipes import classes, images, token_ids
-from traincast_evaluation.zoo.build.steps import MakeStep, cnn_study_step, modern_step
+from traincast_evaluation.zoo.build.recipes import make_classes, make_images, make_token_ids
+from traincast_evaluation.zoo.build.steps import MakeStep, make_cnn_study_step, make_modern_step
 from traincast_evaluation.zoo.define import bert, gpt2, opt, switch, transformer, xlnet
 from traincast_evaluation.zoo.define.resnet import Bottleneck
 
@@ -27,7 +27,7 @@ def _assert_same(ours: Program, theirs: Program) -> None:
     for a, b in zip(connected(ours), connected(theirs), strict=True):
         assert a == b
     assert storages(ours) == storages(theirs)
-    assert peak_memory(ours) == peak_memory(theirs)
+    assert compute_peak_memory(ours) == compute_peak_memory(theirs)
 
 
 @pytest.mark.parametrize("embedding", ["batched", "bag", "fbgemm"])
@@ -42,9 +42,9 @@ def test_built_in_dlrm_re_batched(config: DlrmConfig, embedding: str) -> None:
 
 def _language_model(build: Callable[[], torch.nn.Module], inputs: int = 1) -> MakeStep:
     def loss(outputs: object, labels: torch.Tensor) -> torch.Tensor:
-        return xlnet.token_loss(outputs[0] if isinstance(outputs, tuple) else outputs, labels)
+        return xlnet.compute_token_loss(outputs[0] if isinstance(outputs, tuple) else outputs, labels)
 
-    return modern_step(FP32_TRAINING, build, token_ids(inputs), loss, token_ids(1))
+    return make_modern_step(FP32_TRAINING, build, make_token_ids(inputs), loss, make_token_ids(1))
 
 
 SMALL_GPT = gpt2.Gpt2Config(num_layers=1, hidden_size=48, num_heads=4, max_seq_len=64, vocab_size=100)
@@ -93,7 +93,7 @@ def test_a_residual_block_re_batched() -> None:
         layers = [torch.nn.Conv2d(3, 64, 3), Bottleneck(64, 64, 1), torch.nn.Flatten(), torch.nn.Linear(256 * 36, 5)]
         return torch.nn.Sequential(*layers)
 
-    make = cnn_study_step(FP32_TRAINING, build, images(8, FP32_TRAINING), classes)
+    make = make_cnn_study_step(FP32_TRAINING, build, make_images(8, FP32_TRAINING), make_classes)
     workload = capture_step(lambda batch: make(batch, 0), batch_size=4, name="block")
 
     _assert_same(workload.resized(batch_size=11).programs[0], capture_once(make, 11))

@@ -21,7 +21,7 @@ from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.recipes import RECIPES
 from traincast_evaluation.zoo.build.recommenders import RECOMMENDERS
-from traincast_evaluation.zoo.build.steps import recommender_step
+from traincast_evaluation.zoo.build.steps import make_recommender_step
 from traincast_evaluation.zoo.define.recommenders import NCF_ITEMS, NCF_USERS
 from traincast_evaluation.zoo.define.sequences import Hstu, HstuConfig, OneTrans, OneTransConfig
 
@@ -80,7 +80,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_one_re_sized_equals_a_capture(name: str) -> None:
     (family,) = [model for model in RECOMMENDERS if model.name == name]
-    make = recommender_step(FP32_TRAINING, SMALL[name], *family.batch(FP32_TRAINING))
+    make = make_recommender_step(FP32_TRAINING, SMALL[name], *family.batch(FP32_TRAINING))
     resized = capture_step(make, batch_size=4, seq_len=64, name=name).resized(batch_size=6, seq_len=96).programs[0]
     fresh = capture_once(make, 6, 96)
     assert list(connected(resized)) == list(connected(fresh))
@@ -106,10 +106,10 @@ def test_ncf_is_data_parallel_as_it_was_trained() -> None:
 
 
 def test_a_click_and_a_next_item_have_their_own_cross_entropy() -> None:
-    from traincast_evaluation.zoo.build.steps import click_or_next_loss
+    from traincast_evaluation.zoo.build.steps import compute_click_or_next_loss
 
     logits = torch.tensor([[0.0], [0.0]])
-    assert click_or_next_loss(logits, torch.tensor([[0.0], [1.0]])).item() == pytest.approx(0.6931, abs=1e-3)
-    assert click_or_next_loss(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)).item() == pytest.approx(
+    assert compute_click_or_next_loss(logits, torch.tensor([[0.0], [1.0]])).item() == pytest.approx(0.6931, abs=1e-3)
+    assert compute_click_or_next_loss(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)).item() == pytest.approx(
         1.3863, abs=1e-3
     )

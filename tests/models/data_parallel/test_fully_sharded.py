@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from traincast.capturing import capture_distributed, capture_step
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
-from traincast.ir import peak_memory
+from traincast.ir import compute_peak_memory
 from traincast.ir.ops import Phase
 from traincast.ir.validate import validate_workload
 from traincast.models.data_parallel import Sharding, apply_data_parallel, share_step
@@ -103,8 +103,8 @@ def test_fsdp_takes_as_long_as_a_capture_of_it():
 
 def test_fsdp_keeps_as_much_memory_as_a_capture_of_it():
     sizes = {"batch": 4096, "width": 4096}
-    made = peak_memory(share_step(one(**sizes), GPUS, Sharding(3)).programs[0])
-    expected = peak_memory(captured(**sizes).programs[0])
+    made = compute_peak_memory(share_step(one(**sizes), GPUS, Sharding(3)).programs[0])
+    expected = compute_peak_memory(captured(**sizes).programs[0])
     assert made.by_kind["optimizer_state"] == expected.by_kind["optimizer_state"]
     assert made.peak_bytes == pytest.approx(expected.peak_bytes, rel=0.01)
 

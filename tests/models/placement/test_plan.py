@@ -10,7 +10,7 @@ from traincast.models.placement import Placement, Plan, check_plan
 from traincast.models.placement.memory import MemoryLimits
 from traincast.models.placement.options import Option, find_option, list_table_options
 from traincast.models.placement.plan import simplify_plan
-from traincast.models.placement.plan_file import load_plans, plan_from_json, plan_to_json
+from traincast.models.placement.plan_file import convert_plan_to_json, load_plans, read_plan_from_json
 from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
 
@@ -99,10 +99,10 @@ def test_a_table_with_fewer_rows_than_ranks_has_empty_shards():
 def test_a_plan_survives_its_file(tmp_path):
     plan = _plan(Placement("column_wise", (0, 3)), Placement("table_wise", (2,), "fused_uvm_caching", 0.25))
     file = tmp_path / "best.json"
-    file.write_text(json.dumps(plan_to_json(plan)))
+    file.write_text(json.dumps(convert_plan_to_json(plan)))
     assert load_plans(file) == {"best": plan}
     several = tmp_path / "plans.yaml"
-    several.write_text(json.dumps({"plans": {"x": plan_to_json(plan), "y": plan_to_json(_plan())}}))
+    several.write_text(json.dumps({"plans": {"x": convert_plan_to_json(plan), "y": convert_plan_to_json(_plan())}}))
     assert load_plans(several) == {"x": plan, "y": _plan()}
 
 
@@ -122,7 +122,7 @@ def test_a_plan_survives_its_file(tmp_path):
 )
 def test_a_wrong_file_is_refused(content, message):
     with pytest.raises(TraincastError, match=message):
-        plan_from_json(content)
+        read_plan_from_json(content)
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):

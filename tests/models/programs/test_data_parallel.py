@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.programs.steps import Convolutions, Norms, classifier, described, language_model
 from traincast.capturing import capture_distributed, capture_step
-from traincast.ir import peak_memory
+from traincast.ir import compute_peak_memory
 from traincast.ir.validate import validate_workload
 from traincast.models.catalog import load_model
 from traincast.models.data_parallel import apply_data_parallel
@@ -84,7 +84,7 @@ def test_built_in_models_reduce_every_gradient_once(name):
     copied_in = sum(op.outputs[0].spec.nbytes for op in new.ops if op.signature.overload == "out")
     assert reduced == copied_in > 0
     # Buckets are memory that one GPU alone does not need
-    grown = peak_memory(new).peak_bytes - peak_memory(old).peak_bytes
+    grown = compute_peak_memory(new).peak_bytes - compute_peak_memory(old).peak_bytes
     assert 0.95 * reduced <= grown <= 1.1 * reduced
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from tests.effort import calls
 from tests.evaluation.zoo.captured import capture_dlrm, connected, storages
-from traincast.ir import peak_memory
+from traincast.ir import compute_peak_memory
 from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
 from traincast.models.dlrm.program import build_dlrm_workload, write_dlrm
 from traincast.utils.errors import TraincastError
@@ -61,7 +61,7 @@ def test_equals_a_fresh_capture(config: DlrmConfig, mode: str) -> None:
     for ours, theirs in zip(connected(written), connected(captured), strict=True):
         assert ours == theirs
     assert storages(written) == storages(captured)
-    assert peak_memory(written) == peak_memory(captured)
+    assert compute_peak_memory(written) == compute_peak_memory(captured)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 1000])

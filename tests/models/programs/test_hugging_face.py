@@ -12,10 +12,10 @@ from tests.evaluation.zoo.captured import capture_once
 from tests.models.programs.test_transformer import _kernels
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.models.transformers.hugging_face import table_of_config
-from traincast.models.transformers.reading import described
+from traincast.models.transformers.hugging_face import read_hugging_face_config
+from traincast.models.transformers.reading import make_transformer
 from traincast.simulator.parallelism.layout import Layout, complete_layout
-from traincast.simulator.parallelism.program import parallel_workload
+from traincast.simulator.parallelism.program import build_parallel_workload
 
 transformers = pytest.importorskip(
     "transformers", reason="Hugging Face's classes are compared where they are installed"
@@ -77,13 +77,15 @@ def _captured(family: str, config: Any) -> Program:
 
 
 def _written(family: str, config: Any) -> Program:
-    model = described(family, table_of_config(config.to_dict(), "config.json"))
+    model = make_transformer(family, read_hugging_face_config(config.to_dict(), "config.json"))
     attention = "unfused" if family in _WRITTEN_OUT else "flash"
     layout = Layout(
         gpus=1, micro_batch=2, seq_len=32, kernels="eager", joined=family in _JOINED, attention=attention,
         optimizer="none",
     )  # fmt: skip
-    return parallel_workload(model, complete_layout(layout, model), (), gpus_per_node=1, micro_batches=1).programs[0]
+    return build_parallel_workload(
+        model, complete_layout(layout, model), (), gpus_per_node=1, micro_batches=1
+    ).programs[0]
 
 
 def _work(program: Program, phase: Phase) -> Counter:

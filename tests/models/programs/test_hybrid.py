@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.ir import peak_memory
+from traincast.ir import compute_peak_memory
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan
@@ -69,6 +69,6 @@ def test_the_memory_that_plans_are_made_with_is_enough_for_the_step(config, batc
     workload, _ = build_hybrid_dlrm(config, 8, batch_size=batch, memory_bytes=memory_bytes, gpus_per_node=8)
 
     # then the peaks of the step by lifetimes are below it, but not far where tables are most of it
-    peaks = [peak_memory(workload.programs[program]).peak_bytes for program in workload.ranks]
+    peaks = [compute_peak_memory(workload.programs[program]).peak_bytes for program in workload.ranks]
     assert all(peak <= 1.01 * counted for peak, counted in zip(peaks, need, strict=True))
     assert max(peaks) > 0.5 * max(need)

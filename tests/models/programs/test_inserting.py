@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.ir import Phase, StorageKind
-from traincast.ir.validate import validate
+from traincast.ir.validate import validate_program
 from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
 from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.layers.builder import Communicator, StepBuilder
@@ -42,7 +42,7 @@ def test_ops_go_to_the_end_of_a_scope():
 
     assert [op.name for op in program.ops] == ["aten::_to_copy", "aten::mm", "aten::relu", "aten::mm"]
     assert [scope.num_ops for scope in program.scopes] == [1, 2, 1]
-    validate(program)
+    validate_program(program)
 
 
 def test_new_scopes_come_before_an_old_one_on_its_thread():
@@ -116,7 +116,7 @@ def test_buffers_of_a_type_travel_together_and_come_back():
     assert [op.outputs[0].spec.shape for op in back] == [(6,), (2, 3)]
     assert program.scopes[1].name == "torch.distributed::_broadcast_coalesced", "before the module, after its inputs"
     assert {program.scopes[op.scope].name for op in (*sent, *back)} == {"torch.distributed::_broadcast_coalesced"}
-    validate(program)
+    validate_program(program)
 
 
 def test_a_lone_buffer_is_sent_as_it_lies():

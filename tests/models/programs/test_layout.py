@@ -8,7 +8,7 @@ import pytest
 
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan, ShardingKind
-from traincast.models.sharded_dlrm.layout import lay_out
+from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
 from traincast.utils.errors import TraincastError
 
 BATCH, WORLD, NODE = 10, 4, 2
@@ -21,7 +21,7 @@ def table(number, **fields):
 
 def laid_out(tables, placements, *, world=WORLD, node=NODE, batch=BATCH):
     plan = Plan(tuple(each.name for each in tables), tuple(placements), world)
-    return lay_out(tables, plan, batch_size=batch, gpus_per_node=node)
+    return assign_shards_to_ranks(tables, plan, batch_size=batch, gpus_per_node=node)
 
 
 def test_a_whole_table_is_looked_up_on_one_rank_for_the_samples_of_all():
@@ -169,7 +169,7 @@ def test_a_plan_for_other_tables_is_refused():
     tables = [table(0)]
     plan = Plan(("other",), (Placement("table_wise", (0,)),), WORLD)
     with pytest.raises(TraincastError, match=r"t0|other"):
-        lay_out(tables, plan, batch_size=BATCH, gpus_per_node=NODE)
+        assign_shards_to_ranks(tables, plan, batch_size=BATCH, gpus_per_node=NODE)
 
 
 def test_larger_batches_want_more_lookups_and_no_more_rows():

@@ -9,7 +9,7 @@ from traincast.models.embeddings import Pooling, Table
 from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.lookup import TableBatchedLookup
 from traincast.models.placement import Placement, Plan
-from traincast.models.sharded_dlrm.layout import lay_out
+from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
 from traincast.models.sharded_dlrm.tables import KernelLookup
 
 SAMPLES = 16
@@ -112,7 +112,7 @@ def test_indices_go_with_the_update():
 
 def rank_lookup(placement, **fields):
     table = Table(name="t", rows=1000, dim=32, pooling=Pooling.from_constant(3), **fields)
-    layout = lay_out([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
+    layout = assign_shards_to_ranks([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
     (batch,) = layout.sections[0].ranks[0]
     builder = RankBuilder(SAMPLES, 0, 1, 1)
     lookup = KernelLookup.from_batch(builder, batch, SAMPLES)

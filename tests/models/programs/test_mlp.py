@@ -7,8 +7,13 @@ import pytest
 from traincast.ir import Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, StepBuilder
-from traincast.models.layers.interaction import concatenate_backward, write_concatenation, write_dot, write_dot_backward
-from traincast.models.layers.loss import LOSSES, begin_backward, write_loss_backward, write_loss_forward
+from traincast.models.layers.interaction import (
+    write_concatenate_backward,
+    write_concatenation,
+    write_dot,
+    write_dot_backward,
+)
+from traincast.models.layers.loss import LOSSES, write_backward_start, write_loss_backward, write_loss_forward
 from traincast.models.layers.mlp import Mlp
 
 BATCH, WIDTHS = 32, (10, 20, 5)
@@ -164,7 +169,7 @@ def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
     probabilities, target = (builder.add_resident_tensor((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
     builder.open_scope("aten::sigmoid", Phase.FORWARD)
     mean, op = write_loss_forward(builder, kind, probabilities, target)
-    one = begin_backward(builder, mean)
+    one = write_backward_start(builder, mean)
     grad = write_loss_backward(builder, kind, one, probabilities, target, forward=op)
 
     program = builder.build_program()
@@ -214,7 +219,7 @@ def test_concatenation_is_undone_by_views():
     builder, done, joined = interacted(forward)
     assert joined.shape == (BATCH, 16 + 3 * 16)
 
-    to_dense, to_pooled = concatenate_backward(builder, done, builder.add_view(joined, joined.shape))
+    to_dense, to_pooled = write_concatenate_backward(builder, done, builder.add_view(joined, joined.shape))
 
     assert (to_dense.shape, to_pooled.shape) == ((BATCH, 16), (BATCH, 3, 16))
     assert to_dense.storage == to_pooled.storage == joined.storage

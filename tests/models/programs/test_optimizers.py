@@ -10,8 +10,8 @@ from traincast.models.layers.optimizers import (
     LEARNING_RATE,
     TITLES,
     make_optimizer_state,
-    step_one_by_one,
-    step_together,
+    write_foreach_step,
+    write_single_tensor_step,
     zero_grad,
 )
 
@@ -25,7 +25,7 @@ def stepped(optimizer, *, together):
     parameters = [builder.add_resident_tensor(shape, StorageKind.PARAMETER) for shape in SHAPES]
     grads = [builder.add_resident_tensor(shape, StorageKind.GRADIENT) for shape in SHAPES]
     state = make_optimizer_state(builder, optimizer, parameters)
-    (step_together if together else step_one_by_one)(builder, optimizer, state, grads)
+    (write_foreach_step if together else write_single_tensor_step)(builder, optimizer, state, grads)
     return builder.build_program()
 
 

@@ -17,7 +17,7 @@ from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
-from traincast.simulator.scenario.recommenders import described_dlrm, hybrid_variant
+from traincast.simulator.scenario.recommenders import build_hybrid_variant, load_described_dlrm
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
@@ -49,7 +49,9 @@ def _steps(program: Program) -> list[tuple[object, ...]]:
 
 def _sharded(optimizer: str, ranks: int, dtype: str = "fp32") -> Workload:
     platform = load_platform("dgx-h100")
-    return hybrid_variant(DLRM_V2, ranks, platform, Scenario(batch_size=BATCH, optimizer=optimizer, dtype=dtype))[0]
+    return build_hybrid_variant(DLRM_V2, ranks, platform, Scenario(batch_size=BATCH, optimizer=optimizer, dtype=dtype))[
+        0
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_gradients_of_all_modules_are_reduced_together() -> None:
 
 
 def test_tables_are_those_of_the_benchmark() -> None:
-    assert described_dlrm("dlrm-v2") is DLRM_V2
+    assert load_described_dlrm("dlrm-v2") is DLRM_V2
     tables = make_dlrm_tables(replace(DLRM_V2, optimizer="adagrad"))
     assert [table.rows for table in tables] == list(DLRM_V2.rows_per_table)
     assert [table.pooling.mean for table in tables] == list(DLRM_V2.lookups_per_table)
@@ -109,7 +111,7 @@ def test_predicted_on_eight_gpus() -> None:
 
 
 def test_without_an_update() -> None:
-    workload, _ = hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), Scenario(batch_size=64, optimizer="none"))
+    workload, _ = build_hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), Scenario(batch_size=64, optimizer="none"))
     assert not [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER]
 
 

@@ -10,9 +10,9 @@ from traincast.costs.kernels.registry import LoweringContext
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.layout import lay_out
+from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
 from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
-from traincast.models.sharded_dlrm.step import rank_program
+from traincast.models.sharded_dlrm.step import build_sharded_rank_program
 from traincast.simulator.schedule import Code, build_schedule
 
 TABLES = [
@@ -42,8 +42,8 @@ LOOKED_UP = ("fbgemm::split_embedding", "fbgemm::dense_embedding")
 
 
 def _written(dense=DENSE, rank=0):
-    layout = lay_out(TABLES, PLAN, batch_size=64, gpus_per_node=2)
-    return rank_program(layout, rank, dense, TABLES)
+    layout = assign_shards_to_ranks(TABLES, PLAN, batch_size=64, gpus_per_node=2)
+    return build_sharded_rank_program(layout, rank, dense, TABLES)
 
 
 def _scopes(program):
@@ -192,8 +192,8 @@ def test_the_optimizer_of_copied_tables_is_theirs_and_that_of_the_dense_part_nob
 
 def test_marks_are_no_part_of_the_program():
     """A rank like another takes only sizes from its ops, and is marked as the other is."""
-    layout = lay_out(TABLES, PLAN, batch_size=64, gpus_per_node=2)
-    first = rank_program(layout, 0, DENSE, TABLES)
-    again = rank_program(layout, 0, DENSE, TABLES, like=first.program)
+    layout = assign_shards_to_ranks(TABLES, PLAN, batch_size=64, gpus_per_node=2)
+    first = build_sharded_rank_program(layout, 0, DENSE, TABLES)
+    again = build_sharded_rank_program(layout, 0, DENSE, TABLES, like=first.program)
     assert again.marks == first.marks
     assert (again.program.columns.op_signature == first.program.columns.op_signature).all()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.evaluation.zoo.captured import connected, storages
 from traincast.hardware.platform import load_platform
-from traincast.ir.program import peak_memory
+from traincast.ir.program import compute_peak_memory
 from traincast.models.catalog import load_model
 from traincast.models.layers.builder import RankBuilder
 from traincast.models.sharded_dlrm.captured import find_embedding_modules
@@ -161,5 +161,5 @@ def test_a_copied_dlrm_looks_up_and_multiplies_as_the_written_one():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_of_the_fullest_rank_falls_with_more_gpus(name):
-    peaks = [max(peak_memory(p).peak_bytes for p in sharded(name, gpus).programs) for gpus in (2, 8)]
+    peaks = [max(compute_peak_memory(p).peak_bytes for p in sharded(name, gpus).programs) for gpus in (2, 8)]
     assert peaks[1] < peaks[0]

@@ -13,15 +13,15 @@ from tests.evaluation.zoo.captured import capture_once
 from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.ops import Phase
-from traincast.ir.program import Program, peak_memory
-from traincast.models.transformers.program.step import build_head_block, build_layer_block, inference_workload
+from traincast.ir.program import Program, compute_peak_memory
+from traincast.models.transformers.program.step import build_head_block, build_inference_workload, build_layer_block
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.reading import described
+from traincast.models.transformers.reading import make_transformer
 
-LLAMA = described(
+LLAMA = make_transformer(
     "tiny", {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 96, "vocab": 160, "seq_len": 32}
 )
-MPT = described(
+MPT = make_transformer(
     "mpt", {"layers": 1, "hidden": 64, "heads": 4, "vocab": 160, "seq_len": 32, "norm": "layer", "activation": "gelu",
             "position": "none"},
 )  # fmt: skip
@@ -92,19 +92,31 @@ def _kernels(program: Program, phase: Phase, families: tuple[str, ...]) -> Count
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
 def test_products_norms_and_attention_are_those_of_a_capture(make, model, joined, phase) -> None:
     captured = capture_once(_step(make), 2, 32)
-    plain = described("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": model.ffn, "vocab": 9, "seq_len": 32,
-                               "norm": model.norm, "activation": model.activation, "position": "none"})  # fmt: skip
+    plain = make_transformer(
+        "tiny",
+        {
+            "layers": 1,
+            "hidden": 64,
+            "heads": 4,
+            "ffn": model.ffn,
+            "vocab": 9,
+            "seq_len": 32,
+            "norm": model.norm,
+            "activation": model.activation,
+            "position": "none",
+        },
+    )
     piece = build_layer_block(plain, Shard(batch=2, seq_len=32), Style(joined=joined), experts=False)
     families = ("gemm", "attention", "norm")
     assert _kernels(piece.program, phase, families) == _kernels(captured, phase, families)
 
 
 def test_a_step_frees_what_it_made_and_keeps_every_weight() -> None:
-    program = inference_workload(LLAMA, batch_size=2, seq_len=32, style=Style()).programs[0]
+    program = build_inference_workload(LLAMA, batch_size=2, seq_len=32, style=Style()).programs[0]
     c = program.columns
     made = c.storage_alloc >= 0
     assert made.any() and (c.storage_free[made] < program.num_ops).mean() > 0.95
-    kinds = peak_memory(program).by_kind
+    kinds = compute_peak_memory(program).by_kind
     weights = 2 * (160 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 64)
     assert kinds["parameter"] + kinds.get("embedding_table", 0) == pytest.approx(weights, rel=0.02)
 
@@ -145,7 +157,7 @@ def test_tensor_parallel_ranks_share_the_arithmetic_of_a_layer() -> None:
 
 
 def test_experts_see_each_token_top_k_times() -> None:
-    mixture = described(
+    mixture = make_transformer(
         "moe", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32,
                 "experts": {"count": 8, "top_k": 2, "ffn": 32}},
     )  # fmt: skip
@@ -175,7 +187,7 @@ def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
 def test_megatrons_softmax_takes_four_matrices_at_a_time(batch: int) -> None:
-    narrow = described("gpt", {"layers": 1, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 9, "seq_len": 32})
+    narrow = make_transformer("gpt", {"layers": 1, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 9, "seq_len": 32})
     style = Style(attention="unfused", fused=True)
     piece = build_layer_block(narrow, Shard(batch=batch, seq_len=32), style, experts=False)
     casts = [op.name for op in piece.program.ops].count("aten::_to_copy")

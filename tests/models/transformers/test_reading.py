@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from traincast.models.transformers.reading import built_in_names, described, is_described, load_transformer
-from traincast.models.transformers.sizes import active_parameters, model_flops, parameters
+from traincast.models.transformers.reading import is_described, list_built_in_names, load_transformer, make_transformer
+from traincast.models.transformers.sizes import count_active_parameters, count_all_parameters, count_model_flops
 from traincast.utils.errors import TraincastError
 
 # parameters as their authors count them: model cards and papers
@@ -25,7 +25,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name: str) -> None:
-    assert parameters(load_transformer(name)) == PUBLISHED[name]
+    assert count_all_parameters(load_transformer(name)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,20 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 )
 def test_mixtures_use_few_of_their_parameters(name: str, whole: float, active: float) -> None:
     model = load_transformer(name)
-    assert parameters(model) == pytest.approx(1e9 * whole, rel=0.005)
-    assert active_parameters(model) == pytest.approx(1e9 * active, rel=0.03)
+    assert count_all_parameters(model) == pytest.approx(1e9 * whole, rel=0.005)
+    assert count_active_parameters(model) == pytest.approx(1e9 * active, rel=0.03)
 
 
 def test_every_built_in_name_is_described() -> None:
-    assert len(built_in_names()) >= 28
-    assert all(is_described(name) for name in built_in_names())
+    assert len(list_built_in_names()) >= 28
+    assert all(is_described(name) for name in list_built_in_names())
     assert not is_described("dlrm-default")
 
 
 def test_flops_are_six_a_weight_and_token_plus_attention() -> None:
     model = load_transformer("llama3-8b")
     # published: 8B at 8,192 tokens is 6 * 7.5e9 + 6 * 32 layers * 4096 * 8192 a token
-    assert model_flops(model, 1, 8192) / 8192 == pytest.approx(6 * 7_504_924_672 + 6 * 32 * 4096 * 8192, rel=1e-9)
+    assert count_model_flops(model, 1, 8192) / 8192 == pytest.approx(6 * 7_504_924_672 + 6 * 32 * 4096 * 8192, rel=1e-9)
 
 
 def test_yaml_and_hugging_face_describe_the_same(tmp_path) -> None:
@@ -79,8 +79,8 @@ def test_hugging_face_mixtures_and_latent_attention(tmp_path) -> None:
     }  # fmt: skip
     path = tmp_path / "v3.json"
     path.write_text(json.dumps(config))
-    assert parameters(load_transformer(str(path))) == pytest.approx(
-        parameters(load_transformer("deepseek-v3")), rel=0.006
+    assert count_all_parameters(load_transformer(str(path))) == pytest.approx(
+        count_all_parameters(load_transformer("deepseek-v3")), rel=0.006
     )
 
 
@@ -100,7 +100,7 @@ def test_hugging_face_mixtures_and_latent_attention(tmp_path) -> None:
 )
 def test_wrong_descriptions_are_refused_by_name(change, message: str) -> None:
     with pytest.raises(TraincastError, match="model 'tiny'") as caught:
-        described("tiny", {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, **change})
+        make_transformer("tiny", {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, **change})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

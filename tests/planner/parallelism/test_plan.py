@@ -11,16 +11,18 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
-from traincast.models.transformers.reading import described, load_transformer
-from traincast.planner.parallelism.candidates import candidates, state_bytes
-from traincast.planner.parallelism.plan import layout_of, make_plan
+from traincast.models.transformers.reading import load_transformer, make_transformer
+from traincast.planner.parallelism.candidates import count_state_bytes, list_layout_candidates
+from traincast.planner.parallelism.plan import make_plan, read_layout
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.parallel.where import Workers
 
-SMALL = described("small", {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
+SMALL = make_transformer(
+    "small", {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048}
+)
 NODE = load_platform("dgx-h100")
 
 
@@ -31,7 +33,7 @@ def planned():
 
 def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     model = load_transformer("llama3-70b")
-    layouts = list(candidates(model, NODE.device, planned.base, 8))
+    layouts = list(list_layout_candidates(model, NODE.device, planned.base, 8))
     chosen = random.Random(18).sample(layouts, 200)
     estimates = {layout: estimate_seconds(model, NODE, layout) for layout in chosen}
     fits = [layout for layout in chosen if estimates[layout][1] <= NODE.device.memory_bytes]
@@ -44,7 +46,7 @@ def test_any_number_of_processes_gives_the_same_plan() -> None:
     asked = resolve(Scenario(workload=SMALL, on="dgx-h100", gpus=64, global_batch=128, seq_len=2048))
     alone, together = (make_plan(asked, workers=Workers(processes=number)) for number in (1, 2))
     assert alone.to_dict() == together.to_dict()
-    assert layout_of(alone.best[0]) == layout_of(together.best[0])
+    assert read_layout(alone.best[0]) == read_layout(together.best[0])
 
 
 def test_the_best_come_first_and_fit(planned) -> None:
@@ -68,7 +70,7 @@ def test_a_plan_is_the_same_every_time() -> None:
 
 def test_a_plan_is_what_predict_says_of_its_layout() -> None:
     result = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
-    again = predict_parallel(SMALL, NODE, layout_of(result))
+    again = predict_parallel(SMALL, NODE, read_layout(result))
     assert again.iteration == result.iteration and again.needed_bytes == result.needed_bytes
 
 
@@ -89,8 +91,10 @@ def test_every_row_has_the_command_that_predicts_it(capsys) -> None:
 def test_states_that_cannot_fit_are_never_scored() -> None:
     model = load_transformer("llama3-405b")
     alone = complete_layout(Layout(gpus=8, global_batch=8), model)
-    assert state_bytes(model, alone) > 80e9
-    assert all(state_bytes(model, layout) <= 80e9 for layout in candidates(model, NODE.device, alone, 8))
+    assert count_state_bytes(model, alone) > 80e9
+    assert all(
+        count_state_bytes(model, layout) <= 80e9 for layout in list_layout_candidates(model, NODE.device, alone, 8)
+    )
 
 
 def test_the_command_line_prints_a_table_and_a_document(capsys) -> None:

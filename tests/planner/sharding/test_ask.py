@@ -10,11 +10,11 @@ from traincast.models.placement.plan import Plan
 from traincast.planner.sharding import entry as sharding
 from traincast.planner.sharding.entry import (
     TORCHREC,
-    assumed_links,
+    describe_assumed_links,
     load_candidates,
     load_dense,
     load_task,
-    torchrec_rival,
+    make_torchrec_rival,
 )
 from traincast.utils.errors import TraincastError
 
@@ -49,7 +49,7 @@ def test_one_type_for_all_tables(tables):
 
 @pytest.mark.parametrize(("on", "gpus", "said"), [("dgx-a100", 2, 0), ("a100-40gb", 1, 0), ("a100-40gb", 2, 1)])
 def test_links_of_a_device_alone_are_assumed_and_said(tables, on, gpus, said):
-    assert len(assumed_links(load_task(tables, on=on, gpus=gpus, batch_size=8))) == said
+    assert len(describe_assumed_links(load_task(tables, on=on, gpus=gpus, batch_size=8))) == said
 
 
 def test_a_dense_part_by_its_fields(tmp_path):
@@ -95,7 +95,7 @@ def test_without_torchrec_a_note_says_so(tables, monkeypatch):
     monkeypatch.setattr(sharding, "find_spec", lambda _: None)
     notes = []
 
-    assert torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
+    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
     assert notes[0].startswith("TorchRec is not installed: its plan is not among those compared")
 
 
@@ -106,7 +106,7 @@ def test_torchrec_s_planner_gets_a_part_of_the_time(tables, monkeypatch, limit, 
     monkeypatch.setattr(sharding, "find_spec", lambda _: True)
     monkeypatch.setattr(planner, "torchrec_plan", lambda task, timeout_seconds: asked.append(timeout_seconds))
 
-    assert list(torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), limit, [])) == [TORCHREC]
+    assert list(make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), limit, [])) == [TORCHREC]
     assert asked == [seconds]
 
 
@@ -120,5 +120,5 @@ def test_a_planner_that_fails_is_a_note(tables, monkeypatch):
     monkeypatch.setattr(planner, "torchrec_plan", fails)
     notes = []
 
-    assert torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
+    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
     assert notes == ["TorchRec's plan is not among those compared: no plan fits"]

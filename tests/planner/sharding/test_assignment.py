@@ -7,9 +7,9 @@ import pytest
 
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.planner.sharding import assignment as assigning
-from traincast.planner.sharding.assignment import Assignment, Changes, best_changes, best_of, rescore
-from traincast.planner.sharding.choices import ALL, NODE, NOWHERE, RANKS, scope_of
-from traincast.planner.sharding.moves import shifts
+from traincast.planner.sharding.assignment import Assignment, Changes, find_best_candidates, find_best_changes, rescore
+from traincast.planner.sharding.choices import ALL, NODE, NOWHERE, RANKS, find_scope
+from traincast.planner.sharding.moves import list_shifts
 
 
 def _whole(cost, ranks):
@@ -26,7 +26,7 @@ def test_choices_say_who_has_shards(two_nodes_cost):
         ShardingKind.ROW_WISE: ALL,
         ShardingKind.DATA_PARALLEL: ALL,
     }
-    assert {option.kind: scope_of(option) for option in choices.options} == expected
+    assert {option.kind: find_scope(option) for option in choices.options} == expected
     assert choices.scope.tolist() == [expected[option.kind] for option in choices.options]
     assert choices.nodes == 2
 
@@ -126,28 +126,28 @@ def test_a_change_of_one_table_each():
 
 def test_the_best_of_many_is_the_same_however_few_are_scored_at_once(node_cost, monkeypatch):
     placed = [_whole(node_cost, (0, 0, 0, 0)), _whole(node_cost, (1, 1, 2, 2))]
-    moved = {number: shifts(each, np.arange(4)) for number, each in enumerate(placed)}
-    together = best_changes(placed, moved)
+    moved = {number: list_shifts(each, np.arange(4)) for number, each in enumerate(placed)}
+    together = find_best_changes(placed, moved)
     monkeypatch.setattr(assigning, "_AT_ONCE", 3 * 4 * node_cost.choices.groups)  # three candidates
-    by_threes = best_changes(placed, moved)
+    by_threes = find_best_changes(placed, moved)
     for number, (change, best) in together.items():
         assert by_threes[number][1].score == pytest.approx(best.score, rel=1e-12)
         assert by_threes[number][0].table.tolist() == change.table.tolist()
         assert by_threes[number][0].places.tolist() == change.places.tolist()
-    (scores,) = [each.scores for each in best_of(node_cost, [placed[0].pending(moved[0])])]
+    (scores,) = [each.scores for each in find_best_candidates(node_cost, [placed[0].pending(moved[0])])]
     assert together[0][1].score == scores.min()
 
 
 def test_no_changes_have_no_best(node_cost):
     placed = _whole(node_cost, (0, 1, 2, 3))
-    none = shifts(placed, np.arange(4)).take(0, 0)
-    assert best_changes([placed], {0: none}) == {}
+    none = list_shifts(placed, np.arange(4)).take(0, 0)
+    assert find_best_changes([placed], {0: none}) == {}
 
 
 def test_only_a_change_that_gains_enough_is_made(node_cost):
     placed = _whole(node_cost, (0, 1, 2, 3))  # small tables: fewer senders are faster
     before = placed.score
-    (change, best) = best_changes([placed], {0: shifts(placed, np.arange(4))})[0]
+    (change, best) = find_best_changes([placed], {0: list_shifts(placed, np.arange(4))})[0]
     assert best.score < before
     assert not placed.improve(change, best, gain=0.99)
     assert placed.score == before
@@ -159,10 +159,10 @@ def test_only_a_change_that_gains_enough_is_made(node_cost):
 def test_sums_after_many_changes_are_those_anew(node_cost):
     placed, random = _whole(node_cost, (0, 1, 2, 3)), np.random.default_rng(0)
     for _ in range(20):
-        changes = shifts(placed, np.arange(4))
+        changes = list_shifts(placed, np.arange(4))
         chosen = int(random.integers(changes.count))
         one = changes.take(chosen, chosen + 1)
-        placed.apply(one, best_of(node_cost, [placed.pending(one)])[0])
+        placed.apply(one, find_best_candidates(node_cost, [placed.pending(one)])[0])
     anew = Assignment(node_cost, placed.option, placed.places)
     assert placed.score == pytest.approx(anew.score, rel=1e-9)
     assert placed.memory == pytest.approx(anew.memory)

@@ -13,11 +13,11 @@ from traincast.models.placement import Placement, Plan, check_plan
 from traincast.models.placement.memory import compute_memory_need
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
-from traincast.planner.sharding.assignment import Changes, best_of
-from traincast.planner.sharding.communication import busiest
+from traincast.planner.sharding.assignment import Changes, find_best_candidates
+from traincast.planner.sharding.communication import find_busiest_bytes
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.lookups import BAG
-from traincast.planner.sharding.moves import emptied_groups, list_swaps, shifts
+from traincast.planner.sharding.moves import list_emptied_groups, list_shifts, list_swaps
 from traincast.planner.sharding.task import make_task
 from traincast.simulator.prediction.prediction import predict_step
 
@@ -179,10 +179,14 @@ def test_changes_score_as_the_assignments_they_lead_to():
     cost, random = FastCost(task), np.random.default_rng(7)
     assignment = cost.assignment(random_plan(cost, random, ("row_wise", "column_wise", "data_parallel")))
     everywhere = np.arange(4)
-    for changes in (shifts(assignment, everywhere), list_swaps(assignment, everywhere, random), _options(assignment)):
+    for changes in (
+        list_shifts(assignment, everywhere),
+        list_swaps(assignment, everywhere, random),
+        _options(assignment),
+    ):
         chosen = int(random.integers(changes.count))
         one = changes.take(chosen, chosen + 1)
-        best = best_of(cost, [assignment.pending(one)])[0]
+        best = find_best_candidates(cost, [assignment.pending(one)])[0]
         option, places = assignment.option.copy(), assignment.places.copy()
         option[one.table], places[one.table] = one.option, one.places
         anew = type(assignment)(cost, option, places)
@@ -199,16 +203,16 @@ def test_changes_of_whole_kinds_and_of_nodes_score_as_what_they_lead_to():
     cost, random = FastCost(task), np.random.default_rng(3)
     assignment = cost.assignment(random_plan(cost, random, ("table_row_wise", "row_wise")))
     allowed = np.ones(len(cost.groups), dtype=bool)
-    emptied = emptied_groups(assignment, allowed)
+    emptied = list_emptied_groups(assignment, allowed)
     before = set(cost.choices.group[assignment.option].tolist())
     assert emptied.count == len(before) * (len(cost.groups) - 1)
-    for changes in (emptied, shifts(assignment, np.arange(16))):
+    for changes in (emptied, list_shifts(assignment, np.arange(16))):
         for chosen in random.integers(changes.count, size=4).tolist():
             one = changes.take(chosen, chosen + 1)
             option, places = assignment.option.copy(), assignment.places.copy()
             option[one.table], places[one.table] = one.option, one.places
             anew = type(assignment)(cost, option, places)
-            assert best_of(cost, [assignment.pending(one)])[0].score == pytest.approx(anew.score, rel=1e-9)
+            assert find_best_candidates(cost, [assignment.pending(one)])[0].score == pytest.approx(anew.score, rel=1e-9)
             check_plan(anew.plan([table.name for table in task.tables]), task.tables, 16, 8)
     one = emptied.take(0, 1)
     assert set(one.table.tolist()) == {
@@ -231,18 +235,20 @@ def test_plans_are_scored_together():
     plan = Plan(tuple(t.name for t in task.tables), tuple(Placement("table_wise", (i % 8,)) for i in range(26)), 8)
     assignment = cost.assignment(plan)
     changes = list_swaps(assignment, np.arange(8), np.random.default_rng(0))
-    best_of(cost, [assignment.pending(changes)])
-    assert calls(lambda: best_of(cost, [assignment.pending(changes)])) < 8 * changes.count, "arrays of them"
+    find_best_candidates(cost, [assignment.pending(changes)])
+    assert calls(lambda: find_best_candidates(cost, [assignment.pending(changes)])) < 8 * changes.count, (
+        "arrays of them"
+    )
 
 
 def test_the_busiest_receiver_decides_an_exchange():
     even = np.full(16, 10.0)
-    assert busiest(even, 8) == pytest.approx(10.0)
+    assert find_busiest_bytes(even, 8) == pytest.approx(10.0)
     one = np.where(np.arange(16) == 3, 100.0, 0.0)
-    assert busiest(one, 16) == 100.0
+    assert find_busiest_bytes(one, 16) == 100.0
     node = np.where(np.arange(16) < 8, 20.0, 0.0)
     # a node that receives everything gets 8 x 20 x 8/16 over the network, as much as an even exchange of 20 a rank
-    assert busiest(node, 8) == pytest.approx(20.0)
+    assert find_busiest_bytes(node, 8) == pytest.approx(20.0)
 
 
 def test_a_huge_table_that_could_be_copied_costs_small_copied_ones_nothing():

@@ -22,7 +22,7 @@ def _stages(cost, held):
 
 
 def _durations(cost, stages):
-    _, structure = next(cost._by_structure(stages))
+    _, structure = next(cost._group_by_structure(stages))
     return cost._durations.of(structure, stages), structure
 
 
@@ -144,9 +144,9 @@ def test_plans_are_worked_out_side_by_side_as_alone(node_cost):
 def test_interpolation_goes_on_beyond_the_heaviest_load(node_cost):
     around = node_cost._durations.around[Slot(ScopeRole.LOOKUP, ShardingKind.TABLE_WISE, 0)]
     last, before = around.load[-1], around.load[-2]
-    assert around.beyond(around.load) == pytest.approx(around.seconds - around.seconds[0])
-    assert around.beyond(around.load[:1])[0] == 0.0
-    steps = around.beyond(np.array([last, 2 * last - before]))
+    assert around.interpolate_beyond(around.load) == pytest.approx(around.seconds - around.seconds[0])
+    assert around.interpolate_beyond(around.load[:1])[0] == 0.0
+    steps = around.interpolate_beyond(np.array([last, 2 * last - before]))
     assert steps[1] - steps[0] == pytest.approx(around.seconds[-1] - around.seconds[-2])
 
 

@@ -6,7 +6,7 @@ from tests.planner.sharding.conftest import table
 from traincast.hardware.platform import load_platform
 from traincast.models.placement import Placement, Plan
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.host_memory import why_in_host_memory
+from traincast.planner.sharding.host_memory import explain_host_memory
 from traincast.planner.sharding.search import score_plan, search
 from traincast.planner.sharding.task import make_task
 
@@ -31,7 +31,7 @@ def test_tables_that_would_fit_are_told_apart():
     cost = FastCost(task, [plan])
     best = score_plan(task, cost, "mine", plan)
     # When it is asked why, then the small one is said to fit, with what the step would take
-    no_room, fits = why_in_host_memory(task, best, lambda other: score_plan(task, FastCost(task, [other]), "x", other))
+    no_room, fits = explain_host_memory(task, best, lambda other: score_plan(task, FastCost(task, [other]), "x", other))
     assert "large (" in no_room and "small" not in no_room
     assert "although each would fit: small; on their devices the step is" in fits
 
@@ -40,4 +40,4 @@ def test_a_plan_on_devices_needs_no_reason(node_task):
     names = tuple(one.name for one in node_task.tables)
     plan = Plan(names, (Placement("table_wise", (0,)),) * len(names), node_task.gpus)
     best = score_plan(node_task, FastCost(node_task, [plan]), "mine", plan)
-    assert why_in_host_memory(node_task, best, lambda _: best) == ()
+    assert explain_host_memory(node_task, best, lambda _: best) == ()

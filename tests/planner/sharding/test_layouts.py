@@ -9,16 +9,16 @@ from traincast.models.data_parallel.buckets import BUCKET_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.models.placement.options import find_option
-from traincast.models.sharded_dlrm.layout import lay_out
+from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
 from traincast.planner.sharding.layouts import (
     RANK,
     Heaviest,
-    form_of,
+    get_batch_form,
     list_held_batches,
+    make_least_layout,
+    make_typical_layout,
     merge_layouts,
-    plain,
-    scaled,
-    typical,
+    scale_layout,
 )
 from traincast.planner.sharding.lookups import TableGroup
 
@@ -27,7 +27,7 @@ NAMES = tuple(one.name for one in TABLES)
 
 
 def _layout(*placements):
-    return lay_out(TABLES, Plan(NAMES, placements, 4), batch_size=64, gpus_per_node=2)
+    return assign_shards_to_ranks(TABLES, Plan(NAMES, placements, 4), batch_size=64, gpus_per_node=2)
 
 
 def _groups(*placements):
@@ -49,8 +49,8 @@ def test_merged_layouts_have_the_batches_of_all():
     both = merge_layouts([first, second])
     assert [section.kind for section in both.sections] == [ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE]
     whole = _section(both, ShardingKind.TABLE_WISE)
-    assert [[form_of(batch)[1] for batch in batches] for batches in whole.ranks] == [["fp16"], ["fp32"], [], []]
-    assert [form_of(batch)[1] for batch in _section(both, ShardingKind.ROW_WISE).ranks[0]] == ["fp32", "fp16"]
+    assert [[get_batch_form(batch)[1] for batch in batches] for batches in whole.ranks] == [["fp16"], ["fp32"], [], []]
+    assert [get_batch_form(batch)[1] for batch in _section(both, ShardingKind.ROW_WISE).ranks[0]] == ["fp32", "fp16"]
 
 
 def test_a_merged_layout_keeps_the_first_batch_of_a_form():
@@ -59,15 +59,15 @@ def test_a_merged_layout_keeps_the_first_batch_of_a_form():
 
 
 def test_the_typical_rank_has_a_batch_of_every_group_and_is_the_only_sender():
-    layout = typical(_layout(*WHOLE), columns=160)
+    layout = make_typical_layout(_layout(*WHOLE), columns=160)
     (section,) = layout.sections
-    assert [form_of(batch)[1] for batch in section.ranks[RANK]] == ["fp16", "fp32"]
+    assert [get_batch_form(batch)[1] for batch in section.ranks[RANK]] == ["fp16", "fp32"]
     assert section.ranks[1:] == ((), (), ())
     assert section.columns == (160, 0, 0, 0)
 
 
 def test_tables_that_a_node_or_all_share_are_on_all_of_them():
-    layout = typical(_layout(*MIXED), columns=160)
+    layout = make_typical_layout(_layout(*MIXED), columns=160)
     empty = {section.kind: [not batches for batches in section.ranks] for section in layout.sections}
     assert empty[ShardingKind.TABLE_ROW_WISE] == [False, False, True, True]
     assert empty[ShardingKind.DATA_PARALLEL] == empty[ShardingKind.ROW_WISE] == [False] * 4
@@ -76,14 +76,14 @@ def test_tables_that_a_node_or_all_share_are_on_all_of_them():
 
 def test_held_batches_are_numbered_by_group():
     groups = _groups(*MIXED)
-    batches = list_held_batches(typical(_layout(*MIXED), columns=160), groups)
+    batches = list_held_batches(make_typical_layout(_layout(*MIXED), columns=160), groups)
     assert sorted(batches) == [0, 1, 2]
     assert [groups[number].dtype for number in sorted(batches)] == [batches[n].dtype for n in sorted(batches)]
     assert [groups[number].kernel for number in sorted(batches)] == [batches[n].kernel for n in sorted(batches)]
 
 
 def test_plain_layouts_look_up_as_little_as_launches_every_kernel():
-    for section in plain(_layout(*WHOLE)).sections:
+    for section in make_least_layout(_layout(*WHOLE)).sections:
         for batch in (batch for batches in section.ranks for batch in batches):
             assert (batch.rows, batch.lookups) == (1, 4)
             assert max(batch.load) <= 4
@@ -91,22 +91,22 @@ def test_plain_layouts_look_up_as_little_as_launches_every_kernel():
 
 def test_several_types_of_copied_tables_fill_a_bucket_each():
     copies = (Placement.make_data_parallel(4),) * 3
-    (section,) = plain(_layout(*copies)).sections
+    (section,) = make_least_layout(_layout(*copies)).sections
     sizes = {batch.dtype: batch.elements * ITEM_BYTES[batch.dtype] for batch in section.ranks[RANK]}
     assert sizes == {"fp32": BUCKET_BYTES[-1], "fp16": BUCKET_BYTES[-1]}
 
 
 def test_one_type_of_copied_tables_keeps_its_size():
     copied = (Placement("table_wise", (0,)), Placement.make_data_parallel(4), Placement("table_wise", (0,)))
-    batch = _section(plain(_layout(*copied)), ShardingKind.DATA_PARALLEL).ranks[RANK][0]
+    batch = _section(make_least_layout(_layout(*copied)), ShardingKind.DATA_PARALLEL).ranks[RANK][0]
     assert batch.elements == 9000 * 64
 
 
 @pytest.mark.parametrize("load", [0.0, 0.5, 2.0])
 def test_scaled_layouts_have_so_much_of_the_heaviest(load):
-    layout, groups = typical(_layout(*WHOLE), columns=160), _groups(*WHOLE)
+    layout, groups = make_typical_layout(_layout(*WHOLE), columns=160), _groups(*WHOLE)
     heaviest = [Heaviest(10.0, 1e6, 5e6, 128.0)] * len(groups)
-    (section,) = scaled(layout, load, groups, heaviest).sections
+    (section,) = scale_layout(layout, load, groups, heaviest).sections
     for batch in section.ranks[RANK]:
         assert batch.tables == max(1, round(load * 10))
         assert batch.lookups == max(1, round(load * 1e6))

@@ -21,7 +21,7 @@ from traincast.planner.sharding.lookups import (
     TERMS,
     LookupKernels,
     TableGroup,
-    shard_terms,
+    compute_shard_terms,
 )
 
 DEVICE = load_platform("dgx-a100").device
@@ -29,7 +29,7 @@ WHOLE = Option(ShardingKind.TABLE_WISE, 1)
 
 
 def _terms(option, one=None):
-    return shard_terms(one or table("a", 8000, 64, 4), option, world_size=16, gpus_per_node=8, batch_size=100)
+    return compute_shard_terms(one or table("a", 8000, 64, 4), option, world_size=16, gpus_per_node=8, batch_size=100)
 
 
 def test_a_whole_table_is_looked_up_for_all_ranks():
@@ -112,7 +112,7 @@ def test_rows_from_the_host_take_their_copy():
 def test_rows_of_half_the_bytes_are_read_faster():
     wide, narrow = (TableGroup.of(table("a", dtype=dtype), WHOLE) for dtype in ("fp32", "fp16"))
     scattered = [table("a", 80_000_000, 128, 4, access=Uniform(), dtype=dtype) for dtype in ("fp32", "fp16")]
-    terms = [shard_terms(one, WHOLE, world_size=16, gpus_per_node=8, batch_size=8192) for one in scattered]
+    terms = [compute_shard_terms(one, WHOLE, world_size=16, gpus_per_node=8, batch_size=8192) for one in scattered]
     kernels = LookupKernels((wide, narrow), DEVICE, batch_size=8192, world_size=16)
     forward, _ = kernels.seconds(np.array(terms), np.array([0, 1]))
     assert forward[1] < 0.8 * forward[0]

@@ -6,7 +6,7 @@ import pytest
 from traincast.costs.host.profile import BETWEEN, load_host_profile
 from traincast.costs.kernels.streaming.lowering.index import SINGLE_TILE
 from traincast.hardware.platform import load_platform
-from traincast.planner.sharding.preparation import Preparation, _launches, _passes
+from traincast.planner.sharding.preparation import Preparation, _count_launches, _count_passes
 
 DEVICE = load_platform("dgx-a100").device
 HOST = load_host_profile(DEVICE.host)
@@ -22,13 +22,13 @@ def preparation():
     ("rows", "passes"), [(1, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 3), (1 << 24, 4), ((1 << 32) - 1, 4)]
 )
 def test_a_pass_for_each_byte_of_a_row_number(rows, passes):
-    assert _passes(np.array([float(rows)])).tolist() == [passes]
+    assert _count_passes(np.array([float(rows)])).tolist() == [passes]
 
 
 def test_few_lookups_are_sorted_in_one_launch():
     most = float(SINGLE_TILE)
-    assert _launches(most, 1, False).sum() == _launches(1.0, 1, False).sum()
-    assert _launches(most + 1, 1, False).sum() > _launches(most, 1, False).sum()
+    assert _count_launches(most, 1, False).sum() == _count_launches(1.0, 1, False).sum()
+    assert _count_launches(most + 1, 1, False).sum() > _count_launches(most, 1, False).sum()
 
 
 def test_no_lookups_take_no_time(preparation):
@@ -65,7 +65,7 @@ def test_the_host_waits_only_for_launches_beyond_the_few(preparation):
 
 
 def test_the_host_launches_each_kernel_and_memset_once(preparation):
-    kernels, memsets = _launches(SINGLE_TILE + 1, 2, False) - _launches(1.0, 1, False)
+    kernels, memsets = _count_launches(SINGLE_TILE + 1, 2, False) - _count_launches(1.0, 1, False)
     between = float(HOST.scope_seconds([SCOPE])[0, BETWEEN])
     expected = kernels * (between + HOST.t4["launch"]) + memsets * (between + HOST.t4["memset"])
     seconds = preparation.host_seconds(np.array([1e6]), np.array([60_000.0]), HOST, SCOPE, weighted=False)

@@ -16,10 +16,10 @@ from traincast.models.placement import ShardingKind
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.layouts import typical
+from traincast.planner.sharding.layouts import make_typical_layout
 from traincast.planner.sharding.rank import RankProgram
 from traincast.planner.sharding.slots import EXCHANGES, SMALL, Part, Slot
-from traincast.planner.sharding.structure import compiled_rank
+from traincast.planner.sharding.structure import compile_rank
 from traincast.planner.sharding.task import make_task
 from traincast.simulator.schedule import Code
 
@@ -28,7 +28,7 @@ DENSE = Dense(bottom_mlp=(8, 64), top_mlp=(32, 1), interaction="cat")
 
 def _rank(cost, *kinds):
     used = tuple(number for number, group in enumerate(cost.groups) if group.kind in kinds)
-    return compiled_rank(cost.task, cost._laid_out(used), cost.groups)
+    return compile_rank(cost.task, cost._build_layout(used), cost.groups)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_kernels_are_no_exchanges():
 
 
 def test_hosts_do_more_for_every_sender(mixed_rank):
-    late, senders = mixed_rank.host_work()
+    late, senders = mixed_rank.list_host_work()
     for kind in (ShardingKind.TABLE_WISE, ShardingKind.COLUMN_WISE, ShardingKind.TABLE_ROW_WISE):
         assert {Slot(Part.VIEWS, kind), Slot(Part.GRADIENTS, kind)} <= set(senders)
     for kind in (ShardingKind.ROW_WISE, ShardingKind.DATA_PARALLEL):  # their senders never change
@@ -133,7 +133,7 @@ def test_sorts_are_launched_by_the_host_and_caches_filled():
     cached = [number for number, group in enumerate(cost.groups) if group.kernel.cached]
     assert cached
     rank = _rank(cost, *{group.kind for group in cost.groups})
-    late, _ = rank.host_work()
+    late, _ = rank.list_host_work()
     assert sorted(slot.group for slot in late.values() if slot.role is Part.FILLS) == cached
     assert sorted(slot.group for slot in late.values() if slot.role is Part.LAUNCHES) == list(range(len(cost.groups)))
 
@@ -141,7 +141,7 @@ def test_sorts_are_launched_by_the_host_and_caches_filled():
 def _needs(rank):
     """By scope: what a rank must hold to run it."""
     needs = {}
-    for run in rank.skips(1e-6):
+    for run in rank.list_skips(1e-6):
         for scope in np.unique(rank.schedule.scope[run.first : run.last]).tolist():
             needs[scope] = run.slot
     return needs
@@ -172,16 +172,16 @@ def test_what_several_groups_share_needs_two_of_them(mixed_rank):
 
 def test_tables_that_every_rank_has_are_never_skipped(node_cost):
     rank = _rank(node_cost, ShardingKind.ROW_WISE, ShardingKind.DATA_PARALLEL)
-    assert rank.skips(1e-6) == []
+    assert rank.list_skips(1e-6) == []
 
 
 def test_a_rank_without_whole_tables_runs_something_in_place_of_their_lookups(node_cost):
-    (run,) = [run for run in _rank(node_cost, ShardingKind.TABLE_WISE).skips(1e-6) if run.instead]
+    (run,) = [run for run in _rank(node_cost, ShardingKind.TABLE_WISE).list_skips(1e-6) if run.instead]
     assert run.slot == Slot(Part.HELD, ShardingKind.TABLE_WISE, 0)
 
 
 def test_stretches_do_not_overlap_and_are_in_order(mixed_rank):
-    runs = mixed_rank.skips(1e-6)
+    runs = mixed_rank.list_skips(1e-6)
     assert all(before.last <= after.first for before, after in zip(runs, runs[1:], strict=False))
     assert all(run.first < run.last for run in runs)
 
@@ -198,7 +198,7 @@ def test_another_order_in_the_step_breaks_nothing(node_task):
     tables = tuple(replace(one, dtype=dtype) for one, dtype in zip(node_task.tables, ["fp32", "fp16"] * 2, strict=True))
     task = replace(node_task, tables=tables)
     cost = FastCost(task)
-    layout = typical(cost._laid_out((0, 1)), columns=320)
+    layout = make_typical_layout(cost._build_layout((0, 1)), columns=320)
     turned = replace(layout, sections=tuple(_turned(section) for section in layout.sections))
     before, after = (RankProgram.of(task, one, cost.groups) for one in (layout, turned))
     for role in (ScopeRole.LOOKUP, Part.BACKWARD):

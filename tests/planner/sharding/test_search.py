@@ -13,7 +13,7 @@ from traincast.models.placement import Placement, Plan, check_plan
 from traincast.models.placement.memory import compute_memory_need
 from traincast.planner.sharding import search as searching
 from traincast.planner.sharding import simulations as walking
-from traincast.planner.sharding.assignment import Assignment, Changes, best_of
+from traincast.planner.sharding.assignment import Assignment, Changes, find_best_candidates
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.search import FOUND, rank_plans, search
 from traincast.planner.sharding.task import make_task
@@ -87,7 +87,7 @@ def _best_by_fast_cost(task, count):
         np.array([places for chosen in plans for _, places in chosen]),
         len(plans),
     )
-    order = np.argsort(best_of(cost, [base.pending(changes)])[0].scores)[:count]
+    order = np.argsort(find_best_candidates(cost, [base.pending(changes)])[0].scores)[:count]
     best = [plans[number] for number in order.tolist()]
     simulated = [
         full_walk(task, Assignment(cost, *(np.array(p) for p in zip(*own, strict=True))).plan(names)) for own in best
@@ -151,7 +151,7 @@ def test_walks_side_by_side_give_the_same_plans():
         assert (one.name, one.plan, one.order, one.fast_seconds) == (
             other.name, other.plan, other.order, other.fast_seconds
         )  # fmt: skip
-        assert one.why_slower(alone.best) == other.why_slower(together.best)
+        assert one.explain_slower(alone.best) == other.explain_slower(together.best)
 
 
 def test_a_search_without_time_still_answers():
@@ -162,7 +162,7 @@ def test_a_search_without_time_still_answers():
 
 def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
     clock, walks, deadlines = [100.0], [], []
-    score, descend = walking.score_plan, searching.local_search
+    score, descend = walking.score_plan, searching.search_locally
 
     def slow_at_first(*arguments):
         walks.append(arguments)
@@ -176,7 +176,7 @@ def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
     for module in (searching, walking):
         monkeypatch.setattr(module, "monotonic", lambda: clock[0])
     monkeypatch.setattr(walking, "score_plan", slow_at_first)
-    monkeypatch.setattr(searching, "local_search", noted)
+    monkeypatch.setattr(searching, "search_locally", noted)
     task = make_task(skewed_tables(24, 12), NODE, gpus=4, batch_size=1024)
     search(task, time_limit=5.0)
     assert 104.0 <= deadlines[0] < 105.0

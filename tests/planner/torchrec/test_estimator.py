@@ -81,10 +81,10 @@ def test_copies_pay_for_their_gradients(task, costs):
 @NEEDS_TORCHREC
 def test_torchrecs_planner_makes_a_valid_plan_with_our_cost_and_a_better_one(task):
     from traincast.planner.torchrec.estimator import plan_with_our_cost
-    from traincast.planner.torchrec.planner import torchrec_plan
+    from traincast.planner.torchrec.planner import plan_with_torchrec
 
     kernels = ("fused", "dense")  # in device memory: fewer kinds of simulations to compile
-    ours, theirs = plan_with_our_cost(task, kernels=kernels), torchrec_plan(task, kernels=kernels)
+    ours, theirs = plan_with_our_cost(task, kernels=kernels), plan_with_torchrec(task, kernels=kernels)
 
     assert check_plan(ours, task.tables, 16, 8) == ours
     both = ShardCosts(task, list(zip(ours.placements, theirs.placements, strict=True)))
@@ -93,14 +93,14 @@ def test_torchrecs_planner_makes_a_valid_plan_with_our_cost_and_a_better_one(tas
 
 @NEEDS_TORCHREC
 def test_every_shard_of_the_search_space_gets_its_seconds(task):
-    from traincast.planner.torchrec.estimator import our_planner
-    from traincast.planner.torchrec.objects import embedding_modules, torchrec
-    from traincast.planner.torchrec.planner import quiet
+    from traincast.planner.torchrec.estimator import make_planner_with_our_cost
+    from traincast.planner.torchrec.objects import import_torchrec, make_embedding_modules
+    from traincast.planner.torchrec.planner import silence_torchrec
 
-    with quiet():
-        planner = our_planner(task)
-        sharders = [torchrec("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
-        options = planner._enumerator.enumerate(embedding_modules(task.tables), sharders)
+    with silence_torchrec():
+        planner = make_planner_with_our_cost(task)
+        sharders = [import_torchrec("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
+        options = planner._enumerator.enumerate(make_embedding_modules(task.tables), sharders)
 
     assert {option.name for option in options} == {table.name for table in task.tables}
     for option in options:
@@ -111,9 +111,9 @@ def test_every_shard_of_the_search_space_gets_its_seconds(task):
 def test_another_batch_size_or_other_tables_are_refused(task):
     from types import SimpleNamespace
 
-    from traincast.planner.torchrec.estimator import perf_plugins
+    from traincast.planner.torchrec.estimator import make_perf_plugins
 
-    estimator, model = perf_plugins(task)
+    estimator, model = make_perf_plugins(task)
     option = SimpleNamespace(
         name="t0", batch_size=64, shards=[None], sharding_type="table_wise", compute_kernel="fused"
     )

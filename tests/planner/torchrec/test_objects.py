@@ -13,7 +13,12 @@ from tests.planner.torchrec.conftest import NEEDS_TORCHREC
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement.plan import Placement, Plan
 from traincast.planner.torchrec import objects
-from traincast.planner.torchrec.objects import describe_module, embedding_modules, sharding_plan, sharding_plan_to_json
+from traincast.planner.torchrec.objects import (
+    convert_sharding_plan,
+    describe_module,
+    make_embedding_modules,
+    make_sharding_plan,
+)
 from traincast.planner.torchrec.plans import plan_from_json, plan_to_json
 from traincast.planner.torchrec.tables import default_modules, tables_from_json
 from traincast.utils.errors import TraincastError
@@ -22,21 +27,21 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 def test_without_torchrec_the_message_says_what_to_install(tables, plan, monkeypatch):
-    objects.torchrec.cache_clear()
+    objects.import_torchrec.cache_clear()
     monkeypatch.setitem(sys.modules, "torchrec", None)
     monkeypatch.setitem(sys.modules, "torchrec.distributed.types", None)
     try:
         with pytest.raises(TraincastError, match=r"install 'traincast\[torchrec\]'"):
-            sharding_plan(plan, tables, gpus_per_node=2)
+            make_sharding_plan(plan, tables, gpus_per_node=2)
     finally:
-        objects.torchrec.cache_clear()
+        objects.import_torchrec.cache_clear()
 
 
 @NEEDS_TORCHREC
 def test_our_json_is_what_torchrec_writes_itself(tables, plan):
     ours = plan_to_json(plan, tables, gpus_per_node=2, modules=default_modules(tables))
 
-    theirs = sharding_plan_to_json(sharding_plan(plan, tables, gpus_per_node=2))
+    theirs = convert_sharding_plan(make_sharding_plan(plan, tables, gpus_per_node=2))
 
     assert theirs == ours
     assert plan_from_json(json.loads(json.dumps(theirs)), tables, world_size=4, gpus_per_node=2) == plan
@@ -46,7 +51,7 @@ def test_our_json_is_what_torchrec_writes_itself(tables, plan):
 def test_tables_become_modules_and_come_back(tables):
     poolings = {table.name: table.pooling.mean for table in tables}
 
-    described = json.loads(json.dumps(describe_module(embedding_modules(tables), poolings)))
+    described = json.loads(json.dumps(describe_module(make_embedding_modules(tables), poolings)))
     read = tables_from_json(described)
 
     # TorchRec's modules do not know the access distribution
@@ -84,7 +89,7 @@ def test_a_sequence_collection_is_described():
 @NEEDS_TORCHREC
 def test_a_dim_that_fbgemm_refuses_is_refused_by_name():
     with pytest.raises(TraincastError, match="'odd': dim 6"):
-        embedding_modules([Table(name="odd", rows=10, dim=6, pooling=Pooling.from_constant(1.0))])
+        make_embedding_modules([Table(name="odd", rows=10, dim=6, pooling=Pooling.from_constant(1.0))])
 
 
 @NEEDS_TORCHREC

@@ -70,21 +70,30 @@ def test_what_the_task_does_not_know_is_refused_by_name(task, asked, words):
 def test_torchrecs_own_planner_plans_with_our_configuration(task):
     """Given the real package, when its newest estimator asks our configuration, then shards cost what we say and the
     plan is one that can be run."""
-    from traincast.planner.torchrec.objects import torchrec
-    from traincast.planner.torchrec.perf_config import perf_estimator
-    from traincast.planner.torchrec.planner import constraints, planner_topology, quiet, reservation, run_planner
+    from traincast.planner.torchrec.objects import import_torchrec
+    from traincast.planner.torchrec.perf_config import make_perf_estimator
+    from traincast.planner.torchrec.planner import (
+        make_constraints,
+        make_reservation,
+        make_topology,
+        run_planner,
+        silence_torchrec,
+    )
 
-    planner, hardware = torchrec("distributed.planner"), planner_topology(task)
-    wanted = constraints(task.tables, ["fused"])
+    planner, hardware = import_torchrec("distributed.planner"), make_topology(task)
+    wanted = make_constraints(task.tables, ["fused"])
     storage = planner.shard_estimators.EmbeddingStorageEstimator(topology=hardware, constraints=wanted)
     enumerator = planner.enumerators.EmbeddingEnumerator(
-        topology=hardware, batch_size=task.batch_size, constraints=wanted, estimator=[perf_estimator(task), storage]
+        topology=hardware,
+        batch_size=task.batch_size,
+        constraints=wanted,
+        estimator=[make_perf_estimator(task), storage],
     )
-    with quiet():
+    with silence_torchrec():
         plan = run_planner(
             planner.EmbeddingShardingPlanner(
                 topology=hardware, batch_size=task.batch_size, constraints=wanted, enumerator=enumerator,
-                storage_reservation=reservation(task.limits), stats=[], debug=False,
+                storage_reservation=make_reservation(task.limits), stats=[], debug=False,
             ),
             task,
         )  # fmt: skip

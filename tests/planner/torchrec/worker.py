@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from traincast.planner.torchrec.objects import embedding_modules, sharding_plan
+from traincast.planner.torchrec.objects import make_embedding_modules, make_sharding_plan
 from traincast.planner.torchrec.plans import plan_from_json
 from traincast.planner.torchrec.tables import tables_from_json
 
@@ -42,10 +42,10 @@ def shards_of(rank: int, tables: Any, plan: Any, sizes: dict[str, int]) -> list[
     os.environ.update(LOCAL_WORLD_SIZE=str(local), LOCAL_RANK=str(rank % local))
     dist.init_process_group("fake", rank=rank, world_size=plan.world_size, store=FakeStore())
     comm._INTRA_PG = comm._CROSS_PG = None
-    planned = sharding_plan(plan, tables, gpus_per_node=local)
+    planned = make_sharding_plan(plan, tables, gpus_per_node=local)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     kept = []
-    for path, module in embedding_modules(tables).items():
+    for path, module in make_embedding_modules(tables).items():
         sharded = EmbeddingBagCollectionSharder().shard(module, planned.plan[path], env, torch.device("meta"))
         for lookup in sharded._lookups:
             for kernel in getattr(lookup, "module", lookup)._emb_modules:
@@ -64,10 +64,10 @@ def step(rank: int, tables: Any, plan: Any, store: str) -> dict[str, float]:
 
     torch.manual_seed(0)
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
-    whole = embedding_modules(tables, device="cpu", learning_rate=LEARNING_RATE)
+    whole = make_embedding_modules(tables, device="cpu", learning_rate=LEARNING_RATE)
     weights = {name: value.detach().clone() for name, value in whole.state_dict().items()}
-    planned = sharding_plan(plan, tables, gpus_per_node=2, device="cpu")
-    modules = embedding_modules(tables, device="meta", learning_rate=LEARNING_RATE)
+    planned = make_sharding_plan(plan, tables, gpus_per_node=2, device="cpu")
+    modules = make_embedding_modules(tables, device="meta", learning_rate=LEARNING_RATE)
     sharded = DistributedModelParallel(modules, device=torch.device("cpu"), plan=planned)
     load(sharded, weights)
 

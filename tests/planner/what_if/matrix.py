@@ -8,15 +8,15 @@ from random import Random
 from typing import Any
 
 from traincast.models.catalog import list_models
-from traincast.models.transformers.reading import built_in_names
-from traincast.planner.what_if.compare import both
-from traincast.planner.what_if.edits.registry import edits, parse_edits
-from traincast.planner.what_if.edits.sizes import batch_of
-from traincast.planner.what_if.money import Prices, cost_of
-from traincast.planner.what_if.result import fits, memory_bytes
+from traincast.models.transformers.reading import list_built_in_names
+from traincast.planner.what_if.compare import prepare_both_sides
+from traincast.planner.what_if.edits.registry import list_edits, parse_edits
+from traincast.planner.what_if.edits.sizes import get_batch_size
+from traincast.planner.what_if.money import Prices, compute_cost
+from traincast.planner.what_if.result import check_fits, get_memory_bytes
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.utils.errors import TraincastError
@@ -55,7 +55,7 @@ _INVERSE: dict[str, Callable[[Resolved], str]] = {
     "rows": lambda scene: "x0.5",
     "on": lambda scene: scene.platform.key,
     "gpus": lambda scene: str(scene.gpus),
-    "batch-size": lambda scene: str(batch_of(scene)),
+    "batch-size": lambda scene: str(get_batch_size(scene)),
     "embedding-dim": lambda scene: str(scene.of_dlrm().embedding_dim),
     "tables": lambda scene: str(scene.of_dlrm().num_tables),
     "bottom-mlp": lambda scene: "-".join(map(str, scene.of_dlrm().bottom_mlp)),
@@ -84,7 +84,7 @@ def _layout(scene: Resolved) -> Layout:
 
 def models() -> list[str]:
     """All built-in models, published programs and, as `NAME laid out`, described Transformers."""
-    described = [f"{name} laid out" for name in built_in_names()]
+    described = [f"{name} laid out" for name in list_built_in_names()]
     return [*(info.name for info in list_models()), *published_programs(), *described]
 
 
@@ -93,14 +93,14 @@ def texts(model: str) -> list[str]:
     values = {**VALUES, **LAID_OUT} if model.endswith(" laid out") else VALUES
     return [
         name + (f":{TARGETS[name]}" if edit.target else "") + (f"={values[name]}" if edit.takes else "")
-        for name, edit in edits().items()
+        for name, edit in list_edits().items()
     ]
 
 
 def scene_of_model(model: str, text: str) -> Resolved:
     """A model where it is edited: on one GPU, but for edits of what several exchange, of a loader and of bags."""
     if model.endswith(" laid out"):
-        return resolve(scenario_from({"workload": model.removesuffix(" laid out"), "on": _NODE, **_LAYOUT}))
+        return resolve(make_scenario({"workload": model.removesuffix(" laid out"), "on": _NODE, **_LAYOUT}))
     options: dict[str, Any] = {}
     if text.startswith(("bucket-mb", "overlap", "plan")):
         options = {"gpus": 2}
@@ -108,14 +108,14 @@ def scene_of_model(model: str, text: str) -> Resolved:
         options = {"loader_ms": 50.0, "workers": 2}
     elif text == "fuse-embedding-bags" and any(info.name == model and "bag" in info.choices for info in list_models()):
         options = {"embedding": "bag"}
-    return resolve(scenario_from({"workload": model, "on": "v100", **options}))
+    return resolve(make_scenario({"workload": model, "on": "v100", **options}))
 
 
 def check_edit(model: str, text: str) -> str:
     """Applies an edit to a model: "" when all is well with the edited step, else why it cannot be applied."""
     scene = scene_of_model(model, text)
     try:
-        base, changed = both(scene, parse_edits([text]))
+        base, changed = prepare_both_sides(scene, parse_edits([text]))
         result = predict(changed)
     except TraincastError as error:
         reason = str(error)
@@ -127,7 +127,7 @@ def check_edit(model: str, text: str) -> str:
     check_answer(result)
     name = text.partition("=")[0].partition(":")[0]
     if name in MACHINE:
-        assert memory_bytes(result) == memory_bytes(predict(base)), text
+        assert get_memory_bytes(result) == get_memory_bytes(predict(base)), text
     _check_undone(scene, changed, text, name)
     return ""
 
@@ -138,11 +138,11 @@ def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> N
         return
     left, _, value = text.partition("=")
     back = f"{left}={_INVERSE[name](scene) or format(1 / float(value), 'g')}"
-    start, again = both(changed, parse_edits([back]))
-    before = predict(both(scene, parse_edits([text]))[0] if start.dlrm is not None else scene)
+    start, again = prepare_both_sides(changed, parse_edits([back]))
+    before = predict(prepare_both_sides(scene, parse_edits([text]))[0] if start.dlrm is not None else scene)
     after = predict(again)
     assert math.isclose(after.iteration, before.iteration, rel_tol=1e-9), f"{text}, then {back}"
-    assert math.isclose(memory_bytes(after), memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
+    assert math.isclose(get_memory_bytes(after), get_memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
 
 
 def check_answer(result: Prediction) -> None:
@@ -150,9 +150,9 @@ def check_answer(result: Prediction) -> None:
     low, high = result.interval
     assert math.isfinite(high)
     assert 1e-6 < low <= result.iteration <= high < 1e4
-    assert memory_bytes(result) > 0
-    assert fits(result) == (memory_bytes(result) <= result.platform.device.memory_bytes)
-    cost = cost_of(result, Prices(per_gpu_hour=3.0))
+    assert get_memory_bytes(result) > 0
+    assert check_fits(result) == (get_memory_bytes(result) <= result.platform.device.memory_bytes)
+    cost = compute_cost(result, Prices(per_gpu_hour=3.0))
     hours = cost.gpus * result.iteration / 3600
     assert math.isclose(cost.to_dict()["gpu_hours_per_million_samples"], 1e6 * hours / cost.samples)
     assert math.isclose(cost.to_dict()["dollars_per_step"], 3.0 * hours)

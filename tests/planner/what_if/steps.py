@@ -7,17 +7,19 @@ from collections import Counter
 import pytest
 
 from traincast.hardware.platform import load_platform
-from traincast.planner.what_if.compare import both
+from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import load_step
 from traincast.simulator.scenario.resolved import resolve
 
 
 def edited_step(capture, *edits, on="a100-80gb", **options):
     """A step with edits."""
-    _, changed = both(resolve(scenario_from({"workload": capture, "on": on, **options})), parse_edits(edits))
+    _, changed = prepare_both_sides(
+        resolve(make_scenario({"workload": capture, "on": on, **options})), parse_edits(edits)
+    )
     return load_step(changed)[0]
 
 

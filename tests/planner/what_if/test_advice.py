@@ -8,8 +8,8 @@ import math
 import pytest
 
 import traincast
-from traincast.app.report.whatif import advice_text, sensitivity_text
-from traincast.planner.what_if.advice import _risk
+from traincast.app.report.whatif import format_advice, format_sensitivity
+from traincast.planner.what_if.advice import _describe_risk
 from traincast.planner.what_if.edits.registry import parse_edits
 
 
@@ -32,7 +32,7 @@ def test_the_best_three_are_explained_and_the_others_named(advice):
     assert "host falls from" in advice.suggestions[0].why  # a small DLRM on a fast GPU waits for its host
     assert "in one op already" in advice.refused["fuse-embedding-bags"]
     assert "dtype=tf32" in advice.useless  # a V100 has no such units
-    text = advice_text(advice)
+    text = format_advice(advice)
     assert "accuracy" in text and "$" in text
     json.dumps(advice.to_dict(), allow_nan=False)
 
@@ -54,7 +54,7 @@ def test_elasticities_of_a_step_add_up():
     assert 0.8 < whole < 1.05
     assert "link bandwidth" not in e
     assert abs(e["launch cost"]) <= abs(e["host overheads"])
-    assert "elasticity" in sensitivity_text(result)
+    assert "elasticity" in format_sensitivity(result)
 
 
 def test_measurements_narrow_the_interval_the_best_first():
@@ -69,5 +69,7 @@ def test_measurements_narrow_the_interval_the_best_first():
 
 def test_risks_are_those_of_the_values_and_said_once():
     wanted = parse_edits(["batch-size=x2", "dtype=bf16", "plan=search"])
-    assert _risk(wanted) == "accuracy: another batch, numbers of 7 bits; tables must be moved"
-    assert "scaled" in _risk(parse_edits(["dtype=fp16"])) and "scaled" not in _risk(parse_edits(["dtype=tf32"]))
+    assert _describe_risk(wanted) == "accuracy: another batch, numbers of 7 bits; tables must be moved"
+    assert "scaled" in _describe_risk(parse_edits(["dtype=fp16"])) and "scaled" not in _describe_risk(
+        parse_edits(["dtype=tf32"])
+    )

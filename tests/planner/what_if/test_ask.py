@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.ir.given import OpCost
-from traincast.planner.what_if.difference import Difference, error_sources
+from traincast.planner.what_if.difference import Difference, list_error_sources
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
@@ -33,7 +33,7 @@ def test_the_difference_is_known_better_than_two_independent_predictions(bags):
     # given the log-sigmas of both steps, when they are taken to be independent
     steps = (("bag", bags.before), ("batched", bags.after))
     scenes = [(resolve(Scenario(workload="dlrm-default", on="v100", embedding=name)), result) for name, result in steps]
-    alone = [math.hypot(*error_sources(scene, result).values()) for scene, result in scenes]
+    alone = [math.hypot(*list_error_sources(scene, result).values()) for scene, result in scenes]
 
     # then the shared part is missing from the interval of the change
     assert 0 < bags.change.sigma < math.hypot(*alone)
@@ -55,7 +55,7 @@ def test_errors_of_another_device_are_not_shared():
 def test_the_error_sources_make_up_the_interval_of_the_step():
     scene = resolve(Scenario(workload="dlrm-default", on="v100"))
     result = predict(scene)
-    sources = error_sources(scene, result)
+    sources = list_error_sources(scene, result)
     shared = {key: sigma for key, sigma in sources.items() if key[0] != "kernel"}
     terms = math.hypot(*result.interval_terms.values())
     assert math.isclose(math.hypot(*shared.values()), terms, rel_tol=1e-9)

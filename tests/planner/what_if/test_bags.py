@@ -10,7 +10,7 @@ import traincast
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
@@ -85,7 +85,9 @@ def test_fused_bags_are_those_of_a_model_with_table_batched_embeddings(batched, 
 @pytest.mark.parametrize("model", ["dlrm-default", "dlrm-ddp"])
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_fused_bags_of_a_saved_dlrm_are_its_table_batched_variant(model, mode):
-    bag, batched = (load(Scenario(workload=model, embedding=kind, mode=mode)) for kind in ("bag", "batched"))
+    bag, batched = (
+        load_single_gpu_step(Scenario(workload=model, embedding=kind, mode=mode)) for kind in ("bag", "batched")
+    )
     (edited, mine), (fresh, theirs) = (kernels_of(step) for step in (edited_step(bag, "fuse-embedding-bags"), batched))
     assert mine == theirs
     assert edited.iteration == pytest.approx(fresh.iteration, rel=0.01)

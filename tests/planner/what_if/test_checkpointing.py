@@ -7,7 +7,7 @@ import pytest
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def test_activations_are_computed_again_as_checkpoint_does(name, edits, written)
 
 def test_a_built_in_model_trades_time_for_memory():
     # given BERT, whose layers are found by themselves
-    plain = load(Scenario(workload="bert-large", attention="sdpa", optimizer="sgd"))
+    plain = load_single_gpu_step(Scenario(workload="bert-large", attention="sdpa", optimizer="sgd"))
     before, after = (kernels_of(step)[0] for step in (plain, edited_step(plain, "checkpoint=layers")))
 
     # then backward runs the forward pass of its layers once more
@@ -62,4 +62,4 @@ def test_a_built_in_model_trades_time_for_memory():
 )
 def test_what_cannot_be_computed_again_says_why(variant, edit, reason):
     with pytest.raises(TraincastError, match=reason):
-        edited_step(load(variant.replace(workload="din")), edit)
+        edited_step(load_single_gpu_step(variant.replace(workload="din")), edit)

@@ -7,7 +7,7 @@ import pytest
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 
 torch = pytest.importorskip("torch")
 from tests.planner.what_if.models import captured, ops_of  # noqa: E402
@@ -24,7 +24,10 @@ from tests.planner.what_if.models import captured, ops_of  # noqa: E402
 def test_a_compiled_step_is_a_fresh_capture_of_a_compiled_model(name, edits, written):
     # given a captured step with the edit, and a capture of a script that compiles the model
     plain = captured(name)
-    edited, fresh = edited_step(plain, *edits), load(Scenario(workload=captured(name, compiled=True, **written)))
+    edited, fresh = (
+        edited_step(plain, *edits),
+        load_single_gpu_step(Scenario(workload=captured(name, compiled=True, **written))),
+    )
 
     # then it runs the same kernels, with the same work of the host
     validate_workload(edited)
@@ -39,7 +42,9 @@ def test_a_compiled_step_is_a_fresh_capture_of_a_compiled_model(name, edits, wri
 
 @pytest.mark.parametrize("model", ["din", "ncf", "resnet50", "dlrm-default"])
 def test_a_compiled_built_in_model_trains_no_slower(model):
-    eager, compiled = (kernels_of(load(Scenario(workload=model, compiled=one)))[0] for one in (False, True))
+    eager, compiled = (
+        kernels_of(load_single_gpu_step(Scenario(workload=model, compiled=one)))[0] for one in (False, True)
+    )
     assert compiled.device_active <= eager.device_active
     assert compiled.host <= eager.host
     assert "compiled" in compiled.workload.meta

@@ -9,7 +9,7 @@ import pytest
 import traincast
 from tests.planner.what_if.steps import assert_same, edited_step
 from traincast.models.dlrm.config import DLRM_DDP
-from traincast.planner.what_if.compare import both
+from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
@@ -70,7 +70,7 @@ def test_tables_that_are_looked_up_unevenly_say_how_often_each_is():
 
 
 def test_dropping_a_table_keeps_the_others():
-    _, changed = both(resolve(Scenario(workload="dlrm-v2", on="h100")), parse_edits(["drop-table=20"]))
+    _, changed = prepare_both_sides(resolve(Scenario(workload="dlrm-v2", on="h100")), parse_edits(["drop-table=20"]))
     before = resolve(Scenario(workload="dlrm-v2", on="h100")).of_dlrm()
     after = changed.of_dlrm()
     assert before.lookups_per_table[20] == 100  # the busiest

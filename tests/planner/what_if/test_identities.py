@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 import traincast
-from traincast.planner.what_if.compare import both
+from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.result import memory_bytes, parts_of
+from traincast.planner.what_if.result import get_memory_bytes, split_parts
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
@@ -128,7 +128,7 @@ def _assert_nothing(result):
     assert result.change.seconds == 0 and result.change.sigma == 0 and result.per_sample.ratio == 1
     low, high = result.change.interval
     assert low <= 0 <= high and not result.change.certain
-    assert memory_bytes(result.after) == memory_bytes(result.before)
+    assert get_memory_bytes(result.after) == get_memory_bytes(result.before)
     assert "nothing changes" in result.verdict
 
 
@@ -160,13 +160,13 @@ def _outcome(source, edits):
     assert result.change.seconds == result.after.iteration - result.before.iteration
     for step in (result.before, result.after):
         _assert_whole(step)
-    alone = predict(both(resolve(Scenario(workload=source, on="a100-80gb")), parse_edits(edits))[1])
+    alone = predict(prepare_both_sides(resolve(Scenario(workload=source, on="a100-80gb")), parse_edits(edits))[1])
     assert alone.iteration == result.after.iteration
-    return result.after.iteration, memory_bytes(result.after)
+    return result.after.iteration, get_memory_bytes(result.after)
 
 
 def _assert_whole(step):
-    parts = parts_of(step)
+    parts = split_parts(step)
     if isinstance(step, Prediction):
         active, idle = parts["device active"], parts["device idle"]
         assert active + idle == pytest.approx(step.iteration, rel=1e-9)

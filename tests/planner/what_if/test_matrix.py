@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planner.what_if.matrix import MACHINE, VALUES, check_edit, drawn, models, texts
-from traincast.planner.what_if.edits.registry import edits
+from traincast.planner.what_if.edits.registry import list_edits
 
 WHOLE = ("dlrm-ddp", "din", "mpt-125m laid out")
 """Small models that every edit is tried on; together with the few below, each edit applies to one of them."""
@@ -29,7 +29,7 @@ def test_every_edit_gives_a_sound_step_or_says_why_not(reasons):
     for text, model in ELSEWHERE.items():
         assert check_edit(model, text) == ""
         applied.add(text.partition("=")[0])
-    missing = set(edits()) - applied
+    missing = set(list_edits()) - applied
     assert missing == {"plan"} | BESIDE_OTHERS, "the search for plans takes seconds and has tests of its own"
 
 
@@ -46,4 +46,4 @@ def test_edits_drawn_for_every_model(model):
 
 def test_the_lists_are_whole():
     assert len(models()) > 60 and len(set(models())) == len(models())
-    assert {name for name, edit in edits().items() if edit.takes} <= set(VALUES)
+    assert {name for name, edit in list_edits().items() if edit.takes} <= set(VALUES)

@@ -7,7 +7,7 @@ import pytest
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
@@ -41,8 +41,8 @@ def test_an_edit_of_types_is_a_fresh_capture_of_the_edited_model(name, choice, w
 @pytest.mark.parametrize("model", ["din", "ncf", "hstu", "vgg13", "wide-deep"])
 def test_autocast_of_a_saved_model_is_its_capture_under_autocast(model):
     # given a built-in model in float32, edited at its own size
-    step = edited_step(load(Scenario(workload=model)), "dtype=bf16")
-    fresh = load(Scenario(workload=model, dtype="bf16"))
+    step = edited_step(load_single_gpu_step(Scenario(workload=model)), "dtype=bf16")
+    fresh = load_single_gpu_step(Scenario(workload=model, dtype="bf16"))
 
     # then at that size and at twice its batch it runs the ops of the one that was captured under autocast
     for size in (None, 2 * step.batch_size):
@@ -56,9 +56,9 @@ def test_autocast_of_a_saved_model_is_its_capture_under_autocast(model):
 @pytest.mark.parametrize(
     ("model", "edit", "reason"),
     [
-        (load(Scenario(workload="din")), "dtype=fp8", "give bf16 here"),
-        (load(Scenario(workload="din", dtype="bf16")), "dtype=fp16", "16 bits already"),
-        (load(Scenario(workload="dlrm-ddp")), "dtype=bf16", "binary_cross_entropy_with_logits"),
+        (load_single_gpu_step(Scenario(workload="din")), "dtype=fp8", "give bf16 here"),
+        (load_single_gpu_step(Scenario(workload="din", dtype="bf16")), "dtype=fp16", "16 bits already"),
+        (load_single_gpu_step(Scenario(workload="dlrm-ddp")), "dtype=bf16", "binary_cross_entropy_with_logits"),
     ],
 )
 def test_types_that_cannot_be_edited_say_what_works(model, edit, reason):

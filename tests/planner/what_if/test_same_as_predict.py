@@ -8,8 +8,8 @@ import pytest
 
 import traincast
 from traincast.models.placement.plan import Placement, Plan
-from traincast.models.placement.plan_file import plan_to_json
-from traincast.simulator.scenario.fields import scenario_from
+from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.utils.errors import TraincastError
@@ -42,7 +42,7 @@ NOT_COMPILED = [
 def test_the_step_before_is_the_one_that_predict_answers_for(name, on, options):
     asked, before = (
         traincast.predict(name, on=on, **options),
-        predict(resolve(scenario_from({"workload": name, "on": on, **options}))),
+        predict(resolve(make_scenario({"workload": name, "on": on, **options}))),
     )
     assert (before.iteration, before.interval) == (asked.iteration, asked.interval)
     assert before.memory.peak_bytes == asked.memory.peak_bytes
@@ -98,7 +98,7 @@ def plan_of_two(tmp_path):
     """A plan of rows for the eight tables of `dlrm-ddp` on two GPUs."""
     names = tuple(f"table{number}" for number in range(8))
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps(plan_to_json(Plan(names, (Placement.make_row_wise(2),) * 8, 2))))
+    file.write_text(json.dumps(convert_plan_to_json(Plan(names, (Placement.make_row_wise(2),) * 8, 2))))
     return file
 
 

@@ -9,7 +9,7 @@ import pytest
 import traincast
 from tests.planner.what_if.steps import assert_same, edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.planner.what_if.compare import both
+from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.scenario.predict import load_step
 from traincast.simulator.scenario.resolved import resolve
@@ -82,7 +82,7 @@ def test_an_edit_of_ops_is_a_fresh_capture_of_the_edited_model(capture, edit, wr
 
 def test_an_edited_capture_can_still_change_its_size(capture):
     scene = resolve(Scenario(workload=capture, on="a100-80gb"))
-    _, changed = both(scene, parse_edits(["accumulate=3", "batch-size=128"]))
+    _, changed = prepare_both_sides(scene, parse_edits(["accumulate=3", "batch-size=128"]))
     step = load_step(changed)[0]
     assert step.batch_size == 128 and step.samples == 384
 

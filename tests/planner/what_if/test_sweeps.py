@@ -15,9 +15,9 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.report.whatif import sweep_text
-from traincast.planner.what_if.sweeps.grid import Grid, grid_of, varied_values
-from traincast.planner.what_if.sweeps.result import pareto
+from traincast.app.report.whatif import format_sweep
+from traincast.planner.what_if.sweeps.grid import Grid, make_grid, read_varied_values
+from traincast.planner.what_if.sweeps.result import find_pareto_rows
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 
@@ -72,14 +72,14 @@ def test_no_point_of_the_pareto_table_is_beaten(swept):
     for mine in goals:
         beaten = any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in goals)
         assert beaten == (mine not in best)
-    assert "p100" in sweep_text(result)
+    assert "p100" in format_sweep(result)
 
 
 def test_a_point_that_fails_is_listed_and_stops_no_other():
     result = traincast.sweep("dlrm-ddp", on="v100", vary={"dtype": ["fp32", "fp8"], "batch-size": [512]}, processes=1)
     (failed,) = result.failed
     assert failed["dtype"] == "fp8" and "described Transformers" in failed["error"]
-    assert "failed: dtype=fp8" in sweep_text(result)
+    assert "failed: dtype=fp8" in format_sweep(result)
     assert len(result.pareto) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_killed_sweep_loses_at_most_the_points_in_flight(tmp_path):
 )
 def test_bad_sweeps_are_refused_with_what_would_work(vary, said):
     with pytest.raises(TraincastError, match=said):
-        grid_of(vary)
+        make_grid(vary)
 
 
 SWEEP = """
@@ -243,7 +243,9 @@ lookups_per_table: 1
 def test_whole_numbers_of_yaml_and_python_are_whole(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("workload: dlrm-ddp\non: v100\nvary: {batch-size: [1.0e+3, 2000.0]}\n")
-    assert grid_of(varied_values(read_document(file)["vary"], "s.yaml")).axes == (("batch-size", ("1000", "2000")),)
+    assert make_grid(read_varied_values(read_document(file)["vary"], "s.yaml")).axes == (
+        ("batch-size", ("1000", "2000")),
+    )
     assert not traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [1e3]}, processes=1).failed
 
 
@@ -254,4 +256,4 @@ def test_a_grid_is_the_product_of_its_axes():
 
 def test_pareto_of_equal_points_keeps_one():
     row = {"us_per_sample": 1.0, "dollars_per_million_samples": 1.0, "memory_gb": 1.0}
-    assert len(pareto([row, dict(row)])) == 1
+    assert len(find_pareto_rows([row, dict(row)])) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer
-from traincast.simulator.parallelism.communication import nodes_of
+from traincast.simulator.parallelism.communication import count_group_nodes
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.utils.errors import TraincastError
 
@@ -68,9 +68,9 @@ def test_experts_must_divide_among_ranks() -> None:
 def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
     topology = load_platform("dgx-h100").topology
     assert topology is not None
-    assert nodes_of(8, 1, topology) == 1  # tensor parallel: neighbours
-    assert nodes_of(16, 8, topology) == 16  # data parallel alongside tp 8: one of each node
-    assert nodes_of(16, 2, topology) == 4
+    assert count_group_nodes(8, 1, topology) == 1  # tensor parallel: neighbours
+    assert count_group_nodes(16, 8, topology) == 16  # data parallel alongside tp 8: one of each node
+    assert count_group_nodes(16, 2, topology) == 4
 
 
 @pytest.mark.parametrize(

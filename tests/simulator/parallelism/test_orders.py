@@ -11,7 +11,7 @@ from traincast.simulator.parallelism.orders import (
     order_1f1b,
     order_interleaved,
     order_zero_bubble,
-    part_layers,
+    split_layers_into_parts,
 )
 
 
@@ -76,5 +76,5 @@ def test_gradients_of_weights_fill_the_end_of_the_first_stage() -> None:
 
 
 def test_the_ends_hold_fewer_layers() -> None:
-    assert part_layers(126, 8) == (15, 16, 16, 16, 16, 16, 16, 15)
-    assert sum(part_layers(61, 4, 4)) == 61
+    assert split_layers_into_parts(126, 8) == (15, 16, 16, 16, 16, 16, 16, 15)
+    assert sum(split_layers_into_parts(61, 4, 4)) == 61

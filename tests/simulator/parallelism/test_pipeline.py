@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.parallelism.pipeline import pipeline_seconds, stage_layers
+from traincast.simulator.parallelism.pipeline import compute_pipeline_seconds, split_layers_into_stages
 
 
 def _simulated(forward: list[float], backward: list[float], micro_batches: int) -> float:
@@ -43,27 +43,27 @@ def _simulated(forward: list[float], backward: list[float], micro_batches: int) 
 @pytest.mark.parametrize("micro_batches", [8, 32])
 def test_equal_stages_take_what_a_simulation_says(stages: int, micro_batches: int) -> None:
     forward, backward = [1.0] * stages, [2.0] * stages
-    total, bubble = pipeline_seconds(forward, backward, micro_batches)
+    total, bubble = compute_pipeline_seconds(forward, backward, micro_batches)
     assert total == pytest.approx(_simulated(forward, backward, micro_batches))
     assert bubble == pytest.approx(3.0 * (stages - 1))
 
 
 def test_a_slower_last_stage_sets_the_pace() -> None:
     forward, backward = [1.0, 1.0, 1.0, 1.3], [2.0, 2.0, 2.0, 2.6]
-    total, _ = pipeline_seconds(forward, backward, 32)
+    total, _ = compute_pipeline_seconds(forward, backward, 32)
     assert total == pytest.approx(_simulated(forward, backward, 32), rel=0.02)
 
 
 def test_chunks_and_zero_bubble_shorten_the_ramp() -> None:
-    plain = pipeline_seconds([1.0] * 4, [2.0] * 4, 8)
-    assert pipeline_seconds([1.0] * 4, [2.0] * 4, 8, chunks=3) == (24.0 + 3.0, 3.0)
+    plain = compute_pipeline_seconds([1.0] * 4, [2.0] * 4, 8)
+    assert compute_pipeline_seconds([1.0] * 4, [2.0] * 4, 8, chunks=3) == (24.0 + 3.0, 3.0)
     assert plain == (33.0, 9.0)
     # forward, backward and weights one second each: F + B - W a stage instead of F + B + W
-    assert pipeline_seconds([1.0] * 4, [2.0] * 4, 8, weights=[1.0] * 4) == (27.0, 3.0)
+    assert compute_pipeline_seconds([1.0] * 4, [2.0] * 4, 8, weights=[1.0] * 4) == (27.0, 3.0)
 
 
 @pytest.mark.parametrize(("layers", "stages", "chunks"), [(80, 8, 1), (126, 8, 8), (61, 16, 1), (94, 8, 4), (5, 4, 1)])
 def test_all_layers_are_on_some_stage(layers: int, stages: int, chunks: int) -> None:
-    counts = stage_layers(layers, stages, chunks)
+    counts = split_layers_into_stages(layers, stages, chunks)
     assert sum(counts) == layers and len(counts) == stages
     assert max(counts) - min(counts) <= chunks

@@ -9,19 +9,19 @@ import pytest
 
 from tests.effort import calls
 from traincast.hardware.platform import load_platform
-from traincast.ir.program import peak_memory
+from traincast.ir.program import compute_peak_memory
 from traincast.ir.validate import validate_workload
-from traincast.models.transformers.reading import described, load_transformer
-from traincast.models.transformers.sizes import parameters
+from traincast.models.transformers.reading import load_transformer, make_transformer
+from traincast.models.transformers.sizes import count_all_parameters
 from traincast.simulator.parallelism import predict as predicting
 from traincast.simulator.parallelism.layout import Layout, complete_layout
-from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel, steady_micro_batches
-from traincast.simulator.parallelism.program import parallel_workload
+from traincast.simulator.parallelism.predict import count_simulated_micro_batches, estimate_seconds, predict_parallel
+from traincast.simulator.parallelism.program import build_parallel_workload
 
-SMALL = described(
+SMALL = make_transformer(
     "small", {"layers": 8, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048}
 )  # fmt: skip
-MIXTURE = described(
+MIXTURE = make_transformer(
     "mixture", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq_len": 2048,
                 "experts": {"count": 8, "top_k": 2, "ffn": 2048}},
 )  # fmt: skip
@@ -90,11 +90,11 @@ def test_a_layout_is_a_valid_workload_that_the_closed_form_agrees_with(name: str
 )
 def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) -> None:
     layout = complete_layout(Layout(**options), SMALL)
-    simulated, _ = steady_micro_batches(layout)
+    simulated, _ = count_simulated_micro_batches(layout)
     assert simulated < layout.accumulation
     short = predict_parallel(SMALL, NODE, layout)
 
-    monkeypatch.setattr(predicting, "steady_micro_batches", lambda layout: (layout.accumulation, 1))
+    monkeypatch.setattr(predicting, "count_simulated_micro_batches", lambda layout: (layout.accumulation, 1))
     whole = predict_parallel(SMALL, NODE, layout)
 
     assert short.iteration == pytest.approx(whole.iteration, rel=5e-4)
@@ -154,12 +154,14 @@ def test_kernel_time_is_without_the_wait_for_other_stages() -> None:
 
 def test_layers_are_written_once_for_all_their_copies() -> None:
     layout = complete_layout(Layout(gpus=1, global_batch=3), SMALL)
-    workload = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=3)
+    workload = build_parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=3)
     program = workload.programs[0]
     assert len(program.symbolic) < program.num_ops / 5
-    held = peak_memory(program).by_kind
+    held = compute_peak_memory(program).by_kind
     # 16-bit weights once, whatever the number of micro-batches
-    assert held["parameter"] + held.get("embedding_table", 0) == pytest.approx(4 * parameters(SMALL), rel=0.02)
+    assert held["parameter"] + held.get("embedding_table", 0) == pytest.approx(
+        4 * count_all_parameters(SMALL), rel=0.02
+    )
     modules = {program.names[m] for m in np.unique(program.columns.op_module).tolist()}
     assert {f"layers.{n}.attention" for n in range(8)} <= modules
 
@@ -175,7 +177,7 @@ def test_a_large_model_has_a_timeline_of_every_stage() -> None:
 def test_gradients_are_reduced_in_larger_buckets_where_more_ranks_share_a_ring() -> None:
     def reductions(gpus: int) -> int:
         layout = complete_layout(Layout(gpus=gpus, global_batch=gpus, sharding="zero1"), SMALL)
-        (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
+        (program,) = build_parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
         names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
         return names.count("c10d::_reduce_scatter_base_")
 
@@ -208,7 +210,7 @@ def test_collectives_hide_beside_the_kernels_of_a_layer_both_ways(model, options
 def test_tensor_parallel_functions_of_megatron_cost_the_host_of_one_rank_too() -> None:
     def scopes(kernels: str) -> set[str]:
         layout = complete_layout(Layout(gpus=1, kernels=kernels), SMALL)
-        (program,) = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
+        (program,) = build_parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=1).programs
         return {program.names[n] for n in program.columns.scope_name.tolist()}
 
     assert {"GatherBackward", "ScatterBackward"} <= scopes("fused")

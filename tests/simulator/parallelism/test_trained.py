@@ -9,11 +9,11 @@ from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.program.step import build_layer_block
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.reading import described, load_transformer
+from traincast.models.transformers.reading import load_transformer, make_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_parallel
 
-TINY = described("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32})
+TINY = make_transformer("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32})
 
 
 def predicted(**options):

@@ -7,7 +7,7 @@ import pytest
 
 import traincast
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware.catalog import load_device
 from traincast.simulator.prediction.outside import OutsideOp
@@ -18,7 +18,7 @@ def product(m, n, k):
 
 
 def estimates(calls, device):
-    model = shipped_model("gemm")
+    model = load_shipped_model("gemm")
     assert model is not None
     return model.predict(Calls.of(GEMM, calls), load_device(device))
 

@@ -6,9 +6,9 @@ import pytest
 
 import traincast
 from tests.simulator.rank_programs import RankProgram, predict
-from traincast.app.report.chrome import chrome_trace
-from traincast.app.report.prediction import prediction_text
-from traincast.ir.ops import layer_of
+from traincast.app.report.chrome import make_chrome_trace
+from traincast.app.report.prediction import format_prediction
+from traincast.ir.ops import find_layer
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +64,21 @@ def test_json_has_them_in_milliseconds(bert):
     ],
 )
 def test_a_layer_ends_with_the_first_number(path, layer):
-    assert layer_of(path) == layer
+    assert find_layer(path) == layer
 
 
 def test_the_page_shows_the_largest_and_the_rest(bert):
-    page = prediction_text(bert, by="layer")
+    page = format_prediction(bert, by="layer")
 
     (rest,) = [line for line in page.splitlines() if " more  " in line]
     assert rest.startswith(f"{len(bert.by_layer) - 25} more")
-    assert "layer  " not in prediction_text(bert)
-    assert prediction_text(predict(RankProgram().compute(64)), by="op").count("aten::mm") == 1
+    assert "layer  " not in format_prediction(bert)
+    assert format_prediction(predict(RankProgram().compute(64)), by="op").count("aten::mm") == 1
 
 
 def test_trace_names_the_module_of_a_kernel(bert):
-    modules = {event["args"].get("module") for event in chrome_trace(bert)["traceEvents"] if event.get("cat") == "gemm"}
+    modules = {
+        event["args"].get("module") for event in make_chrome_trace(bert)["traceEvents"] if event.get("cat") == "gemm"
+    }
 
     assert "BertForPreTraining.bert.layers.0.attention.query" in modules

@@ -9,9 +9,9 @@ import pytest
 from tests.simulator.rank_programs import MB, RankProgram, predict, workload
 from traincast.costs.in_step import SHIPPED
 from traincast.hardware import load_platform
-from traincast.simulator.overlap import late_start
+from traincast.simulator.overlap import get_late_start_seconds
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.simulator.prediction.step_path import seconds_by_place
+from traincast.simulator.prediction.step_path import sum_path_by_place
 from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
 
@@ -80,7 +80,7 @@ def test_a_slow_rank_makes_the_others_wait():
 def test_the_path_lies_on_the_rank_that_holds_the_step_back():
     result = predict(layers((0, 1)), layers((0, 1), size=4096))
 
-    (rank, op), _ = next(iter(seconds_by_place(result.path).items()))
+    (rank, op), _ = next(iter(sum_path_by_place(result.path).items()))
     assert (rank, op) == (1, "aten::mm")
     assert sum(part.seconds for part in result.path) == pytest.approx(result.iteration)
 
@@ -102,7 +102,9 @@ def test_kernels_beside_a_transfer_take_longer():
     beside, after = predict(beside, ranks=(0, 0)), predict(after, ranks=(0, 0))
 
     gemms = after.by_family["gemm"]
-    assert beside.by_family["gemm"] - gemms == pytest.approx(3 * late_start() + SHIPPED.beside * gemms, rel=0.02)
+    assert beside.by_family["gemm"] - gemms == pytest.approx(
+        3 * get_late_start_seconds() + SHIPPED.beside * gemms, rel=0.02
+    )
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_slowed_down():

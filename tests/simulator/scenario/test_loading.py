@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.scenario.loading import Loader, with_pageable_inputs
+from traincast.simulator.scenario.loading import Loader, make_inputs_pageable
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 
@@ -35,8 +35,8 @@ def test_without_workers_the_training_process_makes_the_batch():
 
 
 def test_pageable_copies_make_the_host_wait():
-    workload = load(Scenario(workload="dlrm-v2", batch_size=2048))
-    pageable = with_pageable_inputs(workload)
+    workload = load_single_gpu_step(Scenario(workload="dlrm-v2", batch_size=2048))
+    pageable = make_inputs_pageable(workload)
     kinds = [{spec.device for s in w.programs[0].symbolic for spec in s.inputs} for w in (workload, pageable)]
     assert "cpu:pinned" in kinds[0] and "cpu:pinned" not in kinds[1]
     question = Scenario(workload="dlrm-v2", on="h100", batch_size=2048)

@@ -6,7 +6,7 @@ import pytest
 
 from traincast.ir.ops import Phase
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.programs import choices
+from traincast.simulator.scenario.programs import list_programs
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
@@ -62,7 +62,7 @@ def test_a_program_that_a_model_does_not_have_is_refused(model, program, message
 
 
 def test_every_recommender_has_torchrecs_programs():
-    assert choices("mine") == ("torchrec", "torchrec-pipelined")
+    assert list_programs("mine") == ("torchrec", "torchrec-pipelined")
     assert ask("dlrm-ddp", "torchrec-pipelined", gpus=2, batch_size=64).gpus == 2
 
 

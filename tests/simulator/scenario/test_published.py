@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.scenario.kinds import source_kind
+from traincast.simulator.scenario.kinds import find_source_kind
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scaling import predict_scaling
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 
@@ -26,7 +26,7 @@ def test_a_program_is_predicted_on_any_platform():
 
 
 def test_the_batch_size_is_that_of_one_gpu():
-    assert load(Scenario(workload="nvidia-dlrm", batch_size=512)).batch_size == 512
+    assert load_single_gpu_step(Scenario(workload="nvidia-dlrm", batch_size=512)).batch_size == 512
     assert ask("hugectr-dlrm", "h100", batch_size=512).iteration < ask("hugectr-dlrm", "h100").iteration
 
 
@@ -62,18 +62,18 @@ def test_the_host_is_the_one_of_the_program_unless_another_is_asked_for():
 )
 def test_choices_that_were_not_published_are_refused(variant, message):
     with pytest.raises(TraincastError, match=message):
-        load(variant.replace(workload="nvidia-dlrm"))
+        load_single_gpu_step(variant.replace(workload="nvidia-dlrm"))
 
 
 def test_a_misspelt_name_is_met_with_the_nearest():
     with pytest.raises(TraincastError, match=r"unknown model 'nvidia-dlmr'.*nvidia-dlrm"):
-        load(Scenario(workload="nvidia-dlmr"))
+        load_single_gpu_step(Scenario(workload="nvidia-dlmr"))
 
 
 def test_built_in_models_and_files_are_no_published_programs():
-    assert source_kind("bert-large") == "model"
-    assert source_kind("nvidia-dlrm.tc") == "workload"
-    assert source_kind("nvidia-dlrm") == "program"
+    assert find_source_kind("bert-large") == "model"
+    assert find_source_kind("nvidia-dlrm.tc") == "workload"
+    assert find_source_kind("nvidia-dlrm") == "program"
 
 
 def test_a_curve_divides_the_published_batch():

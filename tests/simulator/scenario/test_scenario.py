@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from traincast.simulator.scenario.fields import GROUPS, read_scenario, scenario_fields, scenario_from
+from traincast.simulator.scenario.fields import GROUPS, list_scenario_fields, make_scenario, read_scenario
 from traincast.simulator.scenario.kinds import USED
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
-FIELDS = list(scenario_fields().values())
+FIELDS = list(list_scenario_fields().values())
 
 
 @pytest.mark.parametrize("info", FIELDS, ids=lambda info: info.name)
@@ -22,12 +22,12 @@ def test_every_field_has_a_group_help_and_range(info):
     if info.kind != "flag" and info.name not in ("workload", "on"):
         assert info.default, "help says what stands for a value that is not given"
     assert any(info.name in used for used in USED.values()), "no kind of step uses it"
-    assert set(info.needs) <= set(scenario_fields())
+    assert set(info.needs) <= set(list_scenario_fields())
 
 
 def test_a_scenario_has_a_json_schema_with_all_its_fields():
     properties = msgspec.json.schema(Scenario)["$defs"]["Scenario"]["properties"]
-    assert list(properties) == list(scenario_fields())
+    assert list(properties) == list(list_scenario_fields())
     assert properties["tp"]["anyOf"][0]["minimum"] == 1
 
 
@@ -46,14 +46,14 @@ def test_a_scenario_has_a_json_schema_with_all_its_fields():
 )
 def test_values_that_a_field_cannot_have_are_rejected(values, said):
     with pytest.raises(TraincastError, match=said):
-        scenario_from(values)
+        make_scenario(values)
 
 
 @pytest.mark.parametrize("info", FIELDS, ids=lambda info: info.name)
 def test_text_is_read_as_the_value_that_python_takes(info):
     text = {"integer": "3", "number": "1.5", "flag": "1", "text": "x"}.get(info.kind, str((*info.choices, "")[0]))
     value = info.parse(text)
-    assert getattr(scenario_from({info.name: value}), info.name) == value
+    assert getattr(make_scenario({info.name: value}), info.name) == value
     assert str(value) == text or value is True
 
 
@@ -68,7 +68,7 @@ def test_kernels_have_one_default_and_flags_that_contradict_are_rejected():
 def test_a_file_has_fields_by_name(tmp_path):
     file = tmp_path / "scenario.yaml"
     file.write_text("workload: dlrm-v2\non: dgx-h100\ngpus: 8\nbatch-size: 4096\n")
-    scenario = scenario_from(read_scenario(file))
+    scenario = make_scenario(read_scenario(file))
     assert scenario == Scenario(workload="dlrm-v2", on="dgx-h100", gpus=8, batch_size=4096)
     file.write_text("workload: dlrm-v2\nbatches: 3\n")
     with pytest.raises(TraincastError, match=r"scenario.yaml: unknown field 'batches'. Did you mean batch_size"):

@@ -10,16 +10,16 @@ import traincast
 from traincast.app.cli.main import main
 from traincast.models.catalog import load_model
 from traincast.models.placement.plan import Placement, Plan
-from traincast.models.placement.plan_file import plan_to_json
-from traincast.simulator.scenario.fields import scenario_fields
-from traincast.simulator.scenario.kinds import KINDS, USED, check_used, step_kind
+from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.kinds import KINDS, USED, check_used, choose_step_kind
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 TABLES = "tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: item, rows: 500000, dim: 64}\n"
-PLAN = json.dumps(plan_to_json(Plan(("user", "item"), (Placement.make_row_wise(2),) * 2, 2)))
+PLAN = json.dumps(convert_plan_to_json(Plan(("user", "item"), (Placement.make_row_wise(2),) * 2, 2)))
 VALUES = {
     "gpus": 2, "clock_mhz": 900.0, "batch_size": 3, "seq_len": 64, "micro_batch": 3, "global_batch": 24,
     "dtype": "tf32", "fp8_scaling": "row", "mode": "training", "optimizer": "none", "attention": "eager",
@@ -86,14 +86,14 @@ def figures(result):
     return [document[key] for key in ("iteration_ms", "interval_ms", "memory_gb", "per_family", "warnings", "gpus")]
 
 
-@pytest.mark.parametrize("name", [name for name in scenario_fields() if name not in ("workload", "on")])
+@pytest.mark.parametrize("name", [name for name in list_scenario_fields() if name not in ("workload", "on")])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "here"])
 def test_a_field_that_is_given_is_used_or_an_error_that_names_it(steps, kind, name):
     # given a step of a kind without and with a field
     without, given = asked(steps, kind, name)
 
     # when the kind of step does not declare it, then it is rejected by name
-    if name not in USED[step_kind("transformer" if kind == "parallel" else kind, given)]:
+    if name not in USED[choose_step_kind("transformer" if kind == "parallel" else kind, given)]:
         with pytest.raises(TraincastError, match=f"`{name}` is not used here"):
             predict(given)
         return
@@ -110,7 +110,7 @@ def test_a_field_that_is_given_is_used_or_an_error_that_names_it(steps, kind, na
         assert figures(predict(without)) != after, f"{name} changes nothing of {kind}"
 
 
-@pytest.mark.parametrize("name", [name for name in scenario_fields() if name not in USED["here"]])
+@pytest.mark.parametrize("name", [name for name in list_scenario_fields() if name not in USED["here"]])
 def test_the_machine_at_hand_rejects_what_it_does_not_use(name):
     scenario = Scenario(**{"workload": "vgg13", "on": "here", name: VALUES.get(name, True)})
     with pytest.raises(TraincastError, match=f"`{name}` is not used here: vgg13 is a step on the machine at hand"):
@@ -148,7 +148,7 @@ def test_a_switch_of_parallelism_changes_nothing_else():
 
 
 def test_one_name_is_one_model():
-    from traincast.models.transformers.reading import built_in_names
+    from traincast.models.transformers.reading import list_built_in_names
 
     captured = {model.info.name for model in traincast.list_models()}
-    assert not captured & set(built_in_names())
+    assert not captured & set(list_built_in_names())

@@ -10,7 +10,7 @@ from traincast.models.catalog import load_model
 from traincast.simulator.scenario.predict import load_step
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 DLRM = """
@@ -31,7 +31,7 @@ def described(tmp_path):
 
 
 def test_a_built_in_model_by_name():
-    workload = load(Scenario(workload="resnet50", batch_size=4, mode="inference"))
+    workload = load_single_gpu_step(Scenario(workload="resnet50", batch_size=4, mode="inference"))
 
     assert (workload.name, workload.batch_size, workload.mode) == ("resnet50", 4, "inference")
 
@@ -39,9 +39,9 @@ def test_a_built_in_model_by_name():
 def test_a_saved_workload_by_file(tmp_path):
     save_workload(load_model("vgg13"), tmp_path / "step.tc")
 
-    assert load(Scenario(workload=tmp_path / "step.tc", batch_size=3)).batch_size == 3
+    assert load_single_gpu_step(Scenario(workload=tmp_path / "step.tc", batch_size=3)).batch_size == 3
     with pytest.raises(TraincastError, match=r"step.tc holds its own optimizer"):
-        load(Scenario(workload=tmp_path / "step.tc", optimizer="sgd"))
+        load_single_gpu_step(Scenario(workload=tmp_path / "step.tc", optimizer="sgd"))
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -49,20 +49,23 @@ def test_the_optimizer_of_a_held_step_can_be_left_out(tmp_path, saved):
     whole = load_model("vgg13")
     save_workload(whole, tmp_path / "step.tc")
 
-    step = load(Scenario(workload=tmp_path / "step.tc" if saved else whole, optimizer="none"))
+    step = load_single_gpu_step(Scenario(workload=tmp_path / "step.tc" if saved else whole, optimizer="none"))
 
     assert Phase.OPTIMIZER in whole.programs[0].columns.scope_phase
     assert Phase.OPTIMIZER not in step.programs[0].columns.scope_phase
-    assert step.programs[0].num_ops == load(Scenario(workload="vgg13", optimizer="none")).programs[0].num_ops
+    assert (
+        step.programs[0].num_ops
+        == load_single_gpu_step(Scenario(workload="vgg13", optimizer="none")).programs[0].num_ops
+    )
 
 
 def test_what_a_workload_itself_does_not_have_is_refused():
     with pytest.raises(TraincastError, match="workload 'vgg13' keeps the ops it was captured with"):
-        load(Scenario(workload=load_model("vgg13"), attention="sdpa"))
+        load_single_gpu_step(Scenario(workload=load_model("vgg13"), attention="sdpa"))
 
 
 def test_a_dlrm_by_its_description(described):
-    workload = load(Scenario(workload=described))
+    workload = load_single_gpu_step(Scenario(workload=described))
 
     assert (workload.name, workload.batch_size, len(workload.ranks)) == ("mine", 64, 1)
 
@@ -70,12 +73,14 @@ def test_a_dlrm_by_its_description(described):
 def test_a_workload_itself_is_only_resized():
     workload = load_model("vgg13")
 
-    assert load(Scenario(workload=workload)) is workload
-    assert load(Scenario(workload=workload, batch_size=7)).batch_size == 7
+    assert load_single_gpu_step(Scenario(workload=workload)) is workload
+    assert load_single_gpu_step(Scenario(workload=workload, batch_size=7)).batch_size == 7
 
 
 def test_a_compiled_step_has_fewer_ops():
-    eager, compiled = (load(Scenario(workload="bert-large", mode="inference", compiled=c)) for c in (False, True))
+    eager, compiled = (
+        load_single_gpu_step(Scenario(workload="bert-large", mode="inference", compiled=c)) for c in (False, True)
+    )
 
     assert compiled.programs[0].num_ops < eager.programs[0].num_ops
     assert "compiled" in compiled.meta

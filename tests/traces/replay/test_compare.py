@@ -6,7 +6,7 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, op, step, write_trace
 from traincast.app.cli.main import main
-from traincast.app.report.compared import comparison_text
+from traincast.app.report.compared import format_comparison
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.compare import compare_reports, format_shapes
 
@@ -45,7 +45,7 @@ def test_a_run_against_itself_differs_in_nothing(tmp_path):
     path = run(tmp_path, "a.json", 100)
     comparison = compared(path, path)
     assert all(row.change == 0 and row.share is None for table in (comparison.parts, comparison.ops) for row in table)
-    assert "0.000 ms longer" in comparison_text(comparison, 5)
+    assert "0.000 ms longer" in format_comparison(comparison, 5)
 
 
 def test_host_time_is_compared_too(tmp_path):

@@ -19,7 +19,7 @@ from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.replay.together import replay_ranks
 from traincast.traces.slowdowns import compute_slowdowns
-from traincast_evaluation.suites.replay import replay_rows, replayed_ranks
+from traincast_evaluation.suites.replay import replayed_ranks, summarise_replayed_ranks
 
 CLOCK_OFF_US = 5_000_000
 
@@ -135,7 +135,7 @@ def test_eight_ranks_replay_together(shared_data):
 
 
 def test_the_replay_is_tabled(shared_data):
-    slowest, every_rank, exposed = replay_rows("multi-gpu", shared_data)
+    slowest, every_rank, exposed = summarise_replayed_ranks("multi-gpu", shared_data)
     assert (slowest.n, every_rank.n, exposed.n) == (1, 8, 8)
     assert max(abs(every_rank.worst), every_rank.mape) < 5
     assert abs(exposed.worst) < 10

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.api import evaluate
-from traincast_evaluation.report import evaluation_text
+from traincast_evaluation.report import format_evaluation
 from traincast_evaluation.suites.registry import SUITES
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("suite", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument(
-        "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
+        "--data", type=parse_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
     )
     parser.add_argument("--on", metavar="PROFILE", help="here, sharding: a fitted profile (default here)")
     parser.add_argument("--minutes", type=float, metavar="N", help="here, sharding: stop after so long")
@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
         raise TraincastError(f"evaluate {args.suite} has no steps that --max-mape could check; leave it out")
     if args.max_mape is not None and not 0 <= args.max_mape < math.inf:
         raise TraincastError(f"--max-mape {args.max_mape}: give a number of percent from 0")
-    with progress_bar(f"evaluate {args.suite}") as progress:
+    with show_progress_bar(f"evaluate {args.suite}") as progress:
         result = evaluate(
             args.suite, data=args.data, roofline_only=args.roofline_only, on=args.on, minutes=args.minutes,
             tasks=args.tasks, seed=args.seed, progress=progress,
         )  # fmt: skip
-    print_result(result, evaluation_text, as_json=args.json)
+    print_result(result, format_evaluation, as_json=args.json)
     failed = args.max_mape is not None and not result.mape <= args.max_mape  # also where it is not a number
     return CHECK_FAILED if failed else OK

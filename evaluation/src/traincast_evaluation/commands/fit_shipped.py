@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast_evaluation.api import fit
 from traincast_evaluation.fitting.profile_fits import PIECES
 from traincast_evaluation.fitting.shipped import FitResult
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments for the shipped profiles."""
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"{', '.join(PIECES)} (default: all)")
     parser.add_argument(
-        "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
+        "--data", type=parse_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
     )
     parser.add_argument("--into-package", action="store_true", help="replace the profiles of the installed package")
 
@@ -39,7 +39,7 @@ def is_asked(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Fits and writes."""
-    with progress_bar("fit") as progress:
+    with show_progress_bar("fit") as progress:
         result = fit(*args.pieces, data=args.data, out=args.out, into_package=args.into_package, progress=progress)
     print_result(result, FitResult.headline, as_json=args.json)
     return 0

@@ -13,10 +13,10 @@ from traincast.costs.collectives.model import PROFILE, CollectiveModel, CurveSet
 from traincast.hardware.platform import load_topology
 from traincast_evaluation.fitting import collectives_data as tables
 from traincast_evaluation.fitting import collectives_newer as newer
-from traincast_evaluation.fitting.collectives_curves import curve_sets, host_to_device, with_floor
+from traincast_evaluation.fitting.collectives_curves import fit_curve_sets, remove_host_floor, set_curve_floor
 from traincast_evaluation.fitting.collectives_data import Points
-from traincast_evaluation.fitting.collectives_links import fit_links, ranks_spread
-from traincast_evaluation.fitting.collectives_pairs import slow_pairs, without
+from traincast_evaluation.fitting.collectives_links import compute_ranks_spread, fit_links
+from traincast_evaluation.fitting.collectives_pairs import drop_slow_pairs, find_slow_pairs
 
 DEVICE_SETS = ("a100", "h100", "h200", "b200")
 
@@ -37,11 +37,17 @@ def fit_collectives(data: Path, out: Path, progress: Callable[[str, float], None
 
 def read_points(data: Path) -> Points:
     """Every measured point a fit may use, checked."""
-    single = tables.single_node(data)
-    clusters = tables.clusters(data)
+    single = tables.read_single_node_points(data)
+    clusters = tables.read_cluster_points(data)
     across = clusters.take(clusters.nodes > 1)  # their single nodes are left for evaluation, as other machines
-    parts = [single, tables.study(data), tables.pytorch_v100(data), tables.send_recv(data), across]
-    parts += [newer.of_nccl(newer.blackwell(data)), newer.fitted_domains(data)]
+    parts = [
+        single,
+        tables.read_study_points(data),
+        tables.read_pytorch_v100_points(data),
+        tables.read_send_recv_points(data),
+        across,
+    ]
+    parts += [newer.select_nccl_points(newer.read_blackwell_points(data)), newer.read_fitted_domain_points(data)]
     points = Points.join(parts)
     machines = np.array([name.split("@")[0] for name in points.set])
     nodes = dict(tables.MACHINES.values()) | newer.NODES
@@ -52,16 +58,16 @@ def read_points(data: Path) -> Points:
 
 def fit_model(points: Points) -> CollectiveModel:
     """The model that these points give."""
-    slow = slow_pairs(points)
-    healthy = without(points, slow)
-    sets = curve_sets(healthy)
+    slow = find_slow_pairs(points)
+    healthy = drop_slow_pairs(points, slow)
+    sets = fit_curve_sets(healthy)
     links = fit_links(healthy, sets)
     _share_send_recv(sets)
-    _v100_on_device(sets, links)
+    _remove_host_time_of_v100(sets, links)
     return CollectiveModel(
         sets=sets,
         links=links,
-        ranks_sigma=ranks_spread(healthy),
+        ranks_sigma=compute_ranks_spread(healthy),
         provenance={
             "sources": [
                 "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0): nccl_single_node",
@@ -93,14 +99,14 @@ def _share_send_recv(sets: dict[str, CurveSet]) -> None:
                 sets[name].update(shared)
 
 
-def _v100_on_device(sets: dict[str, CurveSet], links: LinkModel) -> None:
+def _remove_host_time_of_v100(sets: dict[str, CurveSet], links: LinkModel) -> None:
     """V100 device curves: all-reduce as measured, the others from PyTorch's with the host's floor taken out."""
     topology = load_topology("dgx1-v100")
     device = sets.get("v100", {})
     for (kind, _), places in device.items():
         for place, curve in places.items():
-            places[place] = with_floor(curve, links.floor(kind, place[0], topology))
+            places[place] = set_curve_floor(curve, links.floor(kind, place[0], topology))
     for (kind, dtype), places in sets.get("v100-pytorch", {}).items():
         if kind != "all_reduce":
             floors = {place: links.floor(kind, place[0], topology) for place in places}
-            device[kind, dtype] = {place: host_to_device(curve, floors[place]) for place, curve in places.items()}
+            device[kind, dtype] = {place: remove_host_floor(curve, floors[place]) for place, curve in places.items()}

@@ -16,7 +16,7 @@ _LEAST_SIGMA = 0.02  # at least: what `TOLERANCE` lets a curve change
 _UNMEASURED_FLOOR = 0.4  # log-sigma of a floor that nobody measured: assumed, a factor of 1.5
 
 
-def curve_sets(points: Points) -> dict[str, CurveSet]:
+def fit_curve_sets(points: Points) -> dict[str, CurveSet]:
     """Every curve the points have enough sizes for, by set, kind, type and place."""
     sets: dict[str, CurveSet] = {}
     columns = zip(points.set, points.kind, points.dtype, points.ranks, points.nodes, strict=True)
@@ -27,24 +27,24 @@ def curve_sets(points: Points) -> dict[str, CurveSet]:
             continue
         name, kind, dtype = str(points.set[rows[0]]), str(points.kind[rows[0]]), str(points.dtype[rows[0]])
         place = (int(points.ranks[rows[0]]), int(points.nodes[rows[0]]))
-        curve = curve_of(points.bytes[rows], points.seconds[rows])
+        curve = fit_curve(points.bytes[rows], points.seconds[rows])
         sets.setdefault(name, {}).setdefault((kind, dtype), {})[place] = curve
     return sets
 
 
-def curve_of(size: FloatArray, seconds: FloatArray) -> Curve:
+def fit_curve(size: FloatArray, seconds: FloatArray) -> Curve:
     """The curve through measured points; repeats of a size are pooled by their median."""
-    x, t = _pooled(size, seconds)
-    t = np.exp(_rising(_without_spikes(np.log(t))))
+    x, t = _pool_repeats(size, seconds)
+    t = np.exp(_make_rising(_smooth_spikes(np.log(t))))
     # a curve that ends flat would promise infinite bandwidth beyond its end
-    keep = _needed(x, t)
+    keep = _choose_knots(x, t)
     if t[keep[-1]] <= t[keep[-2]] * (1 + 1e-9):
         t[keep[-1]] = t[keep[-2]] * 1.001
     curve = Curve(x[keep], t[keep], (0.0, 0.0), (float(size.min()), float(size.max())))
-    return Curve(curve.bytes, curve.seconds, _spread(x, t, size, seconds), curve.measured)
+    return Curve(curve.bytes, curve.seconds, _compute_curve_spread(x, t, size, seconds), curve.measured)
 
 
-def host_to_device(curve: Curve, floor: float) -> Curve:
+def remove_host_floor(curve: Curve, floor: float) -> Curve:
     """A host-inclusive curve as device time: the host's floor replaced by a device's (seconds), known less well."""
     sigma = (_UNMEASURED_FLOOR, float(np.hypot(curve.sigma[1], 0.1)))
     # near the floor the host hid the device: only messages whose own time shows are measured
@@ -52,14 +52,14 @@ def host_to_device(curve: Curve, floor: float) -> Curve:
     return Curve(curve.bytes, curve.seconds - curve.floor + floor, sigma, (float(visible), curve.measured[1]))
 
 
-def with_floor(curve: Curve, floor: float) -> Curve:
+def set_curve_floor(curve: Curve, floor: float) -> Curve:
     """A curve measured on large messages only, led down to a floor (seconds) at one byte."""
     size = np.concatenate([[1.0], curve.bytes])
     seconds = np.concatenate([[min(floor, curve.floor)], curve.seconds])
     return Curve(size, seconds, (_UNMEASURED_FLOOR, curve.sigma[1]), curve.measured)
 
 
-def _pooled(size: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _pool_repeats(size: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
     sizes = np.unique(size)
     place = np.round(np.log2(sizes) * _BINS_PER_OCTAVE).astype(int)
     x, t = [], []
@@ -74,7 +74,7 @@ def _pooled(size: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArr
     return np.array(x), np.array(t)
 
 
-def _without_spikes(log_time: FloatArray) -> FloatArray:
+def _smooth_spikes(log_time: FloatArray) -> FloatArray:
     """Single sizes that stand out from both neighbours, up or down, take the neighbours' nearer value."""
     clean = log_time.copy()
     for i in range(1, len(clean) - 1):
@@ -84,7 +84,7 @@ def _without_spikes(log_time: FloatArray) -> FloatArray:
     return clean
 
 
-def _rising(values: FloatArray) -> FloatArray:
+def _make_rising(values: FloatArray) -> FloatArray:
     """Nearest sequence that never falls (pool adjacent violators)."""
     blocks: list[tuple[float, int]] = []
     for value in values:
@@ -95,11 +95,13 @@ def _rising(values: FloatArray) -> FloatArray:
     return np.concatenate([np.full(n, value) for value, n in blocks])
 
 
-def _needed(x: FloatArray, t: FloatArray) -> list[int]:
+def _choose_knots(x: FloatArray, t: FloatArray) -> list[int]:
     """Points without which the curve would change by more than the tolerance; drops the least needed first."""
     keep = list(range(len(x)))
     stretch = [0.0] * (len(x) - 1)  # what the points dropped so far have cost, between each two that are kept
-    merged = [_loss(x, t, i - 1, i + 1) for i in range(1, len(x) - 1)]  # what dropping each kept point costs around it
+    merged = [
+        _compute_segment_loss(x, t, i - 1, i + 1) for i in range(1, len(x) - 1)
+    ]  # what dropping each kept point costs around it
     while len(keep) > 2:
         below, above = np.maximum.accumulate(stretch), np.maximum.accumulate(stretch[::-1])[::-1]
         elsewhere = np.maximum(np.append(0.0, below[:-2]), np.append(above[2:], 0.0))
@@ -111,18 +113,18 @@ def _needed(x: FloatArray, t: FloatArray) -> list[int]:
         stretch[best : best + 2] = [merged.pop(best)]
         for i in (best, best + 1):
             if 1 <= i < len(keep) - 1:
-                merged[i - 1] = _loss(x, t, keep[i - 1], keep[i + 1])
+                merged[i - 1] = _compute_segment_loss(x, t, keep[i - 1], keep[i + 1])
     return keep
 
 
-def _loss(x: FloatArray, t: FloatArray, start: int, end: int) -> float:
+def _compute_segment_loss(x: FloatArray, t: FloatArray, start: int, end: int) -> float:
     """Largest change of log time if the points between these two were dropped."""
     inside = slice(start, end + 1)
     line = np.interp(x[inside], x[[start, end]], t[[start, end]])
     return float(np.abs(np.log(line / t[inside])).max())
 
 
-def _spread(x: FloatArray, t: FloatArray, size: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+def _compute_curve_spread(x: FloatArray, t: FloatArray, size: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     """Log-time spread below and above 64 KiB: of each point from the line between its neighbours, and of repeats."""
     centre = np.interp(size, x, t)
     for i in range(1, len(x) - 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast_evaluation.fitting.collectives_data import FOLDER, REDUCING, Points, points_of, same_text
+from traincast_evaluation.fitting.collectives_data import FOLDER, REDUCING, Points, make_points, repeat_text
 from traincast_evaluation.measured_tables import read_table
 
 BLACKWELL = f"{FOLDER}/nccl_blackwell.parquet"
@@ -38,7 +38,7 @@ _TRAY = 4  # GPUs of one tray: up to here nccl-tests measured the same machines,
 _MOST_ROUNDING = 0.1  # published to so few digits that a time may be this far off: left out
 
 
-def blackwell(data: Path) -> Points:
+def read_blackwell_points(data: Path) -> Points:
     """nccl-tests inside one node (GB200, GB300: one tray), by device and the version that the table gives."""
     text = ["system", "nccl_version", "collective", "dtype"]
     among: dict[str, Collection[str]] = {
@@ -55,15 +55,15 @@ def blackwell(data: Path) -> Points:
     names = np.array([f"{row[0]}@{row[1]}" for row in rows], dtype=object)
     kind = np.array([row[2] for row in rows], dtype=object)
     types = [("int" if row[3] == "int8" else "float") if row[2] in REDUCING else "any" for row in rows]
-    return points_of(table, names, machine, kind, np.array(types, dtype=object), "latency_us")
+    return make_points(table, names, machine, kind, np.array(types, dtype=object), "latency_us")
 
 
-def of_nccl(points: Points) -> Points:
+def select_nccl_points(points: Points) -> Points:
     """Those of a known NCCL version: one container states its own version instead."""
     return points.take(np.array(["rc" not in str(name) for name in points.set]))
 
 
-def domains(data: Path) -> Points:
+def read_domain_points(data: Path) -> Points:
     """XLA's collectives: GB200 and GB300 in groups of 4 to 72, eight MI350, H100 or B200. Floating point."""
     text, numbers = ["device_key", "collective"], ["num_gpus", "message_bytes", "latency_us"]
     among: dict[str, Collection[str]] = {"device_key": _DOMAIN_SETS, "collective": {*_DOMAIN_KINDS, _PERMUTE}}
@@ -72,21 +72,21 @@ def domains(data: Path) -> Points:
     names = np.array([_DOMAIN_SETS[key] for key in table.text("device_key")], dtype=object)
     kind = np.array([_DOMAIN_KINDS[name] for name in table.text("collective")], dtype=object)
     dtype = np.array(["float" if name in REDUCING else "any" for name in kind], dtype=object)
-    return points_of(table, names, names, kind, dtype, "latency_us")
+    return make_points(table, names, names, kind, dtype, "latency_us")
 
 
-def fitted_domains(data: Path) -> Points:
+def read_fitted_domain_points(data: Path) -> Points:
     """The part that curves are made from: NVLink domains beyond one tray, and the MI350 node."""
-    points = domains(data)
+    points = read_domain_points(data)
     domain = np.array([str(name).endswith("nvl72") for name in points.set])
     return points.take((domain & (points.ranks > _TRAY)) | (points.set == "mi350"))
 
 
-def other_servers(data: Path) -> Points:
+def read_other_server_points(data: Path) -> Points:
     """All-reduce and send/recv of other people's servers, the fastest launch; never fitted. `set` names our node."""
     text, numbers = ["device", "collective"], ["num_gpus", "message_bytes", "latency_us_min"]
     among: dict[str, Collection[str]] = {"device": _OTHER_NODES, "collective": ("all_reduce", "send_recv")}
     table = read_table(data, OTHERS, text, numbers, positive=numbers, among=among)
     names = np.array([_OTHER_NODES[name] for name in table.text("device")], dtype=object)
     machine = table.text("device")
-    return points_of(table, names, machine, table.text("collective"), same_text(table, "any"), "latency_us_min")
+    return make_points(table, names, machine, table.text("collective"), repeat_text(table, "any"), "latency_us_min")

@@ -20,17 +20,17 @@ def date_profiles(made: Path, shipped: Path) -> None:
 
     It is that of the profile of this name in `shipped` where nothing but the date differs, and today's elsewhere.
     """
-    day = fitting_date()
+    day = read_fitting_date()
     for path in sorted(made.glob("*.json")):
         text = _LINE.sub("", path.read_text(encoding="utf-8"))
-        date = _shipped_date(path, text, shipped / path.name) or day
+        date = _read_shipped_date(path, text, shipped / path.name) or day
         place = _PLACE.search(text) or _PLACE_IN_PROVENANCE.search(text)
         assert place is not None, f"{path.name} has no provenance"
         line = f'\n{place[1]}"date": "{date}",'
         path.write_text(text[: place.end()] + line + text[place.end() :], encoding="utf-8")
 
 
-def fitting_date() -> str:
+def read_fitting_date() -> str:
     """This day as YYYY-MM-DD in UTC, or the one of SOURCE_DATE_EPOCH (seconds since 1970) where that is set."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if text is None:
@@ -42,7 +42,7 @@ def fitting_date() -> str:
         raise TraincastError(message) from None
 
 
-def _shipped_date(path: Path, undated: str, shipped: Path) -> str | None:
+def _read_shipped_date(path: Path, undated: str, shipped: Path) -> str | None:
     """The date of the shipped profile; None if it has none, or if anything else differs."""
     if not shipped.is_file():
         return None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traincast.costs.host.names import issuer
+from traincast.costs.host.names import get_issuer
 from traincast.models.catalog import load_model
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.host_versions import SOURCES, read_ratios
@@ -56,31 +56,31 @@ _HOST_ONLY = ("CatBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0
 def fit_host(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, Any]:
     """Writes the host profile `study-2022.json` into `out` and returns it."""
     progress("host overheads", 0.0)
-    profile = host_tables(data)
+    profile = build_study_profile(data)
     (out / f"{PROFILE}.json").write_text(json.dumps(profile, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return profile
 
 
-def host_tables(data: Path) -> dict[str, Any]:
+def build_study_profile(data: Path) -> dict[str, Any]:
     """The profile in its JSON form, microseconds."""
-    newer = [row for row in _rows(data / _BY_MODEL, _NEWER_COLUMNS) if int(row["batch"]) in _BATCHES]
-    t2, spread = _t2(newer)
-    older = _older(data / _BY_TYPE)
+    newer = [row for row in _read_overhead_rows(data / _BY_MODEL, _NEWER_COLUMNS) if int(row["batch"]) in _BATCHES]
+    t2, spread = _compute_t2(newer)
+    older = _read_older_tables(data / _BY_TYPE)
     ratios = read_ratios(data, t2, older)
     t3, t5, alone = ({op: ratios.newer[kind] * us for op, us in older[kind].items()} for kind in ("T3", "T5", "alone"))
     launch = older["T4"]["cudaLaunchKernel"] - _PROFILER_US
     profile = {
-        "t1_us": _t1(newer, ratios.t1),
-        "t2_us": _with_defaults(t2),
-        "t3_us": _with_defaults(t3),
+        "t1_us": _compute_t1(newer, ratios.t1),
+        "t2_us": _add_defaults(t2),
+        "t3_us": _add_defaults(t3),
         "t4_us": {
             "launch": launch,
             "memcpy": older["T4"]["cudaMemcpyAsync"] - _PROFILER_US,
             "memset": launch,
             "synchronize": launch,
         },
-        "t5_us": _with_defaults(t5),
-        "alone_us": _with_defaults(alone),
+        "t5_us": _add_defaults(t5),
+        "alone_us": _add_defaults(alone),
         "spread": spread,
         "provenance": {
             "sources": ["owensgroup/ml_perf_model @ 5b2522a0 (BSD-3-Clause)", *SOURCES],
@@ -93,7 +93,7 @@ def host_tables(data: Path) -> dict[str, Any]:
     return rounded
 
 
-def _t2(rows: list[dict[str, str]]) -> tuple[dict[str, float], float]:
+def _compute_t2(rows: list[dict[str, str]]) -> tuple[dict[str, float], float]:
     """T2 per op: the median over all samples, each (model, batch) mean standing for its own; and how far models scatter
     around it (standard deviation of the logarithm), which is what sharing a profile costs.
 
@@ -106,13 +106,13 @@ def _t2(rows: list[dict[str, str]]) -> tuple[dict[str, float], float]:
             by_op[row["op"]][row["model"]].append((float(row["mean_us"]), int(row["count"])))
     pooled, scatter = {}, []
     for op, models in by_op.items():
-        pooled[op] = _median([each for samples in models.values() for each in samples])
+        pooled[op] = _compute_weighted_median([each for samples in models.values() for each in samples])
         means = [statistics.fmean(us for us, _ in samples) for samples in models.values()]
         scatter += [math.log(mean / pooled[op]) ** 2 for mean in means if len(means) > 1]
     return pooled, math.sqrt(statistics.fmean(scatter))
 
 
-def _median(samples: list[tuple[float, int]]) -> float:
+def _compute_weighted_median(samples: list[tuple[float, int]]) -> float:
     """The median of (value, how often) pairs."""
     half = sum(count for _, count in samples) / 2
     reached = 0
@@ -123,7 +123,7 @@ def _median(samples: list[tuple[float, int]]) -> float:
     raise AssertionError("no samples")
 
 
-def _t1(rows: list[dict[str, str]], ratios: dict[str, float]) -> dict[str, float]:
+def _compute_t1(rows: list[dict[str, str]], ratios: dict[str, float]) -> dict[str, float]:
     """T1 by issuer: the published total per step over the ops of the captured programs, weighted by `ratios`.
 
     The median over models of each model's median over batch sizes.
@@ -140,24 +140,24 @@ def _t1(rows: list[dict[str, str]], ratios: dict[str, float]) -> dict[str, float
     for (model, batch), total in gaps.items():
         by_model[model].append(total / steps[model, batch])
     python = statistics.median(
-        statistics.median(totals) / _weighted_ops(_MODELS[model], ratios) for model, totals in by_model.items()
+        statistics.median(totals) / _count_weighted_ops(_MODELS[model], ratios) for model, totals in by_model.items()
     )
     return {name: ratio * python for name, ratio in ratios.items()}
 
 
-def _weighted_ops(name: str, ratios: dict[str, float]) -> float:
+def _count_weighted_ops(name: str, ratios: dict[str, float]) -> float:
     """Top-level ops of a built-in model, each counted as often as its T1 is Python's."""
     scopes = load_model(name).programs[0].scopes
-    return sum(ratios[issuer(scope.name, main=scope.thread == 0)] for scope in scopes)
+    return sum(ratios[get_issuer(scope.name, main=scope.thread == 0)] for scope in scopes)
 
 
-def _older(path: Path) -> dict[str, dict[str, float]]:
+def _read_older_tables(path: Path) -> dict[str, dict[str, float]]:
     """Type -> op -> mean over the snapshots; "alone" is the T5 of ops that launch nothing.
 
     aten::to only from 2022-01, where its wait is not counted as T3. A T5 of nothing means that there is one launch.
     """
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in _rows(path, ("snapshot", "type", "op", "mean_us")):
+    for row in _read_overhead_rows(path, ("snapshot", "type", "op", "mean_us")):
         if row["op"] != "aten::to" or row["snapshot"] == "2022-01":
             op = _RENAMED.get(row["op"], row["op"])
             kind = "alone" if row["type"] == "T5" and op in _HOST_ONLY else row["type"]
@@ -170,7 +170,7 @@ def _older(path: Path) -> dict[str, dict[str, float]]:
     return tables
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _read_overhead_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """The rows of a table whose overheads, batches and counts are numbers; rejected by file, row and column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -187,11 +187,11 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         raise TraincastError(f"'{path.name}' has no rows")
     for number, row in enumerate(rows):
         for name in columns:
-            _check(f"'{path.name}', row {number}, column '{name}'", name, row[name])
+            _check_cell(f"'{path.name}', row {number}, column '{name}'", name, row[name])
     return rows
 
 
-def _check(where: str, column: str, text: str | None) -> None:
+def _check_cell(where: str, column: str, text: str | None) -> None:
     if text is None:
         raise TraincastError(f"{where}: the line ends before it")
     if column == "type" and text not in _TYPES:
@@ -207,7 +207,7 @@ def _check(where: str, column: str, text: str | None) -> None:
             raise TraincastError(f"{where}: {text!r} is not a time in microseconds")
 
 
-def _with_defaults(table: dict[str, float]) -> dict[str, float]:
+def _add_defaults(table: dict[str, float]) -> dict[str, float]:
     """The table with medians for autograd nodes ("*Backward") and other ops ("*") that nobody measured."""
     ops = [us for op, us in table.items() if op.startswith("aten::")]
     nodes = [us for op, us in table.items() if "Backward" in op]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traincast.costs.host.names import ISSUERS, PYTHON, current_name
+from traincast.costs.host.names import ISSUERS, PYTHON, get_current_name
 from traincast.traces.overheads.distribution import Distribution
 from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Overheads, pool_overheads
 from traincast.utils.errors import TraincastError
@@ -29,19 +29,19 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
     gaps = overheads.select_type("T1")
     if launch is None or PYTHON not in gaps:
         raise TraincastError("a host profile needs a trace with ops that launch kernels")
-    t4 = {name: _mean_us(overheads.table.get(("T4", name), launch)) for name in _RUNTIME}
+    t4 = {name: _compute_mean_us(overheads.table.get(("T4", name), launch)) for name in _RUNTIME}
     waits = overheads.table.get(("T4", "synchronize"), launch)
-    t4["synchronize"] = _us(waits.compute_quantile(0.05))  # a call that found nothing to wait for
+    t4["synchronize"] = _convert_to_us(waits.compute_quantile(0.05))  # a call that found nothing to wait for
     return {
         "t1_us": {
-            name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).compute_mean_below(LONGEST_GAP)) for name in ISSUERS
+            name: _round_us(1e6 * gaps.get(name, gaps[PYTHON]).compute_mean_below(LONGEST_GAP)) for name in ISSUERS
         },
-        "t2_us": _table(overheads.select_type("T2")),
-        "t3_us": _table(overheads.select_type("T3")),
+        "t2_us": _tabulate_means(overheads.select_type("T2")),
+        "t3_us": _tabulate_means(overheads.select_type("T3")),
         "t4_us": t4,
-        "t5_us": _table(overheads.select_type("T5")),
-        "alone_us": _table(overheads.select_type("alone")),
-        "spread": round(_spread(overheads), 3),
+        "t5_us": _tabulate_means(overheads.select_type("T5")),
+        "alone_us": _tabulate_means(overheads.select_type("alone")),
+        "spread": round(_compute_profile_spread(overheads), 3),
         "provenance": dict(provenance),
         "distributions_us": {
             kind: {op: d.summarise_us() for op, d in overheads.select_type(kind).items() if d.count >= _MIN_SAMPLES}
@@ -50,7 +50,7 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
     }
 
 
-def filled_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def fill_host_profile(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON form of profile `first` with the ops that only `second` knows, scaled to the first host.
 
     The scale is the median ratio of T2 over the ops both know, so a slower host contributes which ops are
@@ -72,16 +72,16 @@ def filled_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     return {**kept, **tables, "provenance": provenance}
 
 
-def _table(distributions: Mapping[str, Distribution]) -> dict[str, float]:
+def _tabulate_means(distributions: Mapping[str, Distribution]) -> dict[str, float]:
     """Means by op, and medians over ops for those nobody measured: "*", and "*Backward" for autograd nodes."""
-    means = {op: _mean_us(d) for op, d in distributions.items()}
-    table = {current_name(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
+    means = {op: _compute_mean_us(d) for op, d in distributions.items()}
+    table = {get_current_name(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
     nodes = [us for op, us in means.items() if "Backward" in op]
     ops = [us for op, us in means.items() if op.startswith("aten::")] or list(means.values()) or [0.0]
-    return {"*": _rounded(statistics.median(ops)), "*Backward": _rounded(statistics.median(nodes or ops)), **table}
+    return {"*": _round_us(statistics.median(ops)), "*Backward": _round_us(statistics.median(nodes or ops)), **table}
 
 
-def _spread(overheads: Overheads) -> float:
+def _compute_profile_spread(overheads: Overheads) -> float:
     weighted = total = 0.0
     for kind in ("T2", "T3", "T5", "alone"):
         for distribution in overheads.select_type(kind).values():
@@ -92,13 +92,13 @@ def _spread(overheads: Overheads) -> float:
     return weighted / total if total else 0.0
 
 
-def _mean_us(distribution: Distribution) -> float:
-    return _us(distribution.compute_robust_moments()[0])
+def _compute_mean_us(distribution: Distribution) -> float:
+    return _convert_to_us(distribution.compute_robust_moments()[0])
 
 
-def _us(seconds: float) -> float:
-    return _rounded(1e6 * seconds)
+def _convert_to_us(seconds: float) -> float:
+    return _round_us(1e6 * seconds)
 
 
-def _rounded(us: float) -> float:
+def _round_us(us: float) -> float:
     return round(us, 3)

@@ -10,8 +10,8 @@ from typing import Any
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import Overheads, estimate_profiler_cost, measure_overheads
-from traincast_evaluation.fitting.host import host_tables
-from traincast_evaluation.fitting.host_profile import build_host_profile, filled_from
+from traincast_evaluation.fitting.host import build_study_profile
+from traincast_evaluation.fitting.host_profile import build_host_profile, fill_host_profile
 
 # profile -> (trace files, where they come from, what ran)
 PROFILES: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -56,9 +56,9 @@ def fit_host_from_traces(data: Path, out: Path, progress: Callable[[str, float],
             overheads.append(measure_overheads(linked, cost))
         provenance = {"sources": [source], "host": what, "profiler_cost_removed": costs}
         profiles[name] = build_host_profile(overheads, provenance)
-    study = host_tables(data)
+    study = build_study_profile(data)
     for name, traced in SERVERS.items():
-        profiles[name] = filled_from(profiles[traced], study)
+        profiles[name] = fill_host_profile(profiles[traced], study)
     for name, profile in profiles.items():
         text = json.dumps(profile, indent=1, sort_keys=True)
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")

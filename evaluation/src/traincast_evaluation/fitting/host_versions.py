@@ -56,8 +56,8 @@ def read_ratios(data: Path, t2_us: Mapping[str, float], older_us: Mapping[str, M
             both = [op for op, us in profile[key].items() if us > 0 and older_us[kind].get(op, 0.0) > 0]
             ratio = statistics.median(host * profile[key][op] / older_us[kind][op] for op in both)
             newer.setdefault(kind, []).append(ratio)
-    return Ratios(*({name: _geometric(values) for name, values in table.items()} for table in (t1, newer)))
+    return Ratios(*({name: _compute_geometric_mean(values) for name, values in table.items()} for table in (t1, newer)))
 
 
-def _geometric(values: list[float]) -> float:
+def _compute_geometric_mean(values: list[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))

@@ -29,13 +29,17 @@ def fit_overlap(data: Path, out: Path, progress: Callable[[str, float], None]) -
         raise TraincastError(
             f"'traces/{TRACE}' has too few kernels that ran alongside a transfer and alone; is it whole?"
         )
-    start = best(fitted)
+    start = find_best_start(fitted)
     profile = {
         "start_us": round(1e6 * start, 1),
         "provenance": {
             "sources": [SOURCE],
             "pairs_fitted": len(fitted),
-            "held_out": {"pairs": len(held), "with": errors(held, start), "without": errors(held, 0.0)},
+            "held_out": {
+                "pairs": len(held),
+                "with": compute_overlap_errors(held, start),
+                "without": compute_overlap_errors(held, 0.0),
+            },
         },
     }
     (out / "overlap.json").write_text(json.dumps(profile, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -43,16 +47,16 @@ def fit_overlap(data: Path, out: Path, progress: Callable[[str, float], None]) -
     return profile
 
 
-def best(pairs: list[Pair]) -> float:
+def find_best_start(pairs: list[Pair]) -> float:
     """Seconds that a kernel takes longer, with the least mean error of log time."""
-    alone, took = _columns(pairs)
+    alone, took = _split_columns(pairs)
     wrong = [float(np.mean(np.abs(np.log((start + alone) / took)))) for start in _CANDIDATES]
     return float(_CANDIDATES[int(np.argmin(wrong))])
 
 
-def errors(pairs: list[Pair], start: float) -> dict[str, float]:
+def compute_overlap_errors(pairs: list[Pair], start: float) -> dict[str, float]:
     """Errors in percent: of the single kernels, and of their sum (`bias`)."""
-    alone, took = _columns(pairs)
+    alone, took = _split_columns(pairs)
     relative = np.abs((start + alone) / took - 1.0)
     return {
         "gmae": round(100 * float(np.exp(np.mean(np.log(np.maximum(relative, 1e-3))))), 1),
@@ -63,6 +67,6 @@ def errors(pairs: list[Pair], start: float) -> dict[str, float]:
     }
 
 
-def _columns(pairs: list[Pair]) -> tuple[FloatArray, FloatArray]:
+def _split_columns(pairs: list[Pair]) -> tuple[FloatArray, FloatArray]:
     alone, took = np.array([(pair.alone, pair.took) for pair in pairs]).T
     return alone, took

@@ -32,17 +32,17 @@ class ProfileFit:
             return self.training()(data, out, progress)
 
 
-def _here(module: str, function: str) -> Callable[[], Training]:
+def _import_fit(module: str, function: str) -> Callable[[], Training]:
     """A function of this package, imported when it is asked for."""
     return lambda: getattr(import_module(f"traincast_evaluation.fitting.{module}"), function)
 
 
 PIECES = {
     **{measured.profile: ProfileFit("costs/kernels/profiles", measured.fit_function) for measured in MEASURED},
-    "collectives": ProfileFit("costs/collectives/profiles", _here("collectives", "fit_collectives")),
-    "host": ProfileFit("costs/host/data", _here("host", "fit_host")),
-    "host-traces": ProfileFit("costs/host/data", _here("host_traces", "fit_host_from_traces")),
-    "overlap": ProfileFit("simulator/data", _here("overlap", "fit_overlap")),
+    "collectives": ProfileFit("costs/collectives/profiles", _import_fit("collectives", "fit_collectives")),
+    "host": ProfileFit("costs/host/data", _import_fit("host", "fit_host")),
+    "host-traces": ProfileFit("costs/host/data", _import_fit("host_traces", "fit_host_from_traces")),
+    "overlap": ProfileFit("simulator/data", _import_fit("overlap", "fit_overlap")),
 }
 
 
@@ -62,7 +62,7 @@ def fit_profiles(names: Iterable[str], data: Path, out: Path | None, progress: P
         for number, name in enumerate(chosen):
             folder = Path(scratch) / name
             folder.mkdir()
-            PIECES[name].fit(data, folder, _part(progress, number, len(chosen)))
+            PIECES[name].fit(data, folder, _scale_progress(progress, number, len(chosen)))
             date_profiles(folder, shipped / PIECES[name].folder)
         contents: dict[Path, bytes] = {}
         for name in chosen:
@@ -75,6 +75,6 @@ def fit_profiles(names: Iterable[str], data: Path, out: Path | None, progress: P
     return written
 
 
-def _part(progress: Progress, number: int, of: int) -> Progress:
+def _scale_progress(progress: Progress, number: int, of: int) -> Progress:
     """The progress of one piece as a part of the whole."""
     return lambda what, share: progress(what, (number + share) / of)

@@ -53,12 +53,12 @@ def _check_folder(out: Path | None, into_package: bool) -> None:
         raise TraincastError("`out` and `into_package` are two places for the profiles; give one")
     if out is not None and out.exists() and not out.is_dir():
         raise TraincastError(f"cannot write to '{format_path(out)}': it is no folder; give another `out`")
-    if out is None and not into_package and not _in_checkout(Path(str(files("traincast")))):
+    if out is None and not into_package and not _is_in_checkout(Path(str(files("traincast")))):
         raise TraincastError(
             "no folder for the profiles: give `out`, or `into_package` to replace those of the installed package"
         )
 
 
-def _in_checkout(package: Path) -> bool:
+def _is_in_checkout(package: Path) -> bool:
     """Whether the package is `src/traincast` of a source checkout, where the profiles are under version control."""
     return package.parent.name == "src" and (package.parent.parent / "pyproject.toml").is_file()

@@ -28,6 +28,6 @@ def read_efficiency(data: Path, ops: Sequence[str], text: Sequence[str], numbers
     return table
 
 
-def efficiency_seconds(table: MeasuredTable, flop: FloatArray) -> FloatArray:
+def convert_efficiency_to_seconds(table: MeasuredTable, flop: FloatArray) -> FloatArray:
     """Seconds of kernels with this many operations, as their source counts them."""
     return np.asarray(flop / (1e12 * table.number("peak_tflops") * table.number("efficiency")))

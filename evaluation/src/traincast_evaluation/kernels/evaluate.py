@@ -15,7 +15,7 @@ Evaluation: TypeAlias = Callable[[Path], list[ErrorRow]]
 """Error rows against the measurements of a folder."""
 
 
-def samples_row(
+def summarise_samples(
     suite: str, group: str, samples: Samples, predict: Predictor, reference: str = "", *, calibrated: bool = True
 ) -> ErrorRow:
     """The errors on all of these samples; `calibrated` where the spreads are: those of a model fitted for a table of
@@ -25,22 +25,24 @@ def samples_row(
     return compute_error_row(suite, group, shown, samples.seconds, samples.names(), reference, inside)
 
 
-def device_rows(
+def summarise_by_device(
     suite: str, samples: Samples, chosen: BoolArray, predict: Predictor, *, calibrated: bool = True
 ) -> list[ErrorRow]:
     """A row for every device that has `chosen` samples."""
     parts = [(device.key, chosen & (samples.device == index)) for index, device in enumerate(samples.devices)]
     return [
-        samples_row(suite, key, samples.take(mine), predict, calibrated=calibrated) for key, mine in parts if mine.any()
+        summarise_samples(suite, key, samples.take(mine), predict, calibrated=calibrated)
+        for key, mine in parts
+        if mine.any()
     ]
 
 
-def unseen_chip_rows(
+def summarise_unseen_chips(
     suite: str, samples: AnySamples, judged: BoolArray, fit: Callable[[AnySamples], Predictor]
 ) -> list[ErrorRow]:
     """A row for every device: its `judged` samples, predicted from its data sheet and the samples of other chips."""
     table = []
     for index, elsewhere in leave_one_chip_out(samples, ~samples.held_out & samples.telling):
         predict = fit(samples.take(elsewhere))
-        table += device_rows(suite, samples, judged & (samples.device == index), predict, calibrated=False)
+        table += summarise_by_device(suite, samples, judged & (samples.device == index), predict, calibrated=False)
     return table

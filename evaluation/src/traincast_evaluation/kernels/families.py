@@ -39,15 +39,15 @@ class MeasuredFamily:
 
     def fit_function(self) -> Training:
         """The function that fits the profile."""
-        function: Training = _load(self.fit)
+        function: Training = _import_object(self.fit)
         return function
 
     def evaluation_functions(self) -> tuple[Evaluation, ...]:
         """The functions that compare the family with measurements."""
-        return tuple(_load(name) for name in self.evaluations)
+        return tuple(_import_object(name) for name in self.evaluations)
 
 
-def _load(place: str) -> Any:
+def _import_object(place: str) -> Any:
     module, name = place.split(":")
     return getattr(import_module(f"{__package__}.{module}"), name)
 

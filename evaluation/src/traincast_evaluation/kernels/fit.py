@@ -22,7 +22,7 @@ from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import compute_mean_error_percent, is_within_interval
 from traincast_evaluation.kernels.samples import Samples
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Hears what is being done, and the share of the whole (0 to 1) that is done."""
@@ -36,7 +36,7 @@ AnySamples = TypeVar("AnySamples", bound=Samples)
 Fitted = TypeVar("Fitted")
 
 
-def silent(what: str, share: float) -> None:
+def ignore_progress(what: str, share: float) -> None:
     """A progress that nobody follows."""
 
 
@@ -146,7 +146,7 @@ def leave_one_chip_out(samples: Samples, seen: BoolArray) -> Iterator[tuple[int,
             yield index, elsewhere
 
 
-def unseen_spread(
+def compute_unseen_spread(
     samples: AnySamples, seen: BoolArray, judged: BoolArray, fit: Callable[[AnySamples], Predictor]
 ) -> float:
     """Log-sigma for devices never measured: the `judged` samples of each, predicted from `seen` ones of other chips."""
@@ -157,14 +157,14 @@ def unseen_spread(
         keep = slice(None, None, max(1, len(seconds) // _MOST_JUDGED))
         shown.append(seconds[keep])
         measured.append(mine.seconds[keep])
-    return spread_90(np.concatenate(shown), np.concatenate(measured)) if shown else UNJUDGED_SPREAD
+    return compute_spread_90(np.concatenate(shown), np.concatenate(measured)) if shown else UNJUDGED_SPREAD
 
 
-def device_spreads(
+def compute_device_spreads(
     samples: Samples, judged: BoolArray, predict: Predictor, keys: Sequence[str], least: float = 0.0
 ) -> FloatArray:
     """Log-sigma of the devices of these keys, from `judged` samples that the prediction has not seen."""
     shown, _ = samples.predicted(predict)
     position = [device.key for device in samples.devices]
     masks = [judged & (samples.device == position.index(key)) for key in keys]
-    return np.array([max(spread_90(shown[mine], samples.seconds[mine]), least) for mine in masks])
+    return np.array([max(compute_spread_90(shown[mine], samples.seconds[mine]), least) for mine in masks])

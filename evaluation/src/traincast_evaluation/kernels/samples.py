@@ -12,7 +12,7 @@ import numpy.typing as npt
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray
-from traincast_evaluation.measured_tables import only_present
+from traincast_evaluation.measured_tables import keep_present_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Samples:
 
     def measurements(self) -> Measurements:
         """As kernel times, with the devices that are left."""
-        devices, device = only_present(self.devices, self.device)
+        devices, device = keep_present_values(self.devices, self.device)
         return Measurements(self.calls, devices, device, self.device_seconds, self.noise_seconds)
 
     def kernel_seconds(self, predict: Callable[[Calls, Device], Estimate]) -> tuple[FloatArray, FloatArray]:

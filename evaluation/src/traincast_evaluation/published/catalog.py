@@ -87,15 +87,17 @@ class PublishedProgram:
 def published_programs() -> dict[str, PublishedProgram]:
     """Every published program by name."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: _program(name, _whole(row, rows)) for name, row in rows.items()}
+    return {name: _make_program(name, _fill_shared_fields(row, rows)) for name, row in rows.items()}
 
 
-def _whole(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _fill_shared_fields(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A program's fields with those of the one that it is `like`."""
-    return (_whole(rows[row["like"]], rows) if "like" in row else {}) | {k: v for k, v in row.items() if k != "like"}
+    return (_fill_shared_fields(rows[row["like"]], rows) if "like" in row else {}) | {
+        k: v for k, v in row.items() if k != "like"
+    }
 
 
-def _program(name: str, row: dict[str, Any]) -> PublishedProgram:
+def _make_program(name: str, row: dict[str, Any]) -> PublishedProgram:
     common = {key: row.pop(key) for key in ("description", "source", "global_batch", "writer", "optimizer")}
     return PublishedProgram(
         name=name,

@@ -21,15 +21,15 @@ from traincast.models.embeddings import Pooling, Table
 from traincast.models.embeddings.load import Part, compute_part_load, count_hottest_row_lookups
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place
+from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place_slices
 from traincast_evaluation.published.fused_layers import FusedMlp, FusedStep
-from traincast_evaluation.published.run import Run, mlp_parameters
+from traincast_evaluation.published.run import Run, count_mlp_parameters
 
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     """One training step. Of `sizes`, `groups` are equal tables, `mlp` layer outputs (a last one of width 1 follows);
     `interact_stride` is that of the pooling that stands for an interaction (0: plain concatenation)."""
-    placed = place(_groups(sizes), run.gpus)
+    placed = place_slices(_group_tables(sizes), run.gpus)
     if not all(placed):
         pieces = sum(len(held) for held in placed)
         raise TraincastError(
@@ -55,14 +55,16 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
 
 def parameters(sizes: Mapping[str, Any]) -> int:
     """Parameters of the whole model."""
-    groups = _groups(sizes)
+    groups = _group_tables(sizes)
     width = sum(group.tables * group.dim * len(group.hotness) for group in groups)
     stride, dense = sizes["interact_stride"], sizes["dense_features"]
     joined = (ceil(width / stride) if stride else width) + dense
-    return sum(group.tables * group.rows * group.dim for group in groups) + mlp_parameters((joined, *sizes["mlp"], 1))
+    return sum(group.tables * group.rows * group.dim for group in groups) + count_mlp_parameters(
+        (joined, *sizes["mlp"], 1)
+    )
 
 
-def _groups(sizes: Mapping[str, Any]) -> list[EqualTables]:
+def _group_tables(sizes: Mapping[str, Any]) -> list[EqualTables]:
     return [EqualTables(row["tables"], row["rows"], row["dim"], tuple(row["lookups"])) for row in sizes["groups"]]
 
 
@@ -74,7 +76,7 @@ def _load(table: Table, samples: int) -> Scalars:
 
 
 @cache
-def _repeats(table: Table, samples: int) -> tuple[int, int]:
+def _count_repeated_rows(table: Table, samples: int) -> tuple[int, int]:
     """How many different rows a batch wants, and how often it wants the one it wants most."""
     return max(1, round(table.count_unique_rows(samples))), round(count_hottest_row_lookups(table, samples))
 
@@ -274,7 +276,7 @@ class _Step(FusedStep):
                 "aten::div", [("self", values)], builder.add_tensor(values.shape), [("other", builder.world_size)]
             )
         one = replace(variable.inputs[0], pooling=Pooling.from_constant(count / self.whole))
-        distinct, hottest = _repeats(one, self.whole)
+        distinct, hottest = _count_repeated_rows(one, self.whole)
         self._executor("tensorflow::Unique")
         once, places = builder.add_tensor((distinct,), "int64"), builder.add_tensor((count,), "int32")
         builder.add_op("tensorflow::unique", [("x", indices)], [once, places])

@@ -33,23 +33,23 @@ class Slice:
 
     def inputs(self) -> list[Table]:
         """A table for each input that reads the slice."""
-        return [table_of(self.rows, self.dim, lookups) for lookups in self.hotness]
+        return [make_input_table(self.rows, self.dim, lookups) for lookups in self.hotness]
 
 
-def table_of(rows: int, dim: int, lookups: float) -> Table:
+def make_input_table(rows: int, dim: int, lookups: float) -> Table:
     """A table as one input reads it: this many lookups per sample. Those of equal sizes are equal."""
     return Table(name=f"{rows} x {dim}", rows=rows, dim=dim, pooling=Pooling.from_constant(lookups), access=Zipf(SKEW))
 
 
-def place(groups: Sequence[EqualTables], gpus: int) -> list[list[Slice]]:
+def place_slices(groups: Sequence[EqualTables], gpus: int) -> list[list[Slice]]:
     """The slices of each rank ("memory_balanced"): sorted by size and dealt out forth and back."""
     whole = [Slice(0, group.rows, group.dim, group.hotness) for group in groups for _ in range(group.tables)]
-    slices = [part for number, table in enumerate(whole) for part in _cut(replace(table, table=number), gpus)]
+    slices = [part for number, table in enumerate(whole) for part in _cut_slices(replace(table, table=number), gpus)]
     slices.sort(key=lambda part: (part.rows * part.dim, part.table), reverse=True)
     return [[*slices[rank :: 2 * gpus], *slices[2 * gpus - 1 - rank :: 2 * gpus]] for rank in range(gpus)]
 
 
-def _cut(table: Slice, gpus: int) -> list[Slice]:
+def _cut_slices(table: Slice, gpus: int) -> list[Slice]:
     count, elements = 1, table.rows * table.dim
     while elements > SLICE_ELEMENTS:
         count, elements = 2 * count, elements // 2

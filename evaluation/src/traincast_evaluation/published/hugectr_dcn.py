@@ -18,7 +18,7 @@ from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import Part, total_load
 from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
-from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
+from traincast_evaluation.published.hugectr_plan import compute_capacity_bytes, count_adagrad_bytes, plan_tables
 from traincast_evaluation.published.nvidia_dlrm import SKEW
 from traincast_evaluation.published.run import Run
 
@@ -69,7 +69,7 @@ class _Held:
 
 def write_dcn(run: Run) -> tuple[list[Program], tuple[int, ...]]:
     """A program for every rank that differs, and which rank runs which."""
-    held = _placed(run)
+    held = _place_tables(run)
     keys: dict[tuple[object, ...], int] = {}
     several = run.gpus > run.gpus_per_node
     ranks = tuple(
@@ -85,7 +85,7 @@ def write_dcn(run: Run) -> tuple[list[Program], tuple[int, ...]]:
     return programs, ranks
 
 
-def _placed(run: Run) -> list[_Held]:
+def _place_tables(run: Run) -> list[_Held]:
     tables = [
         Table(
             name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW), optimizer="adagrad"
@@ -97,8 +97,8 @@ def _placed(run: Run) -> list[_Held]:
     buckets = run.gpus if nodes == 1 else nodes
     table_cost, copied_below = _ONE_NODE if nodes == 1 else _NODES
     plan = plan_tables(
-        hotness, adagrad_bytes(DLRM_V2.rows_per_table, DIM), buckets, table_cost=table_cost,
-        copied_below=copied_below if run.gpus > 1 else 0.0, capacity=capacity_bytes(run.gpus // buckets),
+        hotness, count_adagrad_bytes(DLRM_V2.rows_per_table, DIM), buckets, table_cost=table_cost,
+        copied_below=copied_below if run.gpus > 1 else 0.0, capacity=compute_capacity_bytes(run.gpus // buckets),
     )  # fmt: skip
     mates = run.gpus // buckets
     copied = tuple(_Rows(tables[t], hotness[t]) for t in plan.copied)
@@ -114,10 +114,10 @@ def _placed(run: Run) -> list[_Held]:
 def _load(parts: Sequence[_Rows], samples: int) -> Scalars:
     load = tuple(int(value) for value in total_load([rows.part for rows in parts], samples).round())
     longest = max(rows.share * rows.hotness for rows in parts)
-    return [("load", load), ("longest_bag", ceil(longest)), ("total_rows", _height(parts))]
+    return [("load", load), ("longest_bag", ceil(longest)), ("total_rows", _count_rows_of_shard(parts))]
 
 
-def _height(parts: Sequence[_Rows]) -> int:
+def _count_rows_of_shard(parts: Sequence[_Rows]) -> int:
     return max(1, round(sum(rows.height for rows in parts)))
 
 
@@ -131,7 +131,7 @@ class _Step(DenseStep):
         # columns of the results that come from each rank that this one collectives with
         group = builder.across if self.several else builder.world
         self.group, self.columns = group, [held[rank].columns for rank in group.ranks]
-        self.copied_rows = _height(self.held.copied) if self.held.copied else 0
+        self.copied_rows = _count_rows_of_shard(self.held.copied) if self.held.copied else 0
 
     def program(self) -> Program:
         """Everything."""
@@ -179,7 +179,7 @@ class _Step(DenseStep):
         return builder.add_view(result, (samples, columns))
 
     def _weights(self, parts: Sequence[_Rows]) -> Ref:
-        return self.builder.add_resident_tensor((_height(parts), DIM), StorageKind.PARAMETER)
+        return self.builder.add_resident_tensor((_count_rows_of_shard(parts), DIM), StorageKind.PARAMETER)
 
     def _keys(self, parts: Sequence[_Rows], samples: int) -> Ref:
         lookups = round(sum(rows.lookups(samples) for rows in parts))

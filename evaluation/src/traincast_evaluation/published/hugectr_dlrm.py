@@ -10,7 +10,7 @@ from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast_evaluation.published.hugectr_dense import DIM
 from traincast_evaluation.published.hugectr_dlrm_nodes import NodesStep
-from traincast_evaluation.published.hugectr_hybrid import HybridRows, hybrid_rows
+from traincast_evaluation.published.hugectr_hybrid import HybridRows, count_hybrid_rows
 from traincast_evaluation.published.hugectr_rows import EMBEDDING, RowsStep
 from traincast_evaluation.published.nvidia_dlrm import SKEW
 from traincast_evaluation.published.run import Run
@@ -23,7 +23,7 @@ def write_dlrm(run: Run, *, hybrid: bool, overlap: bool, early: bool) -> tuple[l
         Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW))
         for i, rows in enumerate(CRITEO_ROWS)
     ]
-    rows = hybrid_rows(tables, run, by_default=early) if hybrid else HybridRows(0, 0, 1.0)
+    rows = count_hybrid_rows(tables, run, by_default=early) if hybrid else HybridRows(0, 0, 1.0)
     builder = RankBuilder(run.global_batch // run.gpus, 0, run.gpus, run.gpus_per_node)
     step = NodesStep if hybrid and run.gpus > run.gpus_per_node else _Step
     return [step(builder, tables, rows, overlap=overlap, early=early).program()], (0,) * run.gpus

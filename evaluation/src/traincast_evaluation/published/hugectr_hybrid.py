@@ -34,7 +34,7 @@ class HybridRows:
     infrequent_share: float
 
 
-def frequent_count(run: Run, *, by_default: bool = False) -> float:
+def compute_frequent_count(run: Run, *, by_default: bool = False) -> float:
     """How often a step's samples must want a row that is to be on every GPU; `by_default`: with the library's
     bandwidths and efficiency instead of the configured ones."""
     nodes = -(-run.gpus // run.gpus_per_node)
@@ -45,9 +45,9 @@ def frequent_count(run: Run, *, by_default: bool = False) -> float:
     return nodes * ratio / _ALL_REDUCE * nodes / (nodes - 1.0)
 
 
-def hybrid_rows(tables: Sequence[Table], run: Run, *, by_default: bool = False) -> HybridRows:
+def count_hybrid_rows(tables: Sequence[Table], run: Run, *, by_default: bool = False) -> HybridRows:
     """Frequent rows of these tables, and who wants them; `by_default` as for `frequent_count`."""
-    least, local = frequent_count(run, by_default=by_default), run.global_batch // run.gpus
+    least, local = compute_frequent_count(run, by_default=by_default), run.global_batch // run.gpus
     frequent = touched = others = lookups = 0.0
     for table in tables:
         classes = make_row_classes(table.access, table.rows)

@@ -41,9 +41,9 @@ def plan_tables(
     splits = dict.fromkeys(moved, 1)
     best = (sum(lookups) / buckets + table_cost * len(lookups), [list(moved)] * buckets, dict.fromkeys(moved, buckets))
     for _ in range(_ROUNDS):
-        held, stuck = _dealt_out(lookups, table_bytes, splits, buckets, table_cost, room)
+        held, stuck = _deal_out_parts(lookups, table_bytes, splits, buckets, table_cost, room)
         if stuck is None:
-            cost = max(_cost(lookups, splits, tables, table_cost) for tables in held)
+            cost = max(_compute_cost(lookups, splits, tables, table_cost) for tables in held)
             best = min(best, (cost, held, dict(splits)), key=lambda one: one[0])
         able = [t for t in splits if 2 * splits[t] <= buckets]
         if stuck is not None:
@@ -59,11 +59,11 @@ def plan_tables(
     )
 
 
-def _cost(lookups: Sequence[int], splits: dict[int, int], tables: Sequence[int], table_cost: float) -> float:
+def _compute_cost(lookups: Sequence[int], splits: dict[int, int], tables: Sequence[int], table_cost: float) -> float:
     return sum(lookups[t] / splits[t] for t in tables) + table_cost * len(tables)
 
 
-def _dealt_out(
+def _deal_out_parts(
     lookups: Sequence[int],
     table_bytes: Sequence[float],
     splits: dict[int, int],
@@ -83,15 +83,15 @@ def _dealt_out(
         ]
         if not free:
             return held, t
-        min(free, key=lambda bucket: _cost(lookups, splits, bucket, table_cost)).append(t)
+        min(free, key=lambda bucket: _compute_cost(lookups, splits, bucket, table_cost)).append(t)
     return held, None
 
 
-def adagrad_bytes(rows: Sequence[int], dim: int) -> list[float]:
+def count_adagrad_bytes(rows: Sequence[int], dim: int) -> list[float]:
     """Bytes of tables with their Adagrad state, as the planner counts them."""
     return [_STATE_BYTES * dim * count for count in rows]
 
 
-def capacity_bytes(gpus: int) -> float:
+def compute_capacity_bytes(gpus: int) -> float:
     """What the tables of this many GPUs may fill."""
     return _CAPACITY_BYTES * gpus

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from traincast.ir.builder import share_templates
-from traincast.ir.cuda_graph import in_phases, with_graphs
+from traincast.ir.cuda_graph import find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
@@ -20,9 +20,9 @@ from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement import Placement, Plan, ShardingKind
-from traincast.models.sharded_dlrm.layout import Batch, Layout, lay_out
+from traincast.models.sharded_dlrm.layout import Batch, Layout, assign_shards_to_ranks
 from traincast_evaluation.published.fused_layers import FusedStep
-from traincast_evaluation.published.run import Run, mlp_parameters
+from traincast_evaluation.published.run import Run, count_mlp_parameters
 
 DIM = 128
 BOTTOM = (13, 512, 256, DIM)
@@ -31,7 +31,7 @@ SKEW = 1.05
 """Exponent of the power law by which rows are wanted. Assumed: how skewed the Criteo data is was not published."""
 
 
-def deal(rows: Sequence[int], gpus: int) -> list[list[int]]:
+def deal_tables(rows: Sequence[int], gpus: int) -> list[list[int]]:
     """The tables of each rank: largest first to the emptiest GPU, equally many tables each; none for rank 0 of many.
 
     >>> deal([5, 9, 1, 7], 2)
@@ -53,23 +53,23 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     fixed (Apex O2). `graphs`: in half precision forward and backward are replayed as a CUDA graph."""
     tables = [
         Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.from_constant(1), access=Zipf(SKEW))
-        for i, rows in enumerate(rows_per_table(sizes))
+        for i, rows in enumerate(list_rows_per_table(sizes))
     ]
-    owners = deal([table.rows for table in tables], run.gpus)
+    owners = deal_tables([table.rows for table in tables], run.gpus)
     where = {table: rank for rank, held in enumerate(owners) for table in held}
     plan = Plan(
         tuple(table.name for table in tables),
         tuple(Placement(ShardingKind.TABLE_WISE, (where[i],)) for i in range(len(tables))),
         run.gpus,
     )
-    layout = lay_out(tables, plan, batch_size=run.global_batch // run.gpus, gpus_per_node=run.gpus)
+    layout = assign_shards_to_ranks(tables, plan, batch_size=run.global_batch // run.gpus, gpus_per_node=run.gpus)
     keys: dict[tuple[object, ...], int] = {}
     ranks = tuple(keys.setdefault((rank == 0, *layout.make_program_key(rank)), len(keys)) for rank in range(run.gpus))
     casts = run.half and sizes["autocast"]
     programs = [_Step(layout, ranks.index(number), run, casts=casts).program() for number in range(len(keys))]
     if run.half and sizes["graphs"]:
         phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
-        programs = [with_graphs(program, in_phases(program, *phases)) for program in programs]
+        programs = [mark_graphs(program, find_scopes_in_phases(program, *phases)) for program in programs]
     return Workload(
         name="nvidia-dlrm",
         programs=tuple(share_templates(programs)),
@@ -79,7 +79,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     )
 
 
-def rows_per_table(sizes: Mapping[str, Any]) -> Sequence[int]:
+def list_rows_per_table(sizes: Mapping[str, Any]) -> Sequence[int]:
     """Rows of the tables; those of the MLPerf reference unless `sizes` say others."""
     rows: Sequence[int] = sizes.get("rows_per_table", CRITEO_ROWS)
     return rows
@@ -87,7 +87,7 @@ def rows_per_table(sizes: Mapping[str, Any]) -> Sequence[int]:
 
 def parameters(sizes: Mapping[str, Any]) -> int:
     """Parameters of the whole model."""
-    return sum(rows_per_table(sizes)) * DIM + mlp_parameters(BOTTOM) + mlp_parameters((*TOP, 1))
+    return sum(list_rows_per_table(sizes)) * DIM + count_mlp_parameters(BOTTOM) + count_mlp_parameters((*TOP, 1))
 
 
 class _Step(FusedStep):

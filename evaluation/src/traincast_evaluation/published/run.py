@@ -27,6 +27,6 @@ class Run:
         return "float16" if self.half else "float32"
 
 
-def mlp_parameters(widths: Sequence[int]) -> int:
+def count_mlp_parameters(widths: Sequence[int]) -> int:
     """Weights and biases of linear layers from width to width."""
     return sum((fan_in + 1) * fan_out for fan_in, fan_out in zip(widths, widths[1:], strict=False))

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import costs_from
+from traincast.ir.given import read_op_costs
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
-from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, Repeated, outcomes_row
-from traincast_evaluation.suites.published import Row, cases_of
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, Repeated, summarise_outcomes
+from traincast_evaluation.suites.published import Row, read_cases
 
 HELD_BACK = "(held back)"
 
@@ -61,22 +61,22 @@ def captured_cases(data: Path) -> list[Case | LeftOut]:
     """Every row of the examples' tables."""
     if find_spec("torch") is None:
         raise TraincastError("evaluate captured captures its programs, and torch is missing: pip install '.[capture]'")
-    return cases_of(data / "iterations" / "dle_models.csv", _case)
+    return read_cases(data / "iterations" / "dle_models.csv", _make_case)
 
 
-def held_back(row: Row) -> bool:
+def is_held_back(row: Row) -> bool:
     """Whether a row's configuration (model, device, precision) was set aside before any error was looked at."""
     text = "|".join(row[column] for column in ("model", "device", "precision"))
     return hashlib.sha256(text.encode()).digest()[0] % 2 == 1
 
 
-def _case(row: Row) -> Case:
+def _make_case(row: Row) -> Case:
     program = row.known("model", _PROGRAMS)
-    platform = _platform(*row.known("device", _NODES))
+    platform = _load_node_with_device(*row.known("device", _NODES))
     precision, batch, gpus = row.known("precision", _PRECISIONS), row.count("micro_batch"), row.count("gpus")
-    steps = _steps(row, program.model, batch, gpus)
+    steps = _count_accumulated_steps(row, program.model, batch, gpus)
     request = Scenario(
-        workload=_captured(program, precision, batch, update=True),
+        workload=_capture_example(program, precision, batch, update=True),
         on=platform,
         dtype="tf32" if row["precision"] == "TF32" else "fp32",
         gpus=gpus,
@@ -86,9 +86,11 @@ def _case(row: Row) -> Case:
     repeated = None
     if steps > 1:
         alone = program.model == "bert-large"  # only BERT's program leaves exchanges to the last step of an update
-        micro = request.replace(workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus)
+        micro = request.replace(
+            workload=_capture_example(program, precision, batch, update=False), gpus=1 if alone else gpus
+        )
         repeated = Repeated(question=micro, times=steps - 1, per=1 if alone else steps)
-    mark = f" {HELD_BACK}" if held_back(row) else ""
+    mark = f" {HELD_BACK}" if is_held_back(row) else ""
     return Case(
         name=f"{row.label('model')} {row.label('precision')} {gpus} x {row.label('device')}, batch {batch}{mark}",
         group=row.label("model"),
@@ -98,7 +100,7 @@ def _case(row: Row) -> Case:
     )
 
 
-def _steps(row: Row, model: str, batch: int, gpus: int) -> int:
+def _count_accumulated_steps(row: Row, model: str, batch: int, gpus: int) -> int:
     """Forward and backward passes of one update."""
     if model in ("bert-large", "mask-rcnn", "transformer-xl"):
         return row.count("grad_accum")
@@ -107,22 +109,22 @@ def _steps(row: Row, model: str, batch: int, gpus: int) -> int:
 
 
 @cache
-def _platform(node: str, device: str) -> Platform:
+def _load_node_with_device(node: str, device: str) -> Platform:
     platform = load_platform(node)
     return platform if platform.device.key == device else replace(platform, device=load_device(device))
 
 
 @cache
-def _captured(program: _Program, precision: str, batch: int, *, update: bool) -> Workload:
+def _capture_example(program: _Program, precision: str, batch: int, *, update: bool) -> Workload:
     from traincast.capturing import capture_step
-    from traincast_evaluation.zoo.build.examples import example_step
+    from traincast_evaluation.zoo.build.examples import make_example_step
     from traincast_evaluation.zoo.define.examples.detection_ops import DETECTION_COSTS
 
     workload = capture_step(
-        example_step(program.model, precision, update=update), batch_size=batch, name=program.model, rebatch=False,
+        make_example_step(program.model, precision, update=update), batch_size=batch, name=program.model, rebatch=False,
         framework_version=program.framework, synchronised=program.synchronised,
     )  # fmt: skip
-    return replace(workload, costs=costs_from(DETECTION_COSTS, "the examples"))
+    return replace(workload, costs=read_op_costs(DETECTION_COSTS, "the examples"))
 
 
 def summarise_captured(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
@@ -132,4 +134,4 @@ def summarise_captured(suite: str, outcomes: Sequence[Outcome], data: Path) -> l
     parts += [("rows held back", kept)]
     groups = list(dict.fromkeys(o.case.group for o in outcomes))
     parts += [(group, [o for o in outcomes if o.case.group == group]) for group in groups]
-    return [outcomes_row(suite, label, members) for label, members in parts if members]
+    return [summarise_outcomes(suite, label, members) for label, members in parts if members]

@@ -96,20 +96,20 @@ def run_cases(
     """Predicts every case that can be predicted, the others keep their reason; `progress` hears the fraction done."""
     outcomes: list[Outcome | LeftOut] = []
     for done, case in enumerate(cases):
-        outcomes.append(case if isinstance(case, LeftOut) else _outcome(case, roofline_only=roofline_only))
+        outcomes.append(case if isinstance(case, LeftOut) else _predict_case(case, roofline_only=roofline_only))
         progress((done + 1) / len(cases))
     return outcomes
 
 
-def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
+def _predict_case(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
         if isinstance(case.question, TrainingRequest):
-            return _training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
+            return _make_training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
         result = predict(case.question.replace(roofline_only=roofline_only))
         before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
-    timed = _reached(result.timeline, case.stops_at) if case.stops_at else result.iteration
+    timed = _compute_seconds_until_op(result.timeline, case.stops_at) if case.stops_at else result.iteration
     active = result.device_active
     if case.repeated and before:
         timed = (timed + case.repeated.times * before.iteration) / case.repeated.per
@@ -125,7 +125,7 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     )
 
 
-def _training_outcome(case: Case, result: Prediction) -> Outcome:
+def _make_training_outcome(case: Case, result: Prediction) -> Outcome:
     low, high = result.interval
     return Outcome(
         case=case,
@@ -137,7 +137,7 @@ def _training_outcome(case: Case, result: Prediction) -> Outcome:
     )
 
 
-def _reached(timeline: Timeline, name: str) -> float:
+def _compute_seconds_until_op(timeline: Timeline, name: str) -> float:
     """Seconds from the start of the step until the host begins the top-level op of this name."""
     program = timeline.program
     (scope, *_) = [scope.index for scope in program.scopes if scope.name == name]
@@ -147,7 +147,7 @@ def _reached(timeline: Timeline, name: str) -> float:
 
 def summarise(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
     """Step and active time over all cases, then step time per device, each alongside what others score."""
-    rows = [outcomes_row(suite, "all: step", outcomes)]
+    rows = [summarise_outcomes(suite, "all: step", outcomes)]
     active = [o for o in outcomes if o.case.measured_active_ms]
     if active:
         predicted = [o.active_ms for o in active]
@@ -155,11 +155,11 @@ def summarise(suite: str, outcomes: Sequence[Outcome], data: Path | None = None)
         rows.append(compute_error_row(suite, "all: device active", predicted, measured, [o.case.name for o in active]))
     groups = sorted({o.case.group for o in outcomes})
     if len(groups) > 1:
-        rows += [outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]
+        rows += [summarise_outcomes(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]
     return rows
 
 
-def outcomes_row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
+def summarise_outcomes(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
     """One line for these cases, alongside what others score on them."""
     others: dict[str, list[float]] = {}
     for outcome in outcomes:

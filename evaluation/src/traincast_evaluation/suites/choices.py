@@ -35,12 +35,12 @@ class Choice:
         return {**asdict(self), "right": self.right}
 
 
-def choices(tasks: Mapping[str, Mapping[str, Outcome]]) -> list[Choice]:
+def make_choices(tasks: Mapping[str, Mapping[str, Outcome]]) -> list[Choice]:
     """The choice of every task of which at least two candidates were measured; by task and candidate."""
-    return [_choice(task, outcomes) for task, outcomes in tasks.items() if len(outcomes) > 1]
+    return [_make_choice(task, outcomes) for task, outcomes in tasks.items() if len(outcomes) > 1]
 
 
-def _choice(task: str, outcomes: Mapping[str, Outcome]) -> Choice:
+def _make_choice(task: str, outcomes: Mapping[str, Outcome]) -> Choice:
     chosen = min(outcomes, key=lambda plan: outcomes[plan].predicted_ms)
     best = min(outcomes, key=lambda plan: outcomes[plan].case.measured_ms)
     spreads = [outcomes[plan].case.spread_percent or 0.0 for plan in (chosen, best)]
@@ -49,27 +49,29 @@ def _choice(task: str, outcomes: Mapping[str, Outcome]) -> Choice:
         candidates=len(outcomes),
         chosen=chosen,
         best=best,
-        loss_percent=_loss(outcomes, chosen, best),
+        loss_percent=_compute_loss(outcomes, chosen, best),
         spread_percent=max(spreads),
-        slowest_percent=max(_loss(outcomes, plan, best) for plan in outcomes),
+        slowest_percent=max(_compute_loss(outcomes, plan, best) for plan in outcomes),
     )
 
 
-def _loss(outcomes: Mapping[str, Outcome], plan: str, best: str) -> float:
+def _compute_loss(outcomes: Mapping[str, Outcome], plan: str, best: str) -> float:
     """What a candidate costs over the best, percent."""
     return 100 * (outcomes[plan].case.measured_ms / outcomes[best].case.measured_ms - 1)
 
 
-def fixed_choice_right(tasks: Mapping[str, Mapping[str, Outcome]], plan: str) -> int:
+def count_fixed_choice_right(tasks: Mapping[str, Mapping[str, Outcome]], plan: str) -> int:
     """In how many tasks one and the same candidate would have been right."""
     return sum(
-        _loss(outcomes, plan, min(outcomes, key=lambda one: outcomes[one].case.measured_ms)) <= WITHIN_PERCENT
+        _compute_loss(outcomes, plan, min(outcomes, key=lambda one: outcomes[one].case.measured_ms)) <= WITHIN_PERCENT
         for outcomes in tasks.values()
         if len(outcomes) > 1 and plan in outcomes
     )
 
 
-def choice_notes(made: Sequence[Choice], tasks: Mapping[str, Mapping[str, Outcome]], fixed: Sequence[str]) -> list[str]:
+def write_choice_notes(
+    made: Sequence[Choice], tasks: Mapping[str, Mapping[str, Outcome]], fixed: Sequence[str]
+) -> list[str]:
     """What choosing by prediction brought, alongside always taking the same candidate."""
     if not made:
         return ["no task has two measured candidates: give more minutes"]
@@ -81,5 +83,5 @@ def choice_notes(made: Sequence[Choice], tasks: Mapping[str, Mapping[str, Outcom
         f"{worst.loss_percent:.1f} % over the best ({worst.task}: {worst.chosen} for {worst.best}, repeats spread "
         f"{worst.spread_percent:.1f} %); the slowest candidate costs {average:.0f} % on average"
     ]
-    lines += [f"always '{plan}': right in {fixed_choice_right(tasks, plan)} of {len(made)}" for plan in fixed]
+    lines += [f"always '{plan}': right in {count_fixed_choice_right(tasks, plan)} of {len(made)}" for plan in fixed]
     return lines

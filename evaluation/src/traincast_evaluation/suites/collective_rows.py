@@ -26,12 +26,12 @@ def predict_sets(model: CollectiveModel, points: Points, node: str) -> Estimate:
     whole = Estimate.zeros(len(points))
     for name in np.unique(points.set.astype(str)):
         rows = points.set == name
-        part = predict(model, points.take(rows), replace(load_topology(node), curves=str(name)))
+        part = predict_points(model, points.take(rows), replace(load_topology(node), curves=str(name)))
         whole.put(rows, part)
     return whole
 
 
-def predict(model: CollectiveModel, points: Points, topology: Topology) -> Estimate:
+def predict_points(model: CollectiveModel, points: Points, topology: Topology) -> Estimate:
     """Predictions on one topology."""
     compute = ["int8" if dtype == "int" else "fp16" for dtype in points.dtype]
     values = np.stack([points.bytes, points.ranks, points.nodes], axis=1)
@@ -39,12 +39,12 @@ def predict(model: CollectiveModel, points: Points, topology: Topology) -> Estim
     return model.predict(Calls.from_columns(COLLECTIVE, kinds, compute, values), topology)
 
 
-def times(estimate: Estimate, factor: npt.NDArray[Any]) -> Estimate:
+def scale_estimate(estimate: Estimate, factor: npt.NDArray[Any]) -> Estimate:
     """The estimate with every time multiplied by its own factor."""
     return replace(estimate, seconds=estimate.seconds * factor)
 
 
-def groups(points: Points) -> Iterator[tuple[str, str, Points]]:
+def iterate_point_groups(points: Points) -> Iterator[tuple[str, str, Points]]:
     """By machine and collective."""
     machines: npt.NDArray[Any] = np.array([str(name).split("@")[0] for name in points.set])
     for machine in np.unique(machines):
@@ -53,17 +53,17 @@ def groups(points: Points) -> Iterator[tuple[str, str, Points]]:
             yield str(machine), str(kind), of_machine.take(of_machine.kind == kind)
 
 
-def bands(label: str, points: Points, estimate: Estimate, reference: str = "") -> list[ErrorRow]:
+def summarise_by_size(label: str, points: Points, estimate: Estimate, reference: str = "") -> list[ErrorRow]:
     """A row for messages up to 64 KiB and one for those above."""
     rows = []
     for band, inside in (("up to 64 KiB", points.bytes <= SMALL_BYTES), ("above 64 KiB", points.bytes > SMALL_BYTES)):
         if inside.any():
             part = estimate.take(inside)
-            rows.append(row_of(f"{label}, {band}", points.take(inside), part, reference))
+            rows.append(summarise_points(f"{label}, {band}", points.take(inside), part, reference))
     return rows
 
 
-def row_of(label: str, points: Points, estimate: Estimate, reference: str = "") -> ErrorRow:
+def summarise_points(label: str, points: Points, estimate: Estimate, reference: str = "") -> ErrorRow:
     """One row of the table; a model without spreads (sigma 0) has no interval."""
     columns = zip(points.set, points.bytes, points.ranks, points.nodes, points.pair, strict=True)
     names = [f"{name} {size:.0f} B {n:.0f}x{nodes:.0f} {pair}".rstrip() for name, size, n, nodes, pair in columns]

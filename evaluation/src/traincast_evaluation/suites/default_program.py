@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
-from traincast_evaluation.suites.machines import machine_of
+from traincast_evaluation.suites.machines import read_machine
 from traincast_evaluation.suites.multi_gpu_dlrm import FILES
-from traincast_evaluation.suites.published import Row, rows_of
+from traincast_evaluation.suites.published import Row, read_rows
 
 GROUP = "TorchRec's program, the default, alongside MLPerf's steps of the same model (others ran them)"
 _MODELS = {"dlrm": "dlrm-mlperf", "dlrm_dcnv2": "dlrm-v2"}
@@ -41,25 +41,25 @@ def default_program_cases(data: Path) -> list[Case]:
     and named where each is predicted as its own program."""
     alike: dict[_Configuration, list[Row]] = {}
     for path in (data / "iterations" / file for file in FILES):
-        for row in rows_of(path) if path.is_file() else []:
+        for row in read_rows(path) if path.is_file() else []:
             try:
-                alike.setdefault(_configuration(row), []).append(row)
+                alike.setdefault(_read_configuration(row), []).append(row)
             except TraincastError:
                 continue
-    return [_case(configuration, rows) for configuration, rows in alike.items()]
+    return [_make_default_case(configuration, rows) for configuration, rows in alike.items()]
 
 
-def _configuration(row: Row) -> _Configuration:
-    machine = machine_of(row)
+def _read_configuration(row: Row) -> _Configuration:
+    machine = read_machine(row)
     gpus, batch = row.count("num_gpus"), row.count("global_batch")
     row.positive("iteration_ms")
-    scenario_fields()["batch_size"].check(batch // gpus)
+    list_scenario_fields()["batch_size"].check(batch // gpus)
     return _Configuration(
         row.known("benchmark", _MODELS), machine.device.key, machine.gpus_per_node, gpus, batch // gpus
     )
 
 
-def _case(configuration: _Configuration, rows: list[Row]) -> Case:
+def _make_default_case(configuration: _Configuration, rows: list[Row]) -> Case:
     nodes = configuration.gpus // configuration.per_node
     others = "NVIDIA's PyTorch code or HugeCTR" if configuration.model == "dlrm-mlperf" else "HugeCTR"
     return Case(
@@ -68,7 +68,7 @@ def _case(configuration: _Configuration, rows: list[Row]) -> Case:
         group=GROUP,
         question=Scenario(
             workload=configuration.model,
-            on=machine_of(rows[0]),
+            on=read_machine(rows[0]),
             gpus=configuration.gpus,
             batch_size=configuration.batch,
             dtype="fp16",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import load_platform
-from traincast.simulator.scenario.published import tensorflow_host
+from traincast.simulator.scenario.published import make_tensorflow_host
 from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
-from traincast_evaluation.suites.published import Row, cases_of
+from traincast_evaluation.suites.published import Row, read_cases
 
 _PREFIX = "distributed-embeddings-"
 _NODES = {"NVIDIA A100-SXM4 (DGX A100)": "dgx-a100"}
@@ -19,7 +19,7 @@ _NODES = {"NVIDIA A100-SXM4 (DGX A100)": "dgx-a100"}
 
 def distributed_embeddings_cases(data: Path) -> list[Case | LeftOut]:
     """Every row of `distributed_embeddings.csv`, from the program's published sizes."""
-    host = tensorflow_host()
+    host = make_tensorflow_host()
     programs = {
         name.removeprefix(_PREFIX): program
         for name, program in published_programs().items()
@@ -41,4 +41,4 @@ def distributed_embeddings_cases(data: Path) -> list[Case | LeftOut]:
             measured_ms=row.positive("iteration_ms"),
         )
 
-    return cases_of(data / "iterations" / "distributed_embeddings.csv", case_of)
+    return read_cases(data / "iterations" / "distributed_embeddings.csv", case_of)

@@ -31,9 +31,9 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     """Per model: every op that launches kernels, those above 50 us, and the sum of all."""
     rows = []
     for snapshot, model, name in _SNAPSHOTS:
-        measured = _measured(data, snapshot)
+        measured = _read_measured_kernels(data, snapshot)
         result = predict(Scenario(workload=name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ))
-        predicted = _predicted(result.timeline)
+        predicted = _list_predicted_kernels(result.timeline)
         if len(predicted) != len(measured):
             raise TraincastError(
                 f"'{_FILE}', snapshot {snapshot}: {len(measured)} ops launch kernels, of {name} {len(predicted)} do; "
@@ -50,7 +50,7 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     return rows
 
 
-def _measured(data: Path, snapshot: str) -> list[tuple[str, float]]:
+def _read_measured_kernels(data: Path, snapshot: str) -> list[tuple[str, float]]:
     """(top-level op, microseconds of its kernels) in launch order."""
     numbers = ["position", "op_occurrence", "duration_us_median"]
     table = read_table(data, _FILE, ["snapshot", "op_path"], numbers, positive=["duration_us_median"])
@@ -67,7 +67,7 @@ def _measured(data: Path, snapshot: str) -> list[tuple[str, float]]:
     ]
 
 
-def _predicted(timeline: Timeline) -> list[float]:
+def _list_predicted_kernels(timeline: Timeline) -> list[float]:
     """Microseconds of the kernels of every top-level op that launches any, in launch order."""
     scope = timeline.schedule.scope[timeline.launches]
     totals = np.bincount(scope, weights=1e6 * timeline.kernel_seconds)

@@ -57,7 +57,7 @@ class Point:
     exact: float
 
 
-def published_sets(data: Path) -> dict[str, list[Locality]]:
+def read_published_sets(data: Path) -> dict[str, list[Locality]]:
     """The published batches by set: 16 alike of 2021, the one of 2021 twice as large, 16 alike of 2022."""
     sets: dict[str, list[Locality]] = {"2021": [], "2021 large": [], "2022": []}
     for year in ("2021", "2022"):
@@ -74,25 +74,25 @@ def published_sets(data: Path) -> dict[str, list[Locality]]:
 
 def evaluate_embedding_access(data: Path, progress: Callable[[float], None] = lambda _: None) -> list[ErrorRow]:
     """Error tables by kind of distribution and question."""
-    sets = published_sets(data)
+    sets = read_published_sets(data)
     tasks: list[Callable[[], Iterable[Point]]] = [
-        partial(zipf_points, exponent, rows, seed=_SEED + number)
+        partial(compute_zipf_points, exponent, rows, seed=_SEED + number)
         for number, exponent in enumerate(EXPONENTS)
         for rows in HEIGHTS
     ]
     for law, (_, draws) in LAWS.items():
         for name, batches in sets.items():
-            tasks.append(partial(beginning_points, batches[0], name, law, seed=_SEED))
+            tasks.append(partial(compute_beginning_points, batches[0], name, law, seed=_SEED))
             several = [(batches[number % len(batches)], _SEED + number) for number in range(draws)]
-            tasks.append(partial(drawn_points, several, name, law))
+            tasks.append(partial(compute_drawn_points, several, name, law))
     points: list[Point] = []
     for done, task in enumerate(tasks, start=1):
         points += task()
         progress(done / len(tasks))
-    return error_rows(points)
+    return summarise_access_points(points)
 
 
-def error_rows(points: Iterable[Point]) -> list[ErrorRow]:
+def summarise_access_points(points: Iterable[Point]) -> list[ErrorRow]:
     """One row per group, in order of appearance."""
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -109,22 +109,22 @@ def error_rows(points: Iterable[Point]) -> list[ErrorRow]:
     ]
 
 
-def zipf_points(exponent: float, rows: int, *, seed: int, lookups: int = LOOKUPS) -> Iterator[Point]:
+def compute_zipf_points(exponent: float, rows: int, *, seed: int, lookups: int = LOOKUPS) -> Iterator[Point]:
     """A Zipf table, its law given; and given only the histogram of a quarter of the stream, the whole extrapolated."""
     indices = draw_zipf(exponent, rows, lookups, np.random.default_rng(seed))
     exact = count_exactly(indices)
     label = f"s {exponent:g}, {rows} rows"
     classes = Zipf(exponent).make_classes(rows)
-    yield from _unique_points("Zipf, different rows", label, classes, exact)
-    yield from _hit_points("Zipf, hits from empty", label, classes, exact)
-    yield from _steady_points("Zipf, hits in steady state", label, classes, indices)
+    yield from _compute_unique_points("Zipf, different rows", label, classes, exact)
+    yield from _compute_hit_points("Zipf, hits from empty", label, classes, exact)
+    yield from _compute_steady_points("Zipf, hits in steady state", label, classes, indices)
     quarter = ReuseHistogram.from_counts(np.bincount(indices[: lookups // 4]))
     seen = Reuse(quarter).make_classes(rows)
-    yield from _unique_points("histogram of a Zipf batch, different rows up to 4 x", label, seen, exact)
-    yield from _hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, exact)
+    yield from _compute_unique_points("histogram of a Zipf batch, different rows up to 4 x", label, seen, exact)
+    yield from _compute_hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, exact)
 
 
-def beginning_points(
+def compute_beginning_points(
     published: Locality, name: str, law: str, *, seed: int, lookups: int = BEGINNING
 ) -> Iterator[Point]:
     """The first lookups of a whole batch with a published histogram, judged from that histogram as it was published."""
@@ -137,13 +137,13 @@ def beginning_points(
     )
     classes = Reuse(histogram).make_classes(round(published.unique_rows))
     exact = count_exactly(draw_beginning(published, lookups, LAWS[law][0], np.random.default_rng(seed)))
-    yield from _unique_points(f"{law}, whole batch, different rows", name, classes, exact)
-    yield from _hit_points(f"{law}, whole batch, hits", name, classes, exact, SMALL_CACHE)
+    yield from _compute_unique_points(f"{law}, whole batch, different rows", name, classes, exact)
+    yield from _compute_hit_points(f"{law}, whole batch, hits", name, classes, exact, SMALL_CACHE)
 
 
-def drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -> list[Point]:
+def compute_drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -> list[Point]:
     """Parts of these batches, each with its seed; and the mean estimate alongside the mean exact count."""
-    draws = [point for batch, seed in batches for point in part_points(batch, name, law, seed=seed)]
+    draws = [point for batch, seed in batches for point in compute_part_points(batch, name, law, seed=seed)]
     same: dict[tuple[str, str], list[Point]] = {}
     for point in draws:
         same.setdefault((point.group, point.name), []).append(point)
@@ -155,20 +155,20 @@ def drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -
     return draws
 
 
-def part_points(published: Locality, name: str, law: str, *, seed: int) -> Iterator[Point]:
+def compute_part_points(published: Locality, name: str, law: str, *, seed: int) -> Iterator[Point]:
     """A part of a batch, as few rows as a large table has, judged from its own histogram, exact and rounded."""
     indices = draw_part(published, _ONE_IN, LAWS[law][0], np.random.default_rng(seed))
     exact = count_exactly(indices)
     shares = ReuseHistogram.from_counts(np.bincount(indices))
-    for kind, histogram in (("exact shares", shares), ("three decimals", rounded(shares))):
+    for kind, histogram in (("exact shares", shares), ("three decimals", round_histogram(shares))):
         for rows_per_unique in (1, 4):
             classes = Reuse(histogram).make_classes(int(rows_per_unique * shares.unique_rows))
             label = f"{name}, {rows_per_unique} x rows"
-            yield from _unique_points(f"{law}, {kind}, different rows", label, classes, exact, len(indices))
-            yield from _hit_points(f"{law}, {kind}, hits", label, classes, exact, SMALL_CACHE)
+            yield from _compute_unique_points(f"{law}, {kind}, different rows", label, classes, exact, len(indices))
+            yield from _compute_hit_points(f"{law}, {kind}, hits", label, classes, exact, SMALL_CACHE)
 
 
-def rounded(histogram: ReuseHistogram) -> ReuseHistogram:
+def round_histogram(histogram: ReuseHistogram) -> ReuseHistogram:
     """The histogram in three decimals."""
     return ReuseHistogram(
         lookups=histogram.lookups,
@@ -179,21 +179,23 @@ def rounded(histogram: ReuseHistogram) -> ReuseHistogram:
     )
 
 
-def _unique_points(group: str, label: str, classes: RowClasses, exact: Exact, whole: int = 0) -> Iterator[Point]:
+def _compute_unique_points(
+    group: str, label: str, classes: RowClasses, exact: Exact, whole: int = 0
+) -> Iterator[Point]:
     """Batches are named by size, or by their share of a `whole` that differs from draw to draw."""
     for size, count in exact.unique_rows.items():
         what = f"1 / {round(whole / size)} of the lookups" if whole else f"{size} lookups"
         yield Point(group, f"{label}, {what}", classes.count_unique_rows(size), count)
 
 
-def _hit_points(group: str, label: str, classes: RowClasses, exact: Exact, small: int = 0) -> Iterator[Point]:
+def _compute_hit_points(group: str, label: str, classes: RowClasses, exact: Exact, small: int = 0) -> Iterator[Point]:
     """Caches below `small` rows are a group of their own."""
     for cache, hits in exact.hits.items():
         where = f"{group}, caches below {small} rows" if cache < small else group
         yield Point(where, f"{label}, cache {cache}", classes.count_hits(cache, exact.lookups), float(hits))
 
 
-def _steady_points(group: str, label: str, classes: RowClasses, indices: IntArray) -> Iterator[Point]:
+def _compute_steady_points(group: str, label: str, classes: RowClasses, indices: IntArray) -> Iterator[Point]:
     """The second half of the stream, for caches that the first half fills."""
     half = len(indices) // 2
     counter = LruCounter(max(CACHES))

@@ -61,7 +61,7 @@ def draw_zipf(exponent: float, rows: int, lookups: int, rng: np.random.Generator
 
 def draw_part(published: Locality, one_in: int, law: float, rng: np.random.Generator) -> IntArray:
     """All lookups, in random order, of one row in `one_in` of a published batch."""
-    row_counts = np.concatenate(list(_counts(published, one_in, law, rng)))
+    row_counts = np.concatenate(list(_draw_counts(published, one_in, law, rng)))
     return rng.permutation(np.repeat(np.arange(len(row_counts)), row_counts))
 
 
@@ -70,7 +70,7 @@ def draw_beginning(published: Locality, lookups: int, law: float, rng: np.random
     shares = published.access_shares / published.access_shares.sum()
     drawn = rng.multinomial(lookups, shares)
     first, rows = 0, []
-    for number, row_counts in zip(drawn, _counts(published, 1, law, rng), strict=True):
+    for number, row_counts in zip(drawn, _draw_counts(published, 1, law, rng), strict=True):
         last = np.cumsum(row_counts)
         if number:
             places = np.sort(rng.choice(int(last[-1]), int(number), replace=False))  # in order they are found faster
@@ -79,22 +79,22 @@ def draw_beginning(published: Locality, lookups: int, law: float, rng: np.random
     return rng.permutation(np.concatenate(rows))
 
 
-def _counts(published: Locality, one_in: int, law: float, rng: np.random.Generator) -> Iterator[IntArray]:
+def _draw_counts(published: Locality, one_in: int, law: float, rng: np.random.Generator) -> Iterator[IntArray]:
     """How often each row is wanted, bin by bin. The open bin is taken to end where the next octave would."""
     for number in range(NUM_BINS):
         low = BIN_EDGES[number] + 1
         high = BIN_EDGES[number + 1] if number + 1 < NUM_BINS else 2 * BIN_EDGES[number]
         if published.row_shares[number] > published.access_shares[number]:
             rows = round(published.row_shares[number] * published.unique_rows / one_in)
-            yield _within(low, high, rows, law, rng)
+            yield _draw_counts_within(low, high, rows, law, rng)
         else:
             wanted = published.access_shares[number] * published.lookups / one_in
-            counts = _within(low, high, int(wanted / low) + 2, law, rng)
+            counts = _draw_counts_within(low, high, int(wanted / low) + 2, law, rng)
             missing = np.abs(np.concatenate([[0], np.cumsum(counts)]) - wanted)
             yield counts[: int(np.argmin(missing))]
 
 
-def _within(low: int, high: int, rows: int, law: float, rng: np.random.Generator) -> IntArray:
+def _draw_counts_within(low: int, high: int, rows: int, law: float, rng: np.random.Generator) -> IntArray:
     """Whole counts from `low` to `high`."""
     if low == high:
         return np.full(rows, low)

@@ -35,7 +35,7 @@ def read_locality(path: Path) -> dict[str, Locality]:
     summary: dict[str, dict[str, float]] = defaultdict(dict)
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
     for number, row in enumerate(read_csv(path, required=("dataset", "section", "metric", "value")), start=1):
-        value = _number(row["value"], f"'{path.name}', row {number}, column 'value'")
+        value = _parse_number(row["value"], f"'{path.name}', row {number}, column 'value'")
         if row["section"] == "summary":
             summary[row["dataset"]][row["metric"]] = value
         else:
@@ -60,7 +60,7 @@ def read_locality(path: Path) -> dict[str, Locality]:
     return batches
 
 
-def _number(text: str, where: str) -> float:
+def _parse_number(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -11,15 +11,15 @@ import numpy as np
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import LeftOut, Outcome
-from traincast_evaluation.suites.choices import Choice, choice_notes, choices
+from traincast_evaluation.suites.choices import Choice, make_choices, write_choice_notes
 from traincast_evaluation.suites.trial_runs import ISOLATED, Runs
 from traincast_evaluation.trials.catalog import (
     RANDOM,
     Trial,
-    one_process_trials,
-    ordered_by_share,
-    sharding_trials,
-    two_rank_trials,
+    draw_one_process_trials,
+    draw_sharding_trials,
+    draw_two_rank_trials,
+    order_by_share,
 )
 from traincast_evaluation.trials.plans import BALANCED
 
@@ -58,30 +58,34 @@ class HereResult:
 def evaluate_here(folder: Path, options: HereOptions, progress: Progress) -> HereResult:
     """Random and built-in DLRMs, Transformers and CNNs in one process; DLRMs and Transformers on two ranks."""
     counts = (40, 20) if options.tasks is None else (options.tasks, max(1, options.tasks // 2))
-    trials = ordered_by_share(
+    trials = order_by_share(
         [
-            *one_process_trials(dlrms=counts[0], seed=options.seed),
-            *two_rank_trials(dlrms=counts[1], seed=options.seed),
+            *draw_one_process_trials(dlrms=counts[0], seed=options.seed),
+            *draw_two_rank_trials(dlrms=counts[1], seed=options.seed),
         ],
         options.seed,
     )
-    outcomes, left_out, notes = _run("here", folder, trials, options, progress)
-    return HereResult(summary=_summary("here", outcomes), outcomes=outcomes, left_out=left_out, notes=notes)
+    outcomes, left_out, notes = _run_trials("here", folder, trials, options, progress)
+    return HereResult(summary=_summarise_trials("here", outcomes), outcomes=outcomes, left_out=left_out, notes=notes)
 
 
 def evaluate_sharding(folder: Path, options: HereOptions, progress: Progress) -> HereResult:
     """Every candidate sharding of random tasks on two ranks, and whether the predicted best was the best."""
-    trials = sharding_trials(tasks=options.tasks or 20, seed=options.seed)
-    outcomes, left_out, notes = _run("sharding", folder, trials, options, progress)
-    tasks = by_task(trials, outcomes)
-    made = choices(tasks)
-    notes = (*choice_notes(made, tasks, (BALANCED, "greedy by size", "naive")), *notes)
+    trials = draw_sharding_trials(tasks=options.tasks or 20, seed=options.seed)
+    outcomes, left_out, notes = _run_trials("sharding", folder, trials, options, progress)
+    tasks = group_by_task(trials, outcomes)
+    made = make_choices(tasks)
+    notes = (*write_choice_notes(made, tasks, (BALANCED, "greedy by size", "naive")), *notes)
     return HereResult(
-        summary=_summary("sharding", outcomes), outcomes=outcomes, left_out=left_out, notes=notes, choices=tuple(made)
+        summary=_summarise_trials("sharding", outcomes),
+        outcomes=outcomes,
+        left_out=left_out,
+        notes=notes,
+        choices=tuple(made),
     )
 
 
-def by_task(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> dict[str, dict[str, Outcome]]:
+def group_by_task(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> dict[str, dict[str, Outcome]]:
     """Outcomes by task and candidate; only tasks of which every candidate was measured."""
     measured = {outcome.case.name: outcome for outcome in outcomes}
     tasks: dict[str, dict[str, Outcome | None]] = {}
@@ -94,12 +98,12 @@ def by_task(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> dict[str, d
     }
 
 
-def _run(
+def _run_trials(
     name: str, folder: Path, trials: Sequence[Trial], options: HereOptions, progress: Progress
 ) -> tuple[tuple[Outcome, ...], tuple[LeftOut, ...], tuple[str, ...]]:
-    from traincast_evaluation.suites.here_setting import setting
+    from traincast_evaluation.suites.here_setting import load_here_setting
 
-    here = setting(folder, options.on, ranks=any(trial.ranks > 1 for trial in trials))
+    here = load_here_setting(folder, options.on, ranks=any(trial.ranks > 1 for trial in trials))
     runs = Runs(
         name=name,
         folder=folder,
@@ -121,18 +125,20 @@ def _run(
     return tuple(outcomes), tuple(left_out), (*notes, *here.notes)
 
 
-def _summary(suite: str, outcomes: Sequence[Outcome]) -> tuple[ErrorRow, ...]:
+def _summarise_trials(suite: str, outcomes: Sequence[Outcome]) -> tuple[ErrorRow, ...]:
     """All steps, then each group, alongside the baseline and the spread of repeats."""
     groups = sorted(
         {outcome.case.group for outcome in outcomes}, key=lambda group: (not group.startswith(RANDOM), group)
     )
-    rows = [_row(suite, "all: step", outcomes)]
+    rows = [_summarise_trial_group(suite, "all: step", outcomes)]
     if len(groups) > 1:
-        rows += [_row(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]
+        rows += [
+            _summarise_trial_group(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups
+        ]
     return tuple(rows)
 
 
-def _row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
+def _summarise_trial_group(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
     row = compute_error_row(
         suite,
         group,

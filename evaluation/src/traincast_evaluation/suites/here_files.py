@@ -77,12 +77,12 @@ class Record:
         self.predictions_path = folder / f"{name}-{digest}-predicted.json"
         self.measurements_path = folder / f"{name}-{digest}-measured.jsonl"
 
-    def predictions(self) -> dict[str, Predicted]:
+    def read_predictions(self) -> dict[str, Predicted]:
         """By key of the trial; empty before any were written."""
         if not self.predictions_path.exists():
             return {}
         content = parse_json(read_text(self.predictions_path), format_path(self.predictions_path))
-        with _damaged(self.predictions_path):
+        with _reject_damaged_file(self.predictions_path):
             return {key: Predicted(**fields) for key, fields in content["predictions"].items()}
 
     def write_predictions(self, predictions: Mapping[str, Predicted], trials: Sequence[Trial], basis: str) -> None:
@@ -102,7 +102,7 @@ class Record:
             return {}
         lines = read_text(self.measurements_path).split("\n")[:-1]
         rows = [parse_json(line, format_path(self.measurements_path)) for line in lines]
-        with _damaged(self.measurements_path):
+        with _reject_damaged_file(self.measurements_path):
             found: dict[str, Measured] = {}
             for row in rows:
                 one = Measured.of(row)
@@ -131,7 +131,7 @@ class Record:
 
 
 @contextmanager
-def _damaged(path: Path) -> Iterator[None]:
+def _reject_damaged_file(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.costs.cpu.machine import machine_platform
+from traincast.costs.cpu.machine import make_machine_platform
 from traincast.costs.cpu.profile import Profile
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast_evaluation.suites.here_files import Predicted
 from traincast_evaluation.trials.catalog import Trial
-from traincast_evaluation.trials.workloads import trial_workload
+from traincast_evaluation.trials.workloads import build_trial_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,6 @@ class HerePredictor:
 
     def predict(self, trial: Trial) -> Predicted:
         """Seconds of one step of a trial, and their 90 % interval."""
-        captured = trial_workload(trial)
-        result = predict_on_machine(captured.workload, machine_platform(self.profile), captured.access)
+        captured = build_trial_workload(trial)
+        result = predict_on_machine(captured.workload, make_machine_platform(self.profile), captured.access)
         return Predicted(result.iteration, *result.interval)

@@ -24,7 +24,7 @@ class HereSetting:
     notes: tuple[str, ...]
 
 
-def setting(folder: Path, on: str, *, ranks: bool) -> HereSetting:
+def load_here_setting(folder: Path, on: str, *, ranks: bool) -> HereSetting:
     """The profile `on`; with `ranks` it must know collectives."""
     profile = find_profile(on)
     if not folder.is_dir():

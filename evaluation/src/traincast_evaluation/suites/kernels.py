@@ -15,14 +15,14 @@ from traincast_evaluation.suites.dlrm_timeline import evaluate_dlrm_timeline
 def evaluate_kernels(data: Path, progress: Callable[[float], None] = lambda _: None) -> list[ErrorRow]:
     """Accuracy rows of all families; `progress` hears the fraction done."""
     rows: list[ErrorRow] = []
-    parts = list(_parts())
+    parts = list(_iterate_kernel_evaluations())
     for done, part in enumerate(parts):
         rows += part(data)
         progress((done + 1) / len(parts))
     return rows
 
 
-def _parts() -> Iterator[Evaluation]:
+def _iterate_kernel_evaluations() -> Iterator[Evaluation]:
     """The suites of every family; kernels of whole DLRM steps stand behind GEMM, of which they mostly are."""
     for measured in MEASURED:
         yield from measured.evaluation_functions()

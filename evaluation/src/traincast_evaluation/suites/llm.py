@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traincast.utils.metrics import ErrorRow, compute_error_row
-from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, outcomes_row
-from traincast_evaluation.suites.llm_presets import with_presets
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
+from traincast_evaluation.suites.llm_presets import fill_from_presets
 from traincast_evaluation.suites.llm_rows import is_fitted, make_request, make_vtrain_request
-from traincast_evaluation.suites.published import Row, cases_of, rows_of
+from traincast_evaluation.suites.published import Row, read_cases, read_rows
 
 _FITTED, _HELD = "half that constants were fitted on", "held-out half"
 _MIXTURES = ("DeepSeek", "GPT OSS", "Kimi", "Qwen3", "Nemotron", "deepseek")
@@ -19,14 +19,14 @@ def llm_cases(data: Path) -> list[Case | LeftOut]:
     """Every step of both tables, in their order."""
     folder = data / "iterations"
     published = folder / "llm_training.csv"
-    filled = with_presets(rows_of(published))
+    filled = fill_from_presets(read_rows(published))
     return [
-        *cases_of(published, lambda row: _case(row, filled[row.number])),
-        *cases_of(folder / "gpt_megatron_a100.csv", _vtrain_case),
+        *read_cases(published, lambda row: _make_llm_case(row, filled[row.number])),
+        *read_cases(folder / "gpt_megatron_a100.csv", _make_vtrain_case),
     ]
 
 
-def _case(row: Row, filled: Row) -> Case:
+def _make_llm_case(row: Row, filled: Row) -> Case:
     """The case of a row; `filled` has the settings of another release where it leaves them out."""
     kind = ""
     if row["set"] == "megatron_bridge_perf":
@@ -36,7 +36,7 @@ def _case(row: Row, filled: Row) -> Case:
     if row["peer_predicted_ms"]:
         others["SimuMax"] = 100 * (row.positive("peer_predicted_ms") / measured - 1)
     return Case(
-        name=_name(row),
+        name=_format_case_name(row),
         group=f"{row['set']}{kind}, tier {row['tier']}",
         question=make_request(filled),
         measured_ms=measured,
@@ -46,13 +46,13 @@ def _case(row: Row, filled: Row) -> Case:
     )
 
 
-def _name(row: Row) -> str:
+def _format_case_name(row: Row) -> str:
     degrees = " ".join(f"{name}{row[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if row[name] not in ("", "1"))
     size = f"{row['gpus']} x {row.label('device')}, micro-batch {row['micro_batch']} of {row['global_batch']}"
     return f"{row.label('model')} {row['seq_len']} {row.label('precision')[:12]} on {size} {degrees}".rstrip()
 
 
-def _vtrain_case(row: Row) -> Case:
+def _make_vtrain_case(row: Row) -> Case:
     sizes = f"{row['num_layers']} x {row['hidden_size']}"
     degrees = f"tp{row['tp']} dp{row['dp']} pp{row['pp']}"
     return Case(
@@ -66,23 +66,25 @@ def _vtrain_case(row: Row) -> Case:
 
 def summarise_llm(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
     """All steps, both halves, each source (both tiers together and apart, and its halves), then peak memory."""
-    rows = [outcomes_row(suite, "all: step", outcomes)]
+    rows = [summarise_outcomes(suite, "all: step", outcomes)]
     halves = {name: [o for o in outcomes if o.case.fitted == (name == _FITTED)] for name in (_FITTED, _HELD)}
-    rows += [outcomes_row(suite, f"all: {name}", chosen) for name, chosen in halves.items() if chosen]
+    rows += [summarise_outcomes(suite, f"all: {name}", chosen) for name, chosen in halves.items() if chosen]
     sources = dict.fromkeys(outcome.case.group.partition(",")[0] for outcome in outcomes)
     for source in sources:
         chosen = [o for o in outcomes if o.case.group.partition(",")[0] == source]
-        rows.append(outcomes_row(suite, source, chosen))
+        rows.append(summarise_outcomes(suite, source, chosen))
         parts = {_FITTED: [o for o in chosen if o.case.fitted], _HELD: [o for o in chosen if not o.case.fitted]}
         parts |= {
             group: [o for o in chosen if o.case.group == group] for group in sorted({o.case.group for o in chosen})
         }
         names = [name for name, some in parts.items() if some and len(some) < len(chosen)]
-        rows += [outcomes_row(suite, f"{source}: {name.partition(', ')[2] or name}", parts[name]) for name in names]
-    return rows + _memory_rows(suite, outcomes)
+        rows += [
+            summarise_outcomes(suite, f"{source}: {name.partition(', ')[2] or name}", parts[name]) for name in names
+        ]
+    return rows + _summarise_memory(suite, outcomes)
 
 
-def _memory_rows(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
+def _summarise_memory(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
     """Peak memory where a source printed one."""
     printed = [o for o in outcomes if o.case.measured_memory_gb and o.memory_gb]
     groups = {"memory: all": printed}

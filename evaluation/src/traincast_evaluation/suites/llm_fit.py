@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.in_step import InStep, in_step_from
+from traincast.costs.in_step import InStep, make_in_step
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
@@ -42,8 +42,8 @@ class ConstantsFit:
     def __init__(self, cases: Sequence[Case], start: InStep, moved: Sequence[str]) -> None:
         self.cases = [case for case in cases if case.fitted and isinstance(case.question, TrainingRequest)]
         self.numbers, self.moved = start.by_name(), tuple(moved)
-        counts = Counter(source_of(case) for case in self.cases)
-        self.weights = np.array([counts[source_of(case)] ** -0.5 for case in self.cases])
+        counts = Counter(name_source(case) for case in self.cases)
+        self.weights = np.array([counts[name_source(case)] ** -0.5 for case in self.cases])
         self.errors = self._errors(range(len(self.cases)), self.numbers)
         self._touched = {name: self._affected(name) for name in self.moved}
 
@@ -56,7 +56,7 @@ class ConstantsFit:
             progress(f"turn {turn + 1}: mean error {100 * self._score(self.errors):.2f} %")
             if before == self.numbers:
                 break
-        return in_step_from({name: _rounded(value) for name, value in self.numbers.items()})
+        return make_in_step({name: _round_constant(value) for name, value in self.numbers.items()})
 
     def _score(self, errors: np.ndarray) -> float:
         return float((self.weights * errors).sum() / self.weights.sum())
@@ -87,11 +87,11 @@ class ConstantsFit:
         return [i for i in everything if changed[i] != self.errors[i]]
 
     def _errors(self, numbers: Sequence[int], values: Mapping[str, float]) -> np.ndarray:
-        constants = in_step_from(values)
-        return np.array([abs(log_error(self.cases[i], constants)) for i in numbers])
+        constants = make_in_step(values)
+        return np.array([abs(compute_log_error(self.cases[i], constants)) for i in numbers])
 
 
-def log_error(case: Case, constants: InStep) -> float:
+def compute_log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     request = case.question
     assert isinstance(request, TrainingRequest)
@@ -99,7 +99,7 @@ def log_error(case: Case, constants: InStep) -> float:
     return math.log(1e3 * seconds / case.measured_ms)
 
 
-def source_of(case: Case) -> str:
+def name_source(case: Case) -> str:
     """The table that a case is from."""
     return case.group.partition(",")[0]
 
@@ -109,20 +109,20 @@ def list_predictable(cases: Sequence[Case], constants: InStep) -> list[Case]:
     kept = []
     for case in cases:
         try:
-            log_error(case, constants)
+            compute_log_error(case, constants)
         except TraincastError:
             continue
         kept.append(case)
     return kept
 
 
-def halves(cases: Sequence[Case], before: InStep, after: InStep) -> list[HalfErrors]:
+def compute_half_errors(cases: Sequence[Case], before: InStep, after: InStep) -> list[HalfErrors]:
     """How wrong both halves of every source are with each set of constants."""
     rows = []
-    for source in sorted({source_of(case) for case in cases}):
-        some = [case for case in cases if source_of(case) == source]
+    for source in sorted({name_source(case) for case in cases}):
+        some = [case for case in cases if name_source(case) == source]
         figures = [
-            _mean_percent([case for case in some if case.fitted == fitted], constants)
+            _compute_mean_percent([case for case in some if case.fitted == fitted], constants)
             for fitted in (True, False)
             for constants in (before, after)
         ]
@@ -135,11 +135,11 @@ def halves(cases: Sequence[Case], before: InStep, after: InStep) -> list[HalfErr
     return rows
 
 
-def _mean_percent(cases: Sequence[Case], constants: InStep) -> float:
-    errors = [100 * abs(math.expm1(log_error(case, constants))) for case in cases]
+def _compute_mean_percent(cases: Sequence[Case], constants: InStep) -> float:
+    errors = [100 * abs(math.expm1(compute_log_error(case, constants))) for case in cases]
     return float(np.mean(errors)) if errors else math.nan
 
 
-def _rounded(value: float) -> float:
+def _round_constant(value: float) -> float:
     """Three digits: what is beyond them no step tells."""
     return float(f"{value:.3g}")

@@ -56,7 +56,7 @@ def is_fitted(row: Row) -> bool:
     return sha256(f"{_SEED}|{text}".encode()).digest()[0] % 2 == 0
 
 
-def model_of(row: Row) -> Transformer:
+def read_model(row: Row) -> Transformer:
     """The Transformer of a row: the structure of its family, its own dimensions where the row names them."""
     name = row["model"].lower()
     family = next((built_in for prefix, built_in in _FAMILIES.items() if name.startswith(prefix)), None)
@@ -76,20 +76,20 @@ def model_of(row: Row) -> Transformer:
     if base.latent is None and base.head_dim * base.heads == base.hidden:
         changed["head_dim"] = changed.get("hidden", base.hidden) // changed.get("heads", base.heads)
     if name.startswith("kimi"):
-        changed["experts"] = replace(_experts(base), count=384, dense_layers=1)
+        changed["experts"] = replace(_require_experts(base), count=384, dense_layers=1)
     if "tokendrop" in name:  # tokens beyond an expert's even share are dropped, and places without one are padded
-        changed["experts"] = replace(_experts(base), capacity=1.0)
+        changed["experts"] = replace(_require_experts(base), capacity=1.0)
     if base.latent is not None:
         changed["kv_heads"] = changed.get("heads", base.heads)
     return replace(base, name=row.label("model"), **changed)
 
 
-def _experts(model: Transformer) -> Experts:
+def _require_experts(model: Transformer) -> Experts:
     assert model.experts is not None
     return model.experts
 
 
-def platform_of(row: Row) -> Platform:
+def read_platform(row: Row) -> Platform:
     """Node and GPU of a row; a device nobody described is rejected by name."""
     name = row["device"]
     word = next((word for word in _DEVICES if word in name), None)
@@ -102,27 +102,29 @@ def platform_of(row: Row) -> Platform:
 
 def make_request(row: Row) -> TrainingRequest:
     """What a row of `llm_training.csv` asks."""
-    model = model_of(row)
+    model = read_model(row)
     notes = row["notes"].lower()
     options: dict[str, Any] = {
         "gpus": row.count("gpus"), "global_batch": row.count("global_batch"), "seq_len": row.count("seq_len"),
-        "precision": _precision(row), "checkpoint": _checkpoint(row),
+        "precision": _read_precision(row), "checkpoint": _read_checkpointing(row),
     }  # fmt: skip
     options |= {name: row.count(name) for name in ("tp", "pp", "vp", "cp", "ep") if row[name]}
     if not row["tp"]:
         raise TraincastError(f"'{row.file}', row {row.number}: the source does not say how the model is laid out")
-    source = {"llm_foundry_mpt": _foundry, "torchtitan_torchao": _titan, "simumax_b200": _simumax}.get(
-        row["set"], _nvidia
-    )
+    source = {
+        "llm_foundry_mpt": _read_foundry_options,
+        "torchtitan_torchao": _read_titan_options,
+        "simumax_b200": _read_simumax_options,
+    }.get(row["set"], _read_nvidia_options)
     options |= source(row, options, notes)
     if "lora" in row["model"].lower():
         options["adapter_rank"] = 16
     if "every 2nd" in row["activation_checkpointing"]:
         options["checkpoint_every"] = 2
-    return TrainingRequest(model=model, on=platform_of(row), layout=Layout(**options))
+    return TrainingRequest(model=model, on=read_platform(row), layout=Layout(**options))
 
 
-def _foundry(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
+def _read_foundry_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """LLM Foundry: FSDP of PyTorch, op by op; Composer's own AdamW, one parameter after the other."""
     pure = "PURE" in row["precision"]
     return {
@@ -132,7 +134,7 @@ def _foundry(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _titan(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
+def _read_titan_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """torchtitan: FSDP2, gradients reduced in fp32; as many micro-batches as stages where the table does not say."""
     pp = options.get("pp", 1)
     local = options["global_batch"] * options.get("tp", 1) * pp * options.get("cp", 1) // options["gpus"]
@@ -150,7 +152,7 @@ def _titan(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _simumax(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
+def _read_simumax_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """SimuMax's runs of Megatron-LM: nothing overlaps."""
     return {
         "micro_batch": row.count("micro_batch"), "sharding": "zero1", "kernels": "fused", "overlap_tp": "none",
@@ -158,11 +160,11 @@ def _simumax(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _nvidia(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
+def _read_nvidia_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """Megatron as NeMo, Megatron-Bridge and MLPerf run it: distributed optimizer, gradients reduced in 16 bits, every
     exchange alongside kernels; experts' exchanges only where the preset says so."""
     graph = "graph" in row["compile"].lower() or row["set"].startswith("mlperf")
-    chunks = {} if row["vp"] else {"vp": _usual_chunks(row, options)}
+    chunks = {} if row["vp"] else {"vp": _choose_usual_chunks(row, options)}
     micro = row.count("micro_batch") if row["micro_batch"] else 1
     return {
         "micro_batch": micro, "sharding": "zero1", "kernels": "graph" if graph else "fused", "reduce_bytes": 2,
@@ -172,7 +174,7 @@ def _nvidia(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _usual_chunks(row: Row, options: dict[str, Any]) -> int:
+def _choose_usual_chunks(row: Row, options: dict[str, Any]) -> int:
     """Chunks of a stage where a source does not say: six, or as many fewer as divide its layers (one if none does, or
     if micro-batches are no multiple of stages)."""
     pp, layers = options.get("pp", 1), row.count("layers")
@@ -183,7 +185,7 @@ def _usual_chunks(row: Row, options: dict[str, Any]) -> int:
     return next(chunks for chunks in range(_NVIDIA_CHUNKS, 0, -1) if layers % (pp * chunks) == 0 or chunks == 1)
 
 
-def _precision(row: Row) -> str:
+def _read_precision(row: Row) -> str:
     text = row["precision"].lower()
     if "fp4" in text:
         raise TraincastError(f"'{row.file}', row {row.number}: 4-bit arithmetic is not modelled")
@@ -192,7 +194,7 @@ def _precision(row: Row) -> str:
     return "fp8" if "fp8" in text or "float8" in text else "bf16"
 
 
-def _checkpoint(row: Row) -> str:
+def _read_checkpointing(row: Row) -> str:
     text = row["activation_checkpointing"].lower()
     if "full" in text or "every 2nd" in text:
         return "full"
@@ -215,4 +217,4 @@ def make_vtrain_request(row: Row) -> TrainingRequest:
         checkpoint="full", kernels="fused", attention="unfused", dropout=True, reduce_bytes=2, overlap_tp="none",
         overlap_gradients=False, overlap_pp=False,
     )  # fmt: skip
-    return TrainingRequest(model=model, on=platform_of(row), layout=layout)
+    return TrainingRequest(model=model, on=read_platform(row), layout=layout)

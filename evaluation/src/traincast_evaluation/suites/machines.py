@@ -34,9 +34,9 @@ _NO_PEERS = ("v1.0",)
 """MLPerf rounds whose PCIe systems did without peer access; set with one of their rows in view, 50 times the others."""
 
 
-def machine_of(row: Row) -> Platform:
+def read_machine(row: Row) -> Platform:
     """The platform of an MLPerf row: the node that its accelerator is sold in, with as many of them as the row says."""
-    device, node = _accelerator(row)
+    device, node = _read_accelerator(row)
     if row["mlperf_round"] in _NO_PEERS:
         node = _WITHOUT_PEERS.get(node, node)
     gpus, nodes, per_node = (row.count(name) for name in ("num_gpus", "num_nodes", "gpus_per_node"))
@@ -44,11 +44,11 @@ def machine_of(row: Row) -> Platform:
         raise TraincastError(
             f"'{row.file}', row {row.number}: {nodes} nodes of {per_node} GPUs are not {gpus} GPUs; correct the row"
         )
-    return node_of(node, device, per_node)
+    return load_node_of_size(node, device, per_node)
 
 
 @cache
-def node_of(node: str, device: str, per_node: int) -> Platform:
+def load_node_of_size(node: str, device: str, per_node: int) -> Platform:
     """A built-in node with these GPUs, `per_node` of them behind its links."""
     platform = load_platform(node)
     topology = platform.topology
@@ -58,7 +58,7 @@ def node_of(node: str, device: str, per_node: int) -> Platform:
     return replace(platform, device=load_device(device), topology=topology, gpus_per_node=per_node)
 
 
-def _accelerator(row: Row) -> tuple[str, str]:
+def _read_accelerator(row: Row) -> tuple[str, str]:
     """Keys of the row's device and node; what is not built in is rejected by name."""
     text = row["accelerator"].upper()
     found = _EXACT.get(text) or next(

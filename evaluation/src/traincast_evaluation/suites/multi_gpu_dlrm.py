@@ -14,8 +14,8 @@ from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
-from traincast_evaluation.suites.machines import machine_of
-from traincast_evaluation.suites.published import Row, cases_of
+from traincast_evaluation.suites.machines import read_machine
+from traincast_evaluation.suites.published import Row, read_cases
 
 _NODES = {"DGX A100": "dgx-a100", "DGX-1": "dgx1-v100", "DGX-2": "dgx2-v100"}
 _SIZES = {"small": "nvidia-dlrm", "large": "nvidia-dlrm-large"}
@@ -65,21 +65,21 @@ def dlrm_cases(data: Path) -> list[Case | LeftOut]:
     """Every row of `dle_dlrm.csv` and of MLPerf's tables, from its published configuration."""
     folder = data / "iterations"
     tables = [folder / FILES[0], *(path for path in (folder / file for file in FILES[1:]) if path.is_file())]
-    mlperf = [case for table in tables for case in cases_of(table, _mlperf)]
-    return [*cases_of(folder / "dle_dlrm.csv", _dle), *mlperf]
+    mlperf = [case for table in tables for case in read_cases(table, _make_mlperf_case)]
+    return [*read_cases(folder / "dle_dlrm.csv", _make_dle_case), *mlperf]
 
 
-def _dle(row: Row) -> Case:
+def _make_dle_case(row: Row) -> Case:
     gpus, batch, dtype = row.count("num_gpus"), row.count("global_batch"), row.known("precision", _DTYPES)
     pytorch, date = row.known("framework", _FRAMEWORKS), row["readme_date"]
     group = "dle_tf" if not pytorch else "dle_old" if date < "2021" else "dle"
     name = row.known("model_size", _SIZES) + ("-2021" if pytorch and date < _AUTOCAST_SINCE else "")
-    platform = _platform(row.known("system", _NODES), row["device"], gpus)
+    platform = _load_dlrm_platform(row.known("system", _NODES), row["device"], gpus)
     return Case(
         name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],
         question=Scenario(
-            workload=_workload(name, gpus, batch, dtype, platform.gpus_per_node),
+            workload=_build_dlrm_workload(name, gpus, batch, dtype, platform.gpus_per_node),
             on=platform,
             dtype="tf32" if dtype == "tf32" else "fp32",
         ),
@@ -87,22 +87,24 @@ def _dle(row: Row) -> Case:
     )
 
 
-def _mlperf(row: Row) -> Case:
+def _make_mlperf_case(row: Row) -> Case:
     """A row as the program of its round runs it, on the machine that it names."""
-    platform, program = machine_of(row), program_of(row)
+    platform, program = read_machine(row), choose_program(row)
     if platform.key.endswith("-no-peer"):  # HugeCTR's hybrid embedding reads the memory of peers
         program = _WITHOUT_PEERS.get(program, program)
     gpus, batch = row.count("num_gpus"), row.count("global_batch")
     name = f"{row.label('mlperf_round')} {row.label('submitter')} {row.label('system')} x{gpus}"
     return Case(
         name=name + (" (held back)" if row["system"] in HELD_BACK else ""),
-        group=GROUPS[_group(program, platform, gpus)],
-        question=Scenario(workload=_workload(program, gpus, batch, "fp16", platform.gpus_per_node), on=platform),
+        group=GROUPS[_choose_group(program, platform, gpus)],
+        question=Scenario(
+            workload=_build_dlrm_workload(program, gpus, batch, "fp16", platform.gpus_per_node), on=platform
+        ),
         measured_ms=row.positive("iteration_ms"),
     )
 
 
-def _group(program: str, platform: Platform, gpus: int) -> str:
+def _choose_group(program: str, platform: Platform, gpus: int) -> str:
     if program == "nvidia-dlrm-mlperf":
         return "mlperf"
     if platform.device.key.endswith("-pcie"):
@@ -111,7 +113,7 @@ def _group(program: str, platform: Platform, gpus: int) -> str:
     return f"{kind}_nodes" if gpus > platform.gpus_per_node else kind
 
 
-def program_of(row: Row) -> str:
+def choose_program(row: Row) -> str:
     """The program that an MLPerf row ran: NVIDIA's PyTorch code of round 0.7, or HugeCTR as of its round."""
     named = row.known("benchmark", _BENCHMARKS)
     program, text = row.known("mlperf_round", _ROUNDS), row["framework"].upper()
@@ -126,13 +128,13 @@ def program_of(row: Row) -> str:
     return "nvidia-dlrm-mlperf" if row["mlperf_round"] == "v0.7" and text.startswith("PYTORCH") else program
 
 
-def _platform(node: str, device: str, gpus: int) -> Platform:
+def _load_dlrm_platform(node: str, device: str, gpus: int) -> Platform:
     """The node with this device; alone when only one GPU is used."""
     node_platform = replace(load_platform(node), device=find_device_by_name(device))
     return node_platform if gpus > 1 else replace(node_platform, topology=None, gpus_per_node=1)
 
 
 @cache
-def _workload(name: str, gpus: int, global_batch: int, dtype: str, gpus_per_node: int) -> Workload:
+def _build_dlrm_workload(name: str, gpus: int, global_batch: int, dtype: str, gpus_per_node: int) -> Workload:
     program = published_programs()[name]
     return program.step(gpus=gpus, global_batch=global_batch, dtype=dtype, gpus_per_node=gpus_per_node)

@@ -77,7 +77,7 @@ class Row:
         )
 
 
-def rows_of(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV table of measurements."""
     if not path.is_file():
         raise TableError(f"'{path}' is missing; point `data` at the folder of measurements")
@@ -87,10 +87,10 @@ def rows_of(path: Path) -> list[Row]:
     return rows
 
 
-def cases_of(path: Path, case_of: Callable[[Row], Case | None]) -> list[Case | LeftOut]:
+def read_cases(path: Path, case_of: Callable[[Row], Case | None]) -> list[Case | LeftOut]:
     """The case of every row of a table (None: not to be listed); a row without one is left out with the reason."""
     cases: list[Case | LeftOut] = []
-    for row in rows_of(path):
+    for row in read_rows(path):
         try:
             case: Case | LeftOut | None = case_of(row)
         except TableError:

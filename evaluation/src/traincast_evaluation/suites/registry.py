@@ -73,9 +73,9 @@ class Evaluation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Summary and cases as plain data; keys say their units."""
-        cases = [_case(outcome) for outcome in self.outcomes]
+        cases = [_describe_case(outcome) for outcome in self.outcomes]
         if self.left_out:
-            cases = [{**case, "reason": None} for case in cases] + [_unpredicted(row) for row in self.left_out]
+            cases = [{**case, "reason": None} for case in cases] + [_describe_left_out(row) for row in self.left_out]
         made = {"choices": [choice.to_dict() for choice in self.choices]} if self.choices else {}
         return {"summary": [asdict(row) for row in self.summary], "cases": cases, **made}
 
@@ -86,11 +86,11 @@ class Evaluation(Result):
 
     def to_page(self, price: float | None = None) -> Page:
         """The suite as a page of a report; money plays no part in it."""
-        from traincast_evaluation.page import suite_page
+        from traincast_evaluation.page import build_suite_page
 
         document = self.to_dict()
         notes = [f"left out: {row.name}: {row.reason}" for row in self.left_out] + list(self.notes)
-        return suite_page(self.suite, document["summary"], document["cases"], notes)
+        return build_suite_page(self.suite, document["summary"], document["cases"], notes)
 
     def records(self) -> Records:
         """Tables "summary" (one row per group) and "cases"."""
@@ -110,15 +110,15 @@ def evaluate(
     if parts.table:
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
-        return Evaluation(suite=suite, summary=tuple(_function(parts.table)(data, progress)))
-    ran = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+        return Evaluation(suite=suite, summary=tuple(_import_function(parts.table)(data, progress)))
+    ran = run_cases(_import_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
     outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
     left_out = tuple(row for row in ran if isinstance(row, LeftOut))
     if not outcomes:
         why = f", for the first one: {left_out[0].reason}" if left_out else "; give at least one"
         raise TraincastError(f"evaluate {suite}: none of {len(left_out)} rows can be predicted{why}")
-    summary = _function(parts.summary)(suite, outcomes, data)
-    notes = _function(parts.notes)() if parts.notes else ()
+    summary = _import_function(parts.summary)(suite, outcomes, data)
+    notes = _import_function(parts.notes)() if parts.notes else ()
     return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
 
 
@@ -151,11 +151,11 @@ def evaluate_on_this_machine(
 ) -> Evaluation:
     """Evaluates a suite of steps that are measured here; what it keeps is in `folder` (None: where this machine's store
     is). Needs torch."""
-    from traincast.costs.cpu.machine import home
+    from traincast.costs.cpu.machine import get_profile_home
     from traincast_evaluation.suites.here import HereOptions
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    found = _function(SUITES[suite].here)(folder or home(), HereOptions(**given), progress)
+    found = _import_function(SUITES[suite].here)(folder or get_profile_home(), HereOptions(**given), progress)
     return Evaluation(
         suite=suite,
         summary=found.summary,
@@ -166,13 +166,13 @@ def evaluate_on_this_machine(
     )
 
 
-def _function(place: str) -> Callable[..., Any]:
+def _import_function(place: str) -> Callable[..., Any]:
     module, name = place.split(":")
     function: Callable[..., Any] = getattr(import_module(f"traincast_evaluation.suites.{module}"), name)
     return function
 
 
-def _case(outcome: Outcome) -> dict[str, Any]:
+def _describe_case(outcome: Outcome) -> dict[str, Any]:
     case = outcome.case
     return {
         "device": case.group,
@@ -185,11 +185,11 @@ def _case(outcome: Outcome) -> dict[str, Any]:
         "active_error_percent": outcome.active_error_percent,
         "others_error_percent": case.others,
         "spread_percent": case.spread_percent,
-        **_why(outcome),
+        **_explain_difference(outcome),
     }
 
 
-def _why(outcome: Outcome) -> dict[str, Any]:
+def _explain_difference(outcome: Outcome) -> dict[str, Any]:
     """Why predicted and measured must differ, and what the predicted step is made of; nothing where they need not."""
     if not outcome.case.note:
         return {}
@@ -198,7 +198,7 @@ def _why(outcome: Outcome) -> dict[str, Any]:
     return {"note": outcome.case.note, "made_of_ms": made_of}
 
 
-def _unpredicted(row: LeftOut) -> dict[str, Any]:
+def _describe_left_out(row: LeftOut) -> dict[str, Any]:
     """A row that cannot be predicted: the keys of a case without values, and why."""
     numbers = ("measured_ms", "predicted_ms", "covered", "error_percent", "active_error_percent", "spread_percent")
     nothing: dict[str, Any] = dict.fromkeys(numbers)

@@ -64,7 +64,7 @@ def replayed_ranks(data: Path) -> list[ReplayedRank]:
     ]
 
 
-def replay_rows(suite: str, data: Path) -> list[ErrorRow]:
+def summarise_replayed_ranks(suite: str, data: Path) -> list[ErrorRow]:
     """The replay's error tables: the slowest rank, every rank, and exposed communication of every rank."""
     *ranks, slowest = replayed_ranks(data)
     names = [rank.name for rank in ranks]

@@ -9,7 +9,7 @@ from pathlib import Path
 from traincast.hardware.catalog import find_device_by_name
 from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
-from traincast_evaluation.suites.published import Row, cases_of
+from traincast_evaluation.suites.published import Row, read_cases
 
 # MHz at which the study locked the SM clocks of its machines, as its notes on them say
 _STUDY_CLOCK_MHZ = {"Tesla V100-SXM2-16GB": 1297.0, "Tesla P100-PCIE-16GB": 1189.0, "NVIDIA TITAN Xp": 1404.0}
@@ -28,9 +28,9 @@ def dlrm_cases(data: Path) -> list[Case | LeftOut]:
     others = {"reference": "ref_err_e2e_pct", "kernels only": "ref_err_kernel_only_pct"}
 
     def case_of(row: Row) -> Case:
-        return replace(_study(row, names, others), measured_active_ms=row.positive("gpu_active_ms_implied"))
+        return replace(_make_study_case(row, names, others), measured_active_ms=row.positive("gpu_active_ms_implied"))
 
-    return cases_of(data / "iterations" / "dlrm_single_gpu.csv", case_of)
+    return read_cases(data / "iterations" / "dlrm_single_gpu.csv", case_of)
 
 
 def cnn_cases(data: Path) -> list[Case | LeftOut]:
@@ -39,17 +39,17 @@ def cnn_cases(data: Path) -> list[Case | LeftOut]:
     others = {"|reference|": "ref_abs_err_pct", "|Habitat|": "habitat_abs_err_pct"}
 
     def case_of(row: Row) -> Case:
-        return replace(_study(row, names, others), stops_at="Optimizer.zero_grad#SGD.zero_grad")
+        return replace(_make_study_case(row, names, others), stops_at="Optimizer.zero_grad#SGD.zero_grad")
 
-    return cases_of(data / "iterations" / "cnn_single_gpu.csv", case_of)
+    return read_cases(data / "iterations" / "cnn_single_gpu.csv", case_of)
 
 
 def transformer_cases(data: Path) -> list[Case | LeftOut]:
     """NeuSight's Transformers; four of them ran under torch.compile."""
-    return cases_of(data / "iterations" / "transformers_single_gpu.csv", _transformer)
+    return read_cases(data / "iterations" / "transformers_single_gpu.csv", _make_neusight_case)
 
 
-def _transformer(row: Row) -> Case:
+def _make_neusight_case(row: Row) -> Case:
     measured, mode = row.positive("e2e_ms"), row.known("mode", _MODES)
     others = {
         name: 100 * (row.positive(column) / measured - 1)
@@ -69,7 +69,7 @@ def _transformer(row: Row) -> Case:
     return Case(name=name, group=row["device"], question=request, measured_ms=measured, others=others)
 
 
-def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Case:
+def _make_study_case(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Case:
     """A row of the study, whose models are built in under these `names`; `others` are columns of others' errors."""
     return Case(
         name=f"{row['model']} {row['batch']}",

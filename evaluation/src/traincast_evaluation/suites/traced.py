@@ -58,24 +58,26 @@ class _Traced:
 
 def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[ErrorRow]:
     """Error rows: replay, then predictions with each host, over all steps and by trace, then kernels by family."""
-    runs = list(_runs(data / _FOLDER))
-    others = _Others([measured for paths in runs for rank in read_ranks(paths) for measured in _overheads(rank)])
+    runs = list(_iterate_runs(data / _FOLDER))
+    others = _Others(
+        [measured for paths in runs for rank in read_ranks(paths) for measured in _measure_overheads(rank)]
+    )
     traced: list[_Traced] = []
     for done, paths in enumerate(runs):
-        traced += [one for rank in read_ranks(paths) if (one := _rank(rank, others)) is not None]
+        traced += [one for rank in read_ranks(paths) if (one := _trace_rank(rank, others)) is not None]
         progress((done + 1) / len(runs))
     if not traced:
         raise TraincastError(f"'{data / _FOLDER}' has no trace with steps of a device that we know")
-    rows = _steps("replay", [(one, one.replayed) for one in traced])
+    rows = _summarise_steps("replay", [(one, one.replayed) for one in traced])
     for host in _HOSTS:
         chosen = [(one, one.predicted[host]) for one in traced if host in one.predicted]
-        rows += _steps(f"predicted, {host}", chosen)
+        rows += _summarise_steps(f"predicted, {host}", chosen)
         modelled = [pair for pair in chosen if pair[0].modelled and pair[0].steps]
-        rows += [_row(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
-    return [*rows, *_kernel_rows(traced)]
+        rows += [_summarise_traced(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
+    return [*rows, *_summarise_kernels(traced)]
 
 
-def _runs(folder: Path) -> Iterator[list[Path]]:
+def _iterate_runs(folder: Path) -> Iterator[list[Path]]:
     """Files that belong to one run."""
     if not folder.is_dir():
         raise TraincastError(f"there is no folder '{folder}'; give the folder that has one called '{_FOLDER}'")
@@ -122,38 +124,38 @@ class _Others:
         return self._built[what, value]
 
 
-def _origin(linked: Linked) -> tuple[str, str]:
+def _read_origin(linked: Linked) -> tuple[str, str]:
     """Source and device of a trace: the first part of its folder's name, and the device's key."""
     folder = linked.trace.path.parent.name
     return folder.partition("_")[0], _UNNAMED.get(folder) or find_device_by_name(linked.trace.device_name).key
 
 
-def _generation(device: str) -> str:
+def _name_generation(device: str) -> str:
     found = _GENERATION.match(device)
     return found[0] if found else device
 
 
-def _overheads(traces: RankTraces) -> Iterator[_Measured]:
+def _measure_overheads(traces: RankTraces) -> Iterator[_Measured]:
     """What a rank's host took, where its steps are marked and its device is known."""
     if traces.timeline is None:
         return
     linked = link_trace(traces.timeline)
     try:
-        source, device = _origin(linked)
+        source, device = _read_origin(linked)
     except TraincastError:
         return
     if linked.marked and len(linked.device):
-        yield _Measured(source, _generation(device), measure_overheads(linked))
+        yield _Measured(source, _name_generation(device), measure_overheads(linked))
 
 
-def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
+def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
     """One rank, or nothing where it has no kernels, no timeline or a device that we do not know."""
     if traces.timeline is None:
         return None
     linked = link_trace(traces.timeline)
     folder = linked.trace.path.parent.name
     try:
-        source, device = _origin(linked)
+        source, device = _read_origin(linked)
     except TraincastError:
         return None
     if not len(linked.device):
@@ -165,7 +167,7 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     platform = load_platform(device)
     overheads = measure_overheads(linked)
     predicted: dict[str, list[float]] = {}
-    profiles = _profiles(platform, linked, overheads) | others.profiles(source, _generation(device))
+    profiles = _make_host_profiles(platform, linked, overheads) | others.profiles(source, _name_generation(device))
     for host, profile in profiles.items():
         scale = compute_host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
         made = attribute_error(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
@@ -188,7 +190,7 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     )
 
 
-def _profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
+def _make_host_profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
     """The host profiles of a prediction by their names in `_HOSTS`; a trace without launches has none of its own."""
     other = choose_profile(platform, linked)
     profiles = {_LEFT_OUT[0]: other, _OWN_TIMES: other}
@@ -199,19 +201,20 @@ def _profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[
     return profiles | {_OWN_PROFILE: parse_host_profile("of this trace", built)}
 
 
-def _steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRow]:
+def _summarise_steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRow]:
     """All marked steps, whole traces without a marker, then the traces of each folder."""
     marked = [pair for pair in traced if pair[0].steps]
     whole = [pair for pair in traced if not pair[0].steps]
-    rows = [_row(f"{what}, all steps", marked)] if marked else []
-    rows += [_row(f"{what}, whole traces without steps", whole)] if whole else []
+    rows = [_summarise_traced(f"{what}, all steps", marked)] if marked else []
+    rows += [_summarise_traced(f"{what}, whole traces without steps", whole)] if whole else []
     folders = list(dict.fromkeys(one.folder for one, _ in traced))
     return rows + [
-        _row(f"{what}, {folder}", [pair for pair in traced if pair[0].folder == folder]) for folder in folders
+        _summarise_traced(f"{what}, {folder}", [pair for pair in traced if pair[0].folder == folder])
+        for folder in folders
     ]
 
 
-def _row(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
+def _summarise_traced(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
     return compute_error_row(
         _SUITE,
         group,
@@ -221,7 +224,7 @@ def _row(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
     )
 
 
-def _kernel_rows(traced: list[_Traced]) -> list[ErrorRow]:
+def _summarise_kernels(traced: list[_Traced]) -> list[ErrorRow]:
     """Kernel time of a family in each trace whose shapes were recorded, by device and family."""
     pairs: dict[str, list[tuple[float, float, str]]] = {}
     for one in traced:

@@ -61,7 +61,7 @@ class Runs:
         self._measure(record, predictions, begin, progress)
         measured = record.measurements()
         outcomes = [
-            outcome_of(trial, predictions[trial.key], measured[trial.key], self.nominal, self.clock)
+            make_trial_outcome(trial, predictions[trial.key], measured[trial.key], self.nominal, self.clock)
             for trial in self.trials
             if trial.key in predictions and trial.key in measured
         ]
@@ -69,7 +69,7 @@ class Runs:
 
     def _predictions(self, record: Record, progress: Progress) -> tuple[dict[str, Predicted], list[LeftOut]]:
         """Those written down already, or all of them now."""
-        known = record.predictions()
+        known = record.read_predictions()
         if known:
             return known, []
         left_out = []
@@ -77,7 +77,7 @@ class Runs:
             try:
                 known[trial.key] = self.predict(trial)
             except TraincastError as error:
-                left_out.append(LeftOut(name=trial.key, group=group_of(trial), reason=str(error)))
+                left_out.append(LeftOut(name=trial.key, group=name_trial_group(trial), reason=str(error)))
             progress(0.3 * (done + 1) / len(self.trials))
         record.write_predictions(known, self.trials, self.basis)
         return known, left_out
@@ -108,19 +108,19 @@ class Runs:
         return {**job, "calm": CALM * self.nominal}
 
 
-def group_of(trial: Trial) -> str:
+def name_trial_group(trial: Trial) -> str:
     """The group that a trial is counted in."""
     return f"{trial.group}, {trial.ranks} ranks" if trial.ranks > 1 else trial.group
 
 
-def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: float, clock: str) -> Outcome:
+def make_trial_outcome(trial: Trial, predicted: Predicted, measured: Measured, nominal: float, clock: str) -> Outcome:
     """A trial's prediction alongside its measurement, for a reference that takes `nominal` seconds."""
-    ratios = measured.ratios(clock if trial.ranks == 1 else "wall")[_calm(measured, nominal, clock)]
+    ratios = measured.ratios(clock if trial.ranks == 1 else "wall")[_select_calm_repeats(measured, nominal, clock)]
     middle = float(np.median(ratios))
     others = {ISOLATED: 100 * (measured.isolated / middle - 1)} if measured.isolated > 0 else {}
     case = Case(
         name=trial.key,
-        group=group_of(trial),
+        group=name_trial_group(trial),
         question=Scenario(workload=trial.key, on="here", gpus=trial.ranks),
         measured_ms=1e3 * nominal * middle,
         others=others,
@@ -135,7 +135,7 @@ def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: 
     )
 
 
-def _calm(measured: Measured, nominal: float, clock: str) -> IntArray:
+def _select_calm_repeats(measured: Measured, nominal: float, clock: str) -> IntArray:
     """The repetitions alongside which the reference was as fast as on the calm machine, by number; where there are few,
     the calmest third."""
     beside = np.array(measured.reference_busy if clock == "busy" else measured.reference)

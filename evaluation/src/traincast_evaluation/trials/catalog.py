@@ -9,8 +9,8 @@ from typing import Any
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
-from traincast_evaluation.trials.plans import BALANCED, candidate_plans
-from traincast_evaluation.trials.tasks import DlrmTask, random_dlrms
+from traincast_evaluation.trials.plans import BALANCED, draw_candidate_plans
+from traincast_evaluation.trials.tasks import DlrmTask, draw_dlrms
 
 RANDOM, BUILT_IN, TRANSFORMER, CNN = "random DLRM", "built-in DLRM", "Transformer", "CNN"
 PLAN_SEED = 0
@@ -59,11 +59,11 @@ class Trial:
         return Trial(**fields)
 
 
-def one_process_trials(*, dlrms: int = 40, seed: int = 0) -> list[Trial]:
+def draw_one_process_trials(*, dlrms: int = 40, seed: int = 0) -> list[Trial]:
     """What one process runs: random DLRMs at two batch sizes, built-in ones scaled down, Transformers, CNNs."""
     trials = [
         Trial(group=RANDOM, name=task.name, batch_size=size, seed=seed, number=number)
-        for number, task in enumerate(random_dlrms(dlrms, seed=seed))
+        for number, task in enumerate(draw_dlrms(dlrms, seed=seed))
         for size in task.batch_sizes
     ]
     for group, names, sizes in (
@@ -75,9 +75,9 @@ def one_process_trials(*, dlrms: int = 40, seed: int = 0) -> list[Trial]:
     return trials
 
 
-def two_rank_trials(*, dlrms: int = 20, seed: int = 0) -> list[Trial]:
+def draw_two_rank_trials(*, dlrms: int = 20, seed: int = 0) -> list[Trial]:
     """What two ranks run: hybrid-parallel random DLRMs and Transformers under DDP."""
-    tasks = random_dlrms(dlrms, seed=seed, ranks=2, batches=1)
+    tasks = draw_dlrms(dlrms, seed=seed, ranks=2, batches=1)
     trials = [
         Trial(group=RANDOM, name=task.name, batch_size=task.batch_sizes[0], ranks=2, seed=seed, number=number,
               plan=BALANCED)
@@ -86,32 +86,32 @@ def two_rank_trials(*, dlrms: int = 20, seed: int = 0) -> list[Trial]:
     return trials + [Trial(group=TRANSFORMER, name=name, batch_size=2, ranks=2) for name in TRANSFORMERS]
 
 
-def sharding_trials(*, tasks: int = 20, seed: int = 0) -> list[Trial]:
+def draw_sharding_trials(*, tasks: int = 20, seed: int = 0) -> list[Trial]:
     """Every candidate sharding of every task, task by task."""
     return [
         Trial(group=RANDOM, name=task.name, batch_size=task.batch_sizes[0], ranks=2, seed=seed, number=number,
               plan=plan)
-        for number, task in enumerate(random_dlrms(tasks, seed=seed, ranks=2, batches=1))
-        for plan in task_plans(task)
+        for number, task in enumerate(draw_dlrms(tasks, seed=seed, ranks=2, batches=1))
+        for plan in draw_task_plans(task)
     ]  # fmt: skip
 
 
-def task_of(trial: Trial) -> DlrmTask:
+def find_task(trial: Trial) -> DlrmTask:
     """The DLRM of a trial, random or built in."""
     if trial.group == RANDOM:
         batches = 2 if trial.ranks == 1 else 1
-        return random_dlrms(trial.number + 1, seed=trial.seed, ranks=trial.ranks, batches=batches)[-1]
+        return draw_dlrms(trial.number + 1, seed=trial.seed, ranks=trial.ranks, batches=batches)[-1]
     config = SMALL_DLRMS[trial.name]
     config = replace(config, embedding="bag", index_dtype="int64", access=("uniform",) * config.num_tables)
     return DlrmTask(name=trial.name, config=config, batch_sizes=(trial.batch_size,), ranks=trial.ranks, seed=0)
 
 
-def task_plans(task: DlrmTask) -> dict[str, Plan]:
+def draw_task_plans(task: DlrmTask) -> dict[str, Plan]:
     """The candidate shardings of a task by name; the balanced one is always among them."""
-    return candidate_plans(make_dlrm_tables(task.config), task.ranks, seed=PLAN_SEED)
+    return draw_candidate_plans(make_dlrm_tables(task.config), task.ranks, seed=PLAN_SEED)
 
 
-def ordered_by_share(trials: Sequence[Trial], seed: int) -> list[Trial]:
+def order_by_share(trials: Sequence[Trial], seed: int) -> list[Trial]:
     """The trials in a seeded order, so that any first part of them is a fair share."""
     import numpy as np
 

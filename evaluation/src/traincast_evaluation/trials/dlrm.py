@@ -19,9 +19,9 @@ from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.plan import Placement, Plan, Shard
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.utils.arrays import IntArray
-from traincast_evaluation.trials.inputs import Bags, bags_of, draw_lookups, shard_bags
+from traincast_evaluation.trials.inputs import Bags, draw_lookups, make_bags, make_shard_bags
 from traincast_evaluation.trials.tasks import DlrmTask
-from traincast_evaluation.zoo.define.dlrm import mlp
+from traincast_evaluation.zoo.define.dlrm import make_mlp
 
 Step = Callable[[], object]
 _FILL = 0.01  # of table entries; random ones would take longer to draw than to train on
@@ -57,13 +57,13 @@ class Division:
         )
 
 
-def one_rank_plan(config: DlrmConfig) -> Plan:
+def make_one_rank_plan(config: DlrmConfig) -> Plan:
     """Every table whole on the only rank."""
     names = tuple(table.name for table in make_dlrm_tables(config))
     return Plan(names, (Placement(ShardingKind.TABLE_WISE, (0,)),) * len(names), 1)
 
 
-def _bag(height: int, width: int, *, sparse: bool) -> nn.EmbeddingBag:
+def _make_embedding_bag(height: int, width: int, *, sparse: bool) -> nn.EmbeddingBag:
     return nn.EmbeddingBag(height, width, mode="sum", sparse=sparse, _weight=torch.full((height, width), _FILL))
 
 
@@ -77,15 +77,17 @@ class HybridDlrm(nn.Module):
         self.config, self.division = config, division
         several = division.ranks > 1
         self.moved = nn.ModuleList(
-            _bag(shard.height, shard.width, sparse=True) for shard in division.exchanged[division.rank]
+            _make_embedding_bag(shard.height, shard.width, sparse=True) for shard in division.exchanged[division.rank]
         )
-        self.blocks = nn.ModuleList(_bag(shard.height, shard.width, sparse=True) for shard in division.by_rows)
+        self.blocks = nn.ModuleList(
+            _make_embedding_bag(shard.height, shard.width, sparse=True) for shard in division.by_rows
+        )
         rows, dim = config.rows_per_table, config.embedding_dim
         # a copied table's gradient is summed over ranks as a whole; alone, only the rows that were looked up change
-        copies = nn.ModuleList(_bag(rows[table], dim, sparse=not several) for table in division.copied)
+        copies = nn.ModuleList(_make_embedding_bag(rows[table], dim, sparse=not several) for table in division.copied)
         self.copies = copies
-        self.bottom: nn.Module = mlp(config.bottom_mlp)
-        self.top: nn.Module = mlp((config.top_input, *config.top_mlp), sigmoid_last=True)
+        self.bottom: nn.Module = make_mlp(config.bottom_mlp)
+        self.top: nn.Module = make_mlp((config.top_input, *config.top_mlp), sigmoid_last=True)
         if several:
             self.bottom, self.top = DistributedDataParallel(self.bottom), DistributedDataParallel(self.top)
             self.copies = nn.ModuleList(DistributedDataParallel(copy) for copy in copies)
@@ -100,7 +102,7 @@ class HybridDlrm(nn.Module):
         if any(self.division.exchanged):
             pieces += self._exchanged(moved)
         if self.blocks:
-            pieces += self._by_rows(blocks)
+            pieces += self._pool_row_shards(blocks)
         for table, copy, bags in zip(self.division.copied, self.copies, copied, strict=True):
             pieces.append(((table, 0), copy(bags.indices, bags.offsets)))
         x = self.bottom(dense)
@@ -125,7 +127,7 @@ class HybridDlrm(nn.Module):
             pieces += [((shard.table, shard.columns[0]), piece) for shard, piece in zip(shards, columns, strict=True)]
         return pieces
 
-    def _by_rows(self, blocks: Sequence[Bags]) -> list[tuple[tuple[int, int], torch.Tensor]]:
+    def _pool_row_shards(self, blocks: Sequence[Bags]) -> list[tuple[tuple[int, int], torch.Tensor]]:
         """Tables of which every rank holds a block of rows: partial sums of all samples, added up."""
         partial = [bag(bags.indices, bags.offsets) for bag, bags in zip(self.blocks, blocks, strict=True)]
         summed: torch.Tensor = Summed.apply(torch.cat(partial, dim=1))  # type: ignore[no-untyped-call]
@@ -144,7 +146,7 @@ class HybridDlrm(nn.Module):
     """Samples of this rank, set before the first step."""
 
 
-def dlrm_step(task: DlrmTask, plan: Plan) -> Callable[..., Step]:
+def build_dlrm_step(task: DlrmTask, plan: Plan) -> Callable[..., Step]:
     """`make_step(batch_size, *, rank, world_size)` of a task under a plan; on one rank the last two may be left out."""
 
     def make_step(batch_size: int, *, rank: int = 0, world_size: int = 1) -> Step:
@@ -153,7 +155,7 @@ def dlrm_step(task: DlrmTask, plan: Plan) -> Callable[..., Step]:
         model = HybridDlrm(task.config, division)
         model.batch_size = batch_size
         wanted = draw_lookups(task.config, batch_size * world_size, task.seed)
-        lookups = _lookups(wanted, division, batch_size)
+        lookups = _divide_lookups(wanted, division, batch_size)
         mine = slice(rank * batch_size, (rank + 1) * batch_size)
         dense = torch.rand(batch_size * world_size, task.config.bottom_mlp[0])[mine]
         target = torch.rand(batch_size * world_size, 1)[mine]
@@ -172,11 +174,11 @@ def dlrm_step(task: DlrmTask, plan: Plan) -> Callable[..., Step]:
     return make_step
 
 
-def _lookups(wanted: Sequence[IntArray], division: Division, batch_size: int) -> tuple[list[Bags], ...]:
+def _divide_lookups(wanted: Sequence[IntArray], division: Division, batch_size: int) -> tuple[list[Bags], ...]:
     """The lookups of this rank's parts for the samples of all ranks, and of its copies for its own."""
     mine = slice(division.rank * batch_size, (division.rank + 1) * batch_size)
     return (
-        [bags_of(wanted[shard.table]) for shard in division.exchanged[division.rank]],
-        [shard_bags(wanted[shard.table], shard) for shard in division.by_rows],
-        [bags_of(wanted[table][mine]) for table in division.copied],
+        [make_bags(wanted[shard.table]) for shard in division.exchanged[division.rank]],
+        [make_shard_bags(wanted[shard.table], shard) for shard in division.by_rows],
+        [make_bags(wanted[table][mine]) for table in division.copied],
     )

@@ -31,17 +31,17 @@ def draw_lookups(config: DlrmConfig, samples: int, seed: int) -> list[IntArray]:
     ]
 
 
-def bags_of(wanted: IntArray) -> Bags:
+def make_bags(wanted: IntArray) -> Bags:
     """All lookups of a table."""
     samples, lookups = wanted.shape
     return Bags(torch.from_numpy(wanted.reshape(-1)), torch.arange(0, samples * lookups, lookups))
 
 
-def shard_bags(wanted: IntArray, shard: Shard) -> Bags:
+def make_shard_bags(wanted: IntArray, shard: Shard) -> Bags:
     """The lookups of a table that fall into the rows of a shard, counted from its first."""
     first, last = shard.rows
     inside = (wanted >= first) & (wanted < last)
     if inside.all():
-        return bags_of(wanted - first)
+        return make_bags(wanted - first)
     counts = inside.sum(axis=1)
     return Bags(torch.from_numpy(wanted[inside] - first), torch.from_numpy(np.cumsum(counts) - counts))

@@ -38,7 +38,7 @@ class _OpsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def isolated_seconds(step: Callable[[], object]) -> float:
+def measure_isolated_seconds(step: Callable[[], object]) -> float:
     """Processor seconds of a step's ops, each alone in a warm cache, added up."""
     alone = _OpsAlone()
     with alone:

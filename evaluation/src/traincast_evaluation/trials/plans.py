@@ -22,35 +22,37 @@ COPIED_BYTES = 256 << 10
 """Tables up to this size are copied to every rank in the plan that copies: their gradients are a message as large."""
 
 
-def candidate_plans(tables: Sequence[Table], ranks: int, *, seed: int) -> dict[str, Plan]:
+def draw_candidate_plans(tables: Sequence[Table], ranks: int, *, seed: int) -> dict[str, Plan]:
     """Plans by name, those that are the same only once."""
     random = np.random.default_rng(seed)
     count = len(tables)
     holders = {
-        **{name: _greedy(tables, weight, ranks) for name, weight in GREEDY.items()},
+        **{name: _assign_greedily(tables, weight, ranks) for name, weight in GREEDY.items()},
         "naive": [number % ranks for number in range(count)],
         "chunked": [number * ranks // count for number in range(count)],
         "random": [int(rank) for rank in random.integers(ranks, size=count)],
     }
-    plans = {name: [_whole(rank) for rank in chosen] for name, chosen in holders.items()}
+    plans = {name: [_place_whole_table(rank) for rank in chosen] for name, chosen in holders.items()}
     balanced = plans[BALANCED]
     heaviest = max(range(count), key=lambda number: GREEDY[BALANCED](tables[number]))
-    plans["heaviest by rows"] = _changed(balanced, {heaviest: Placement.make_row_wise(ranks)})
+    plans["heaviest by rows"] = _replace_placements(balanced, {heaviest: Placement.make_row_wise(ranks)})
     if tables[heaviest].dim % (ranks * COLUMN_STEP) == 0:
         slices = Placement(ShardingKind.COLUMN_WISE, tuple(range(ranks)))
-        plans["heaviest by columns"] = _changed(balanced, {heaviest: slices})
+        plans["heaviest by columns"] = _replace_placements(balanced, {heaviest: slices})
     small = [number for number, table in enumerate(tables) if table.memory_bytes <= COPIED_BYTES]
     if 0 < len(small) < count:
-        plans["small copied"] = _changed(balanced, {number: Placement.make_data_parallel(ranks) for number in small})
+        plans["small copied"] = _replace_placements(
+            balanced, {number: Placement.make_data_parallel(ranks) for number in small}
+        )
     names = tuple(table.name for table in tables)
-    return _distinct({name: Plan(names, tuple(chosen), ranks) for name, chosen in plans.items()})
+    return _drop_equal_plans({name: Plan(names, tuple(chosen), ranks) for name, chosen in plans.items()})
 
 
-def _whole(rank: int) -> Placement:
+def _place_whole_table(rank: int) -> Placement:
     return Placement(ShardingKind.TABLE_WISE, (rank,))
 
 
-def _greedy(tables: Sequence[Table], weight: Callable[[Table], float], ranks: int) -> list[int]:
+def _assign_greedily(tables: Sequence[Table], weight: Callable[[Table], float], ranks: int) -> list[int]:
     """The heaviest table first, each onto the rank with the least weight so far."""
     load, holder = [0.0] * ranks, [0] * len(tables)
     for number in sorted(range(len(tables)), key=lambda number: -weight(tables[number])):
@@ -60,11 +62,11 @@ def _greedy(tables: Sequence[Table], weight: Callable[[Table], float], ranks: in
     return holder
 
 
-def _changed(placements: Sequence[Placement], others: dict[int, Placement]) -> list[Placement]:
+def _replace_placements(placements: Sequence[Placement], others: dict[int, Placement]) -> list[Placement]:
     return [others.get(number, placement) for number, placement in enumerate(placements)]
 
 
-def _distinct(plans: dict[str, Plan]) -> dict[str, Plan]:
+def _drop_equal_plans(plans: dict[str, Plan]) -> dict[str, Plan]:
     kept: dict[tuple[Placement, ...], str] = {}
     for name, plan in plans.items():
         kept.setdefault(plan.placements, name)

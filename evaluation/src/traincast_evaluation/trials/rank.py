@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from traincast.calibration.bench.device import Device
-from traincast.calibration.bench.rank import serve
+from traincast.calibration.bench.rank import serve_jobs
 from traincast.calibration.bench.timing import Reference
 from traincast_evaluation.trials.catalog import Trial
-from traincast_evaluation.trials.isolated import isolated_seconds
-from traincast_evaluation.trials.steps import make_step_of
+from traincast_evaluation.trials.isolated import measure_isolated_seconds
+from traincast_evaluation.trials.steps import make_trial_step
 
 
 def trial_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Callable[[], object]:
     """The step of a job's trial."""
     trial = Trial.from_dict(job["trial"])
-    return make_step_of(trial)(trial.batch_size, rank=rank, world_size=ranks)
+    return make_trial_step(trial)(trial.batch_size, rank=rank, world_size=ranks)
 
 
 def ops_alone(job: dict[str, Any], step: Callable[[], object], reference: Reference) -> dict[str, float]:
@@ -27,9 +27,9 @@ def ops_alone(job: dict[str, Any], step: Callable[[], object], reference: Refere
     if not job.get("isolated"):
         return {}
     before = reference.seconds().busy
-    seconds = isolated_seconds(step)
+    seconds = measure_isolated_seconds(step)
     return {"isolated": seconds / math.sqrt(before * reference.seconds().busy)}
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), {"trial": trial_work}, ops_alone)
+    serve_jobs(Path(sys.argv[1]), {"trial": trial_work}, ops_alone)

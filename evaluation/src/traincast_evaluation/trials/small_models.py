@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast_evaluation.zoo.define.bert import BertConfig, BertForPreTraining, pretraining_loss
-from traincast_evaluation.zoo.define.gpt2 import Gpt2, Gpt2Config, causal_loss
+from traincast_evaluation.zoo.define.bert import BertConfig, BertForPreTraining, compute_pretraining_loss
+from traincast_evaluation.zoo.define.gpt2 import Gpt2, Gpt2Config, compute_causal_loss
 from traincast_evaluation.zoo.define.resnet import Bottleneck
 
 Step = Callable[[], object]
@@ -31,38 +31,40 @@ class SmallModel:
     adam: bool
 
 
-def _tokens(batch_size: int) -> torch.Tensor:
+def _draw_tokens(batch_size: int) -> torch.Tensor:
     return torch.arange(batch_size * _LENGTH).remainder(_VOCABULARY).view(batch_size, _LENGTH)
 
 
-def _bert(layers: int, size: int) -> SmallModel:
+def _define_bert(layers: int, size: int) -> SmallModel:
     config = BertConfig(
         num_layers=layers, hidden_size=size, num_heads=4, ffn_size=4 * size, vocab_size=_VOCABULARY,
         max_seq_len=_LENGTH, dropout=0.0,
     )  # fmt: skip
 
     def batch(samples: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        return _tokens(samples), (_tokens(samples), torch.zeros(samples, dtype=torch.int64))
+        return _draw_tokens(samples), (_draw_tokens(samples), torch.zeros(samples, dtype=torch.int64))
 
-    return SmallModel(lambda: BertForPreTraining(config), batch, pretraining_loss, adam=True)
+    return SmallModel(lambda: BertForPreTraining(config), batch, compute_pretraining_loss, adam=True)
 
 
-def _gpt2(layers: int, size: int) -> SmallModel:
+def _define_gpt2(layers: int, size: int) -> SmallModel:
     config = Gpt2Config(
         num_layers=layers, hidden_size=size, num_heads=4, max_seq_len=_LENGTH, vocab_size=_VOCABULARY, dropout=0.0
     )
-    return SmallModel(lambda: Gpt2(config), lambda n: (_tokens(n), (_tokens(n),)), causal_loss, adam=True)
+    return SmallModel(
+        lambda: Gpt2(config), lambda n: (_draw_tokens(n), (_draw_tokens(n),)), compute_causal_loss, adam=True
+    )
 
 
-def _images(samples: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+def _draw_images(samples: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     return torch.rand(samples, 3, _SIDE, _SIDE), (torch.zeros(samples, dtype=torch.int64),)
 
 
-def _cnn(build: Callable[[], nn.Module]) -> SmallModel:
-    return SmallModel(build, _images, F.cross_entropy, adam=False)
+def _define_cnn(build: Callable[[], nn.Module]) -> SmallModel:
+    return SmallModel(build, _draw_images, F.cross_entropy, adam=False)
 
 
-def _resnet() -> nn.Module:
+def _build_resnet() -> nn.Module:
     """A stem and three stages of one bottleneck each."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
@@ -71,7 +73,7 @@ def _resnet() -> nn.Module:
     )  # fmt: skip
 
 
-def _stack(widths: tuple[int, ...], convolutions: int, kernel: int) -> nn.Module:
+def _build_conv_stack(widths: tuple[int, ...], convolutions: int, kernel: int) -> nn.Module:
     """Stages of convolutions with ReLU, each ended by a pool; then a classifier."""
     layers: list[nn.Module] = []
     channels = 3
@@ -85,22 +87,22 @@ def _stack(widths: tuple[int, ...], convolutions: int, kernel: int) -> nn.Module
 
 
 SMALL_MODELS: dict[str, SmallModel] = {
-    "bert-mini": _bert(2, 192),
-    "bert-small": _bert(4, 256),
-    "gpt2-mini": _gpt2(2, 192),
-    "gpt2-small": _gpt2(4, 256),
-    "resnet-mini": _cnn(_resnet),
-    "vgg-mini": _cnn(lambda: _stack((32, 64, 128), 2, 3)),
-    "plain-mini": _cnn(lambda: _stack((24, 48), 1, 5)),
+    "bert-mini": _define_bert(2, 192),
+    "bert-small": _define_bert(4, 256),
+    "gpt2-mini": _define_gpt2(2, 192),
+    "gpt2-small": _define_gpt2(4, 256),
+    "resnet-mini": _define_cnn(_build_resnet),
+    "vgg-mini": _define_cnn(lambda: _build_conv_stack((32, 64, 128), 2, 3)),
+    "plain-mini": _define_cnn(lambda: _build_conv_stack((24, 48), 1, 5)),
 }
 
 
-def small_model_step(name: str) -> Callable[..., Step]:
+def build_small_model_step(name: str) -> Callable[..., Step]:
     """`make_step(batch_size, *, rank, world_size)` of a model; under DDP where there are several ranks."""
     small = SMALL_MODELS[name]
 
     def make_step(batch_size: int, *, rank: int = 0, world_size: int = 1) -> Step:
-        model = _initialised(small.build())
+        model = _initialise_weights(small.build())
         if world_size > 1:
             model = DistributedDataParallel(model)
         batch, targets = small.batch(batch_size)
@@ -118,7 +120,7 @@ def small_model_step(name: str) -> Callable[..., Step]:
     return make_step
 
 
-def _initialised(model: nn.Module) -> nn.Module:
+def _initialise_weights(model: nn.Module) -> nn.Module:
     """Numbers in every parameter: memory as it was found may hold some that take a CPU far longer."""
     torch.manual_seed(0)
     with torch.no_grad():

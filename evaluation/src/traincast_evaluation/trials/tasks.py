@@ -42,27 +42,27 @@ class DlrmTask:
     seed: int
 
 
-def random_dlrms(count: int, *, seed: int, ranks: int = 1, batches: int = 2) -> tuple[DlrmTask, ...]:
+def draw_dlrms(count: int, *, seed: int, ranks: int = 1, batches: int = 2) -> tuple[DlrmTask, ...]:
     """Tasks 0 to `count` - 1 of a seed: each the same whatever the count, at `batches` different batch sizes."""
     if not 1 <= count <= MAX_TASKS:
         raise TraincastError(f"{count} random DLRMs; give an integer from 1 to {MAX_TASKS}")
     if seed < 0:
         raise TraincastError(f"seed {seed}; give an integer, 0 or more")
-    return tuple(_random_dlrm(number, seed, ranks, batches) for number in range(count))
+    return tuple(_draw_dlrm(number, seed, ranks, batches) for number in range(count))
 
 
-def _random_dlrm(number: int, seed: int, ranks: int, batches: int) -> DlrmTask:
+def _draw_dlrm(number: int, seed: int, ranks: int, batches: int) -> DlrmTask:
     random = np.random.default_rng((seed, ranks, number))
     tables = max(2, round(TABLES_PER_RANK * ranks * random.uniform(*SPREAD)))
     dim = int(random.choice(DIMS))
-    rows = _within_memory(_log_uniform(random, ROWS, tables), dim, MEMORY_BYTES * ranks)
-    pooling = _log_uniform(random, POOLING, tables)
-    access = tuple(_access(random) for _ in range(tables))
+    rows = _limit_to_memory(_draw_log_uniform(random, ROWS, tables), dim, MEMORY_BYTES * ranks)
+    pooling = _draw_log_uniform(random, POOLING, tables)
+    access = tuple(_draw_access(random) for _ in range(tables))
     name = f"random-{seed}-{number}" if ranks == 1 else f"random-{seed}-{number}-on-{ranks}"
     config = DlrmConfig(
         name=name,
-        bottom_mlp=(int(random.choice(DENSE_FEATURES)), *_widths(random, BOTTOM_WIDTHS, (1, 3))[::-1], dim),
-        top_mlp=(*_widths(random, TOP_WIDTHS, (1, 4))[::-1], 1),
+        bottom_mlp=(int(random.choice(DENSE_FEATURES)), *_draw_widths(random, BOTTOM_WIDTHS, (1, 3))[::-1], dim),
+        top_mlp=(*_draw_widths(random, TOP_WIDTHS, (1, 4))[::-1], 1),
         rows_per_table=rows,
         embedding_dim=dim,
         lookups_per_table=pooling,
@@ -77,25 +77,25 @@ def _random_dlrm(number: int, seed: int, ranks: int, batches: int) -> DlrmTask:
     return DlrmTask(name=name, config=config, batch_sizes=tuple(sizes), ranks=ranks, seed=int(random.integers(1 << 31)))
 
 
-def _log_uniform(random: np.random.Generator, limits: tuple[int, int], count: int) -> tuple[int, ...]:
+def _draw_log_uniform(random: np.random.Generator, limits: tuple[int, int], count: int) -> tuple[int, ...]:
     low, high = np.log(limits)
     return tuple(round(float(value)) for value in np.exp(random.uniform(low, high, count)))
 
 
-def _within_memory(rows: tuple[int, ...], dim: int, memory_bytes: float) -> tuple[int, ...]:
+def _limit_to_memory(rows: tuple[int, ...], dim: int, memory_bytes: float) -> tuple[int, ...]:
     """Heights lowered alike until all tables fit; fp32."""
     held = 4.0 * dim * sum(rows)
     shrink = min(1.0, memory_bytes / held)
     return tuple(max(ROWS[0], int(shrink * height)) for height in rows)
 
 
-def _access(random: np.random.Generator) -> str:
+def _draw_access(random: np.random.Generator) -> str:
     if random.random() < UNIFORM_SHARE:
         return "uniform"
     return f"zipf:{random.uniform(*EXPONENTS):.2f}"
 
 
-def _widths(random: np.random.Generator, choices: tuple[int, ...], layers: tuple[int, int]) -> tuple[int, ...]:
+def _draw_widths(random: np.random.Generator, choices: tuple[int, ...], layers: tuple[int, int]) -> tuple[int, ...]:
     """Widths of hidden layers, growing."""
     count = int(random.integers(layers[0], layers[1] + 1))
     return tuple(sorted(int(width) for width in random.choice(choices, size=count)))

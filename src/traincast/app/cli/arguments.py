@@ -11,7 +11,7 @@ from traincast.utils.errors import TraincastError
 _MOST_DIGITS = 9
 
 
-def file_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """The path that an argument names. An empty one is rejected, which Python would take for the current folder."""
     try:
         os.fsencode(text)
@@ -22,7 +22,7 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def whole_numbers(option: str, text: str) -> list[int]:
+def parse_whole_numbers(option: str, text: str) -> list[int]:
     """The numbers of `1,2,4`; `option` is named when it is something else.
 
     >>> whole_numbers("--ranks", "1,2,4")
@@ -34,12 +34,14 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _processes(text: str) -> int:
+def _parse_processes(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text)):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 or more")
     return int(text)
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_processes_option(parser: argparse.ArgumentParser) -> None:
     """Where many independent tasks run."""
-    parser.add_argument("--processes", type=_processes, metavar="N", dest="processes", help="default: one per core")
+    parser.add_argument(
+        "--processes", type=_parse_processes, metavar="N", dest="processes", help="default: one per core"
+    )

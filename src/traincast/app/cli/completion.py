@@ -50,7 +50,9 @@ class Command:
     words: tuple[str, ...]
 
 
-def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Mapping[str, Sequence[str]]) -> Command:
+def describe_command(
+    name: str, summary: str, parser: argparse.ArgumentParser, known: Mapping[str, Sequence[str]]
+) -> Command:
     """A command from its parser; `known` has the words for arguments without choices, by what the help calls them."""
     options: list[Option] = []
     words: list[str] = []
@@ -64,14 +66,14 @@ def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Ma
     return Command(name, summary, tuple(options), tuple(words))
 
 
-def script(shell: str, commands: Sequence[Command]) -> str:
+def write_script(shell: str, commands: Sequence[Command]) -> str:
     """The script for one of `SHELLS`. zsh runs that of bash."""
     if shell == "fish":
-        return _fish(commands)
-    return (_ZSH if shell == "zsh" else "") + _bash(commands)
+        return _write_fish(commands)
+    return (_ZSH if shell == "zsh" else "") + _write_bash(commands)
 
 
-def _bash(commands: Sequence[Command]) -> str:
+def _write_bash(commands: Sequence[Command]) -> str:
     """After an option its values (none known: files), else the options and words of the command."""
     values = [
         f"        {'|'.join(shlex.quote(f'{command.name} {name}') for name in option.names)})\n"
@@ -81,33 +83,36 @@ def _bash(commands: Sequence[Command]) -> str:
         if option.takes_value
     ]
     options = [
-        f"                {command.name}) words={shlex.quote(' '.join([*_names(command), *command.words]))} ;;"
+        f"                {command.name}) "
+        f"words={shlex.quote(' '.join([*_list_option_names(command), *command.words]))} ;;"
         for command in commands
     ]
     known = shlex.quote(" ".join(command.name for command in commands))
     return _BASH.format(verbs=known, values="\n".join(values), options="\n".join(options))
 
 
-def _names(command: Command) -> list[str]:
+def _list_option_names(command: Command) -> list[str]:
     return [name for option in command.options for name in option.names]
 
 
-def _fish(commands: Sequence[Command]) -> str:
+def _write_fish(commands: Sequence[Command]) -> str:
     lines = []
     for command in commands:
         when = f"-n '__fish_seen_subcommand_from {command.name}'"
         lines.append(
-            f"complete -c traincast -n __fish_use_subcommand -f -a {command.name} -d {_fish_quoted(command.summary)}"
+            f"complete -c traincast -n __fish_use_subcommand -f -a {command.name} -d {_quote_for_fish(command.summary)}"
         )
         if command.words:
-            lines.append(f"complete -c traincast {when} -a {_fish_quoted(' '.join(command.words))}")
+            lines.append(f"complete -c traincast {when} -a {_quote_for_fish(' '.join(command.words))}")
         for option in command.options:
             names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
-            value = f" -x -a {_fish_quoted(' '.join(option.values))}" if option.values else " -r" * option.takes_value
-            lines.append(f"complete -c traincast {when} {names}{value} -d {_fish_quoted(option.help)}")
+            value = (
+                f" -x -a {_quote_for_fish(' '.join(option.values))}" if option.values else " -r" * option.takes_value
+            )
+            lines.append(f"complete -c traincast {when} {names}{value} -d {_quote_for_fish(option.help)}")
     return "\n".join(lines) + "\n"
 
 
-def _fish_quoted(text: str) -> str:
+def _quote_for_fish(text: str) -> str:
     """Text between single quotes, in which fish knows two escapes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

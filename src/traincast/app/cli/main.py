@@ -8,9 +8,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from traincast.app.cli.options import in_options
-from traincast.app.cli.registry import BAD_INPUT, OK, parsers
-from traincast.app.cli.signals import Signals, Terminated, signals_as_exceptions
+from traincast.app.cli.options import name_options
+from traincast.app.cli.registry import BAD_INPUT, OK, build_parsers
+from traincast.app.cli.signals import Signals, Terminated, raise_signals
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     if argv is not None:
         return _run(argv, Signals())
-    with signals_as_exceptions() as signals:
+    with raise_signals() as signals:
         return _run(sys.argv[1:], signals)
 
 
@@ -48,35 +48,35 @@ def _run(argv: list[str], signals: Signals) -> int:
             _flush_output()
     except KeyboardInterrupt:
         signals.settle()
-        return _ended(INTERRUPTED)
+        return _report_end(INTERRUPTED)
     except Terminated as end:
         signals.settle()
-        return _ended(end.exit_code)
+        return _report_end(end.exit_code)
     except Exception as error:
         signals.settle()
         # a signal inside an import of C code comes out as that import's failure
         signalled = signals.exit_code
-        return _ended(signalled) if signalled else _complaint(error, arguments)
+        return _report_end(signalled) if signalled else _report_error(error, arguments)
 
 
-def _complaint(error: Exception, arguments: argparse.Namespace) -> int:
+def _report_error(error: Exception, arguments: argparse.Namespace) -> int:
     """What went wrong, in one line."""
     if isinstance(error, TraincastError):
-        return _say(in_options(str(error), arguments.options), BAD_INPUT)
+        return _print_message(name_options(str(error), arguments.options), BAD_INPUT)
     if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL:
-        return _say(f"this needs {error.name}: pip install 'traincast[{OPTIONAL[error.name]}]'", BAD_INPUT)
+        return _print_message(f"this needs {error.name}: pip install 'traincast[{OPTIONAL[error.name]}]'", BAD_INPUT)
     if isinstance(error, BrokenPipeError):
         _drop_output()
         return OK
     if isinstance(error, OSError):  # a file that cannot be read or written; after BrokenPipeError, which is one too
-        return _say(_trouble(error), BAD_INPUT)
+        return _print_message(_describe_os_error(error), BAD_INPUT)
     if isinstance(error, MemoryError):
-        return _say("not enough memory for this input; give a smaller one", BAD_INPUT)
-    return _ours(error)
+        return _print_message("not enough memory for this input; give a smaller one", BAD_INPUT)
+    return _report_internal_error(error)
 
 
-def _ended(code: int) -> int:
-    return _say("interrupted" if code == INTERRUPTED else "terminated", code)
+def _report_end(code: int) -> int:
+    return _print_message("interrupted" if code == INTERRUPTED else "terminated", code)
 
 
 def _prepare_streams() -> None:
@@ -100,7 +100,7 @@ def _flush_output() -> None:
         raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
 
 
-def _trouble(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """What the system complains of, with the file's name where it has one."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"'{error.filename}': {reason}" if error.filename else reason
@@ -111,19 +111,19 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _ours(error: Exception) -> int:
+def _report_internal_error(error: Exception) -> int:
     """A mistake of ours in one line that names its place, to be reported; with TRAINCAST_DEBUG set, the whole of it."""
     if os.environ.get("TRAINCAST_DEBUG"):
         raise error
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}"
-    return _say(
+    return _print_message(
         f"internal error, please report it with the command and its input: {what} (version {__version__})",
         INTERNAL_ERROR,
     )
 
 
-def _say(message: str, code: int) -> int:
+def _print_message(message: str, code: int) -> int:
     """One printable line on stderr, however long and strange the names in it; returns the exit code."""
     if not message.isprintable():
         message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
@@ -137,7 +137,7 @@ def _say(message: str, code: int) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     """The arguments of the command that is asked for; `run` is what it does, `options` how its parameters are
     written."""
-    parser, _ = parsers([word for word in argv if not word.startswith("-")][:1])
+    parser, _ = build_parsers([word for word in argv if not word.startswith("-")][:1])
     if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
         end = argv.index("--")
         args = parser.parse_args(argv[:end])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 _PARAMETER = re.compile(r"`([a-z0-9_]+)(?:='?([^'`]*)'?)?`")
 
 
-def in_options(message: str, options: Mapping[str, str]) -> str:
+def name_options(message: str, options: Mapping[str, str]) -> str:
     """A message with the parameters it names between backticks written as options of the command.
 
     >>> in_options("leave out `seq_len`", {"seq_len": "--seq-len"})

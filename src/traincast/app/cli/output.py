@@ -28,19 +28,19 @@ def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ())
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    with _named_stdout():
+    with _name_stdout_errors():
         json.dump(document, sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
 
 
 def print_text(text: str) -> None:
     """Text on stdout."""
-    with _named_stdout():
+    with _name_stdout_errors():
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 @contextmanager
-def _named_stdout() -> Iterator[None]:
+def _name_stdout_errors() -> Iterator[None]:
     """Names stdout where it is what cannot be written; a reader that has gone is no complaint."""
     try:
         yield

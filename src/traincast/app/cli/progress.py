@@ -16,7 +16,7 @@ _MOST_CHARACTERS = 78  # a longer line would wrap, and only its last row be wipe
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
+def show_progress_bar(label: str) -> Iterator[Callable[[float], None]]:
     """Yields a function that takes the fraction done, and shows it with the time left; silent unless stderr is a
     terminal."""
     if not sys.stderr.isatty():
@@ -25,16 +25,16 @@ def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
     begin = time.monotonic()
 
     def show(fraction: float) -> None:
-        left = time_left(fraction, time.monotonic() - begin)
+        left = format_time_left(fraction, time.monotonic() - begin)
         sys.stderr.write(f"\r{label} {format_bar(fraction, _WIDTH):<{_WIDTH}} {fraction:4.0%}{left}\x1b[K")
         sys.stderr.flush()
 
     show(0.0)
-    with _wiped():
+    with _wipe_line():
         yield show
 
 
-def time_left(fraction: float, seconds: float) -> str:
+def format_time_left(fraction: float, seconds: float) -> str:
     """What is left when so much was done in this many seconds; nothing before that says anything.
 
     >>> time_left(0.25, 60.0)
@@ -47,7 +47,7 @@ def time_left(fraction: float, seconds: float) -> str:
 
 
 @contextmanager
-def progress_line(label: str) -> Iterator[Callable[[str], None]]:
+def show_progress_line(label: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that takes what is being done; silent unless stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -59,12 +59,12 @@ def progress_line(label: str) -> Iterator[Callable[[str], None]]:
         sys.stderr.write(f"\r\x1b[K{line[:_MOST_CHARACTERS]}")
         sys.stderr.flush()
 
-    with _wiped():
+    with _wipe_line():
         yield show
 
 
 @contextmanager
-def _wiped() -> Iterator[None]:
+def _wipe_line() -> Iterator[None]:
     """Clears the line at the end."""
     try:
         yield

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
 
-def parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
+def build_parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
     """The parser of the command line, and those of the commands wanted; the others are known by name only."""
     parser = Parser(
         prog="traincast",
@@ -75,7 +75,7 @@ def parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
         )
         module.add_arguments(made[verb])
         made[verb].add_argument("--json", action="store_true", help="one JSON document on stdout")
-        made[verb].set_defaults(run=module.run, options=options(made[verb]))
+        made[verb].set_defaults(run=module.run, options=list_options(made[verb]))
     return parser, made
 
 
@@ -93,6 +93,6 @@ def list_commands(wanted: Collection[str] = ()) -> dict[str, AddedCommand]:
     return known
 
 
-def options(parser: argparse.ArgumentParser) -> dict[str, str]:
+def list_options(parser: argparse.ArgumentParser) -> dict[str, str]:
     """How the command line writes the parameters of a command: `batch_size` is `--batch-size`."""
     return {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from traincast.app.cli.arguments import whole_numbers
-from traincast.simulator.scenario.fields import GROUPS, FieldInfo, read_scenario, scenario_fields, scenario_from
+from traincast.app.cli.arguments import parse_whole_numbers
+from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields, make_scenario, read_scenario
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
-OPTIONS = tuple(name for name in scenario_fields() if name not in ("workload", "on"))
+OPTIONS = tuple(name for name in list_scenario_fields() if name not in ("workload", "on"))
 """Fields that are options of every command about a step."""
 VARIANT = ("batch_size", "seq_len", "dtype", "mode", "optimizer", "attention", "embedding")
 """Fields that say which step of a model it is, wherever it runs."""
@@ -24,7 +24,7 @@ def add_scenario_options(
     parser: argparse.ArgumentParser, names: Iterable[str] = OPTIONS, *, several_gpus: bool = False
 ) -> None:
     """Options for fields of a scenario, by group; with `several_gpus` the number of GPUs may be a list."""
-    wanted = [scenario_fields()[name] for name in names]
+    wanted = [list_scenario_fields()[name] for name in names]
     for group, title in GROUPS.items():
         members = [info for info in wanted if info.group == group]
         if members:
@@ -46,10 +46,10 @@ def _add_option(section: Any, info: FieldInfo, *, several: bool) -> None:
         section.add_argument(info.option, metavar="N[,N...]", help=f"{help}; several give a scaling curve")
     else:
         metavar = _NAMED.get(info.name, _METAVARS[info.kind])
-        section.add_argument(info.option, type=_reader(info), metavar=metavar, help=help)
+        section.add_argument(info.option, type=_make_reader(info), metavar=metavar, help=help)
 
 
-def _reader(info: FieldInfo) -> Callable[[str], Any]:
+def _make_reader(info: FieldInfo) -> Callable[[str], Any]:
     """What argparse calls on the text of an option."""
 
     def read(text: str) -> Any:
@@ -68,34 +68,34 @@ def add_scenario_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="FILE", help="fields of the scenario in YAML; options override them")
 
 
-def scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) -> dict[str, Any]:
+def read_scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) -> dict[str, Any]:
     """The fields that were given: those of `--file`, and over them those of options."""
     values = read_scenario(args.file, also=also) if getattr(args, "file", None) else {}
-    for name in scenario_fields():
+    for name in list_scenario_fields():
         value = getattr(args, name, None)
         if value is not None and value is not False:
             values[name] = value
     return values
 
 
-def scenario_of(args: argparse.Namespace) -> Scenario:
+def read_scenario_arguments(args: argparse.Namespace) -> Scenario:
     """The scenario that options (and a file) describe, with one number of GPUs."""
-    return scenario_from({**scenario_values(args), **one_gpu_number(args)})
+    return make_scenario({**read_scenario_values(args), **parse_one_gpu_number(args)})
 
 
-def one_gpu_number(args: argparse.Namespace) -> dict[str, int]:
+def parse_one_gpu_number(args: argparse.Namespace) -> dict[str, int]:
     """The number of GPUs where there may be one only."""
     if not isinstance(args.gpus, str):
         return {}
-    numbers = gpu_numbers(args.gpus)
+    numbers = parse_gpu_numbers(args.gpus)
     if len(numbers) > 1:
         raise TraincastError("--gpus takes one number here; give the others as edits (gpus=16) or to 'traincast sweep'")
     return {"gpus": numbers[0]}
 
 
-def gpu_numbers(text: str) -> list[int]:
+def parse_gpu_numbers(text: str) -> list[int]:
     """The numbers of `1,2,4`, each a possible number of GPUs."""
-    numbers = whole_numbers("--gpus", text)
+    numbers = parse_whole_numbers("--gpus", text)
     for number in numbers:
-        scenario_fields()["gpus"].check(number)
+        list_scenario_fields()["gpus"].check(number)
     return numbers

@@ -83,7 +83,7 @@ class Signals:
 
 
 @contextmanager
-def signals_as_exceptions() -> Iterator[Signals]:
+def raise_signals() -> Iterator[Signals]:
     """From `begin` on, Ctrl-C raises `KeyboardInterrupt` in the block, SIGTERM and SIGHUP `Terminated`; yields what has
     come."""
     signals = Signals()

@@ -31,20 +31,20 @@ def write_tables(result: Result, folder: Path, kind: str) -> list[Path]:
             frame.write_parquet(buffer)
             contents[folder / f"{name}.parquet"] = buffer.getvalue()
     else:
-        contents = {folder / f"{name}.csv": _csv(rows) for name, rows in result.records().items() if rows}
+        contents = {folder / f"{name}.csv": _encode_csv(rows) for name, rows in result.records().items() if rows}
     write_together(contents)
     return list(contents)
 
 
-def _csv(rows: list[dict[str, Any]]) -> bytes:
+def _encode_csv(rows: list[dict[str, Any]]) -> bytes:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    writer.writerows([_encode_cell(row.get(column)) for column in columns] for row in rows)
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 
-def _cell(value: Any) -> Any:
+def _encode_cell(value: Any) -> Any:
     """A value of a cell; lists and the like as JSON."""
     return json.dumps(value) if isinstance(value, (list, dict)) else value

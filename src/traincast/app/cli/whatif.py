@@ -24,7 +24,7 @@ def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
                         help="an edit without one: cuda-graph; may be given several times")  # fmt: skip
 
 
-def edits_of(args: argparse.Namespace) -> list[str]:
+def read_edits(args: argparse.Namespace) -> list[str]:
     """The edits that were given, each as one text."""
     for text in args.settings:
         if "=" not in text:
@@ -32,7 +32,7 @@ def edits_of(args: argparse.Namespace) -> list[str]:
     return [*args.settings, *args.apply]
 
 
-def money_options(args: argparse.Namespace) -> dict[str, Any]:
+def read_money_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keywords that say what a step costs."""
     names = ("price", "samples", "tokens", "power_watts")
     return {name: getattr(args, name) for name in names}

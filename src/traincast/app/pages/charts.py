@@ -11,7 +11,7 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.physics import DRAM_SHARE
 from traincast.costs.kernels.work import count_work
 from traincast.hardware.device import Device
-from traincast.ir.program import live_bytes
+from traincast.ir.program import compute_live_bytes
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.timeline import Timeline
 from traincast.traces.profiler.memory import MemoryPoint
@@ -23,25 +23,25 @@ _NEAR = 0.4  # share of the capacity from which its line is drawn: below, it wou
 Chart = dict[str, Any]
 
 
-def memory_chart(timeline: Timeline, capacity: float) -> Chart:
+def make_memory_chart(timeline: Timeline, capacity: float) -> Chart:
     """Live device memory (GB) over the time at which the host issues ops (ms), with the device's capacity."""
     schedule, program = timeline.schedule, timeline.program
     issued = np.full(program.num_ops, -np.inf)
     launched = schedule.op >= 0
     np.maximum.at(issued, schedule.op[launched], timeline.times.host_issue[launched] - timeline.origin)
     moments = np.maximum.accumulate(np.concatenate(([0.0], np.maximum(issued, 0.0))))
-    live = live_bytes(program)[:-1] / 1e9
-    x, y = _thinned(1e3 * moments, live)
+    live = compute_live_bytes(program)[:-1] / 1e9
+    x, y = _thin_curve(1e3 * moments, live)
     last = max(float(x[-1]), 1e3 * timeline.seconds)
     x, y = np.append(x, last), np.append(y, y[-1])
-    series: list[dict[str, Any]] = [{"label": "live", "y": _numbers(y), "kind": "step"}]
+    series: list[dict[str, Any]] = [{"label": "live", "y": _round_numbers(y), "kind": "step"}]
     if y.max() > _NEAR * capacity / 1e9:
         line = [capacity / 1e9] * len(x)
         series.append({"label": "capacity", "y": line, "kind": "edge", "dash": 1, "strong": True})
-    return {"x": _numbers(x), "x_label": "host time, ms", "y_label": "GB on the device", "series": series}
+    return {"x": _round_numbers(x), "x_label": "host time, ms", "y_label": "GB on the device", "series": series}
 
 
-def traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
+def make_traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
     """Allocated memory (GB) of the first devices over the traced steps (ms); None where it was not recorded."""
     devices = list(dict.fromkeys(point.device for point in points))[:_MOST_DEVICES]
     if not devices:
@@ -52,12 +52,12 @@ def traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
     for device, own in curves.items():
         at = np.searchsorted([point.seconds for point in own], moments, side="right") - 1
         allocated = np.array([point.allocated for point in own])[np.maximum(at, 0)] / 1e9
-        series.append({"label": f"device {device}", "y": _numbers(allocated), "kind": "step"})
-    return {"x": _numbers(1e3 * moments), "x_label": "ms from the first step", "y_label": "GB on the device",
+        series.append({"label": f"device {device}", "y": _round_numbers(allocated), "kind": "step"})
+    return {"x": _round_numbers(1e3 * moments), "x_label": "ms from the first step", "y_label": "GB on the device",
             "series": series}  # fmt: skip
 
 
-def _thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _thin_curve(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     """At most this many points, of every stretch the highest."""
     if len(x) <= _MOST_POINTS:
         return x, y
@@ -66,7 +66,7 @@ def _thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     return x[edges], highest
 
 
-def scaling_chart(curve: ScalingCurve) -> Chart:
+def make_scaling_chart(curve: ScalingCurve) -> Chart:
     """Milliseconds of a step over GPUs, with the 90 % interval as a band."""
     results = [point.answer for point in curve.points]
     return {
@@ -80,7 +80,7 @@ def scaling_chart(curve: ScalingCurve) -> Chart:
     }  # fmt: skip
 
 
-def roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Chart:
+def make_roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Chart:
     """Operations a second over operations per byte, both logarithmic: kernels by family below what the device can
     do."""
     families = list(dict.fromkeys(point.family for point in points))
@@ -91,16 +91,21 @@ def roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Chart:
     x = np.concatenate((grid, [point.intensity for point in placed]))
     order = np.argsort(x, kind="stable")
     series = [
-        {"label": label, "y": _numbers(np.minimum(rate, bandwidth * x)[order] / 1e12), "kind": "edge", "dash": dash,
-         "strong": True}
-        for label, rate, bandwidth, dash in _ceilings(placed, device)
-    ]  # fmt: skip
+        {
+            "label": label,
+            "y": _round_numbers(np.minimum(rate, bandwidth * x)[order] / 1e12),
+            "kind": "edge",
+            "dash": dash,
+            "strong": True,
+        }
+        for label, rate, bandwidth, dash in _list_ceilings(placed, device)
+    ]
     for slot, family in enumerate(families):
         column: list[float | None] = [None for _ in grid]
         column += [p.flops / p.seconds / 1e12 if p.family == family else None for p in placed]
         series.append({"label": family, "y": [column[place] for place in order], "kind": "points", "slot": slot})
     return {
-        "x": _numbers(x[order]),
+        "x": _round_numbers(x[order]),
         "x_label": "operations per byte",
         "y_label": "10^12 operations per second",
         "log_x": True,
@@ -126,7 +131,7 @@ class RooflinePoint:
         return self.flops / self.nbytes
 
 
-def roofline_points(timeline: Timeline) -> list[RooflinePoint]:
+def find_roofline_points(timeline: Timeline) -> list[RooflinePoint]:
     """Every distinct call with arithmetic in it, those with most device time first; times are those of one launch."""
     number = timeline.schedule.call[timeline.launches]
     count = np.bincount(number, minlength=len(timeline.calls))
@@ -145,7 +150,7 @@ def roofline_points(timeline: Timeline) -> list[RooflinePoint]:
     return points
 
 
-def _ceilings(points: Sequence[RooflinePoint], device: Device) -> list[tuple[str, float, float, int]]:
+def _list_ceilings(points: Sequence[RooflinePoint], device: Device) -> list[tuple[str, float, float, int]]:
     """What the device holds under load, for every type that kernels compute in, and what its data sheet promises."""
     used = [name for name in dict.fromkeys(point.compute for point in points) if name in device.peak_flops] or ["fp32"]
     real = DRAM_SHARE * device.dram_bandwidth
@@ -154,6 +159,6 @@ def _ceilings(points: Sequence[RooflinePoint], device: Device) -> list[tuple[str
     return [*held, (f"{fastest}, data sheet", device.get_peak_flops(fastest), device.dram_bandwidth, 1)]
 
 
-def _numbers(values: FloatArray) -> list[float]:
+def _round_numbers(values: FloatArray) -> list[float]:
     """Plain numbers of five digits, which is more than a chart shows."""
     return [float(f"{value:.5g}") for value in values.tolist()]

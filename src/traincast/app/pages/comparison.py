@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.app.pages.elements import bar, chart, facts, folded, heading, joined, table
+from traincast.app.pages.elements import (
+    fold_block,
+    join_blocks,
+    make_bar,
+    make_chart,
+    make_facts,
+    make_heading,
+    make_table,
+)
 from traincast.app.pages.measured import PART_WORDS
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import number_html, step_stack
-from traincast.app.pages.provenance import software_section
-from traincast.app.pages.timelines import timeline_data
+from traincast.app.pages.parts import make_number_html, make_step_stack
+from traincast.app.pages.provenance import make_software_section
+from traincast.app.pages.timelines import make_timeline_data
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import Change, TraceComparison, compare_reports
@@ -17,12 +25,12 @@ from traincast.traces.replay.results import TraceReport
 from traincast.utils.display.text import format_milliseconds
 
 
-def against_page(before: TraceReport, after: TraceReport) -> Page:
+def make_comparison_page(before: TraceReport, after: TraceReport) -> Page:
     """The page of a traced run (`after`) alongside another (`before`), by the mean steps of their slowest ranks."""
     compared = compare_reports(before, after)
     old, new = (rank.linked.trace.path.name for rank in (compared.before, compared.after))
-    sections = [_make_result_section(compared), _why(compared), _timelines(before, after)]
-    sections.append(software_section([("Before", old), ("After", new)]))
+    sections = [_make_result_section(compared), _make_why_section(compared), _make_timelines_section(before, after)]
+    sections.append(make_software_section([("Before", old), ("After", new)]))
     return Page(title="Two traced runs", subtitle=f"{new} against {old}", sections=sections)
 
 
@@ -33,32 +41,32 @@ def _make_result_section(compared: TraceComparison) -> Section:
          f"{'longer' if after > before else 'shorter'} ({after / (before or 1.0) - 1:+.1%})"),
         ("Kernels a step", f"{compared.before.median_step.kernels:,}, now {compared.after.median_step.kernels:,}"),
     ]  # fmt: skip
-    html = joined([number_html(after, None, "ms per step, mean, after"), facts(known)])
+    html = join_blocks([make_number_html(after, None, "ms per step, mean, after"), make_facts(known)])
     return Section(key="answer", title="How long", html=html)
 
 
-def _why(compared: TraceComparison) -> Section:
+def _make_why_section(compared: TraceComparison) -> Section:
     """Both steps by what they were spent on, and what changed, the largest change first."""
     stacks = [
         block
         for at, word in enumerate(("Before", "After"))
-        for block in (heading(word), step_stack(_parts(compared, at), compared.step[at], word))
+        for block in (make_heading(word), make_step_stack(_list_parts(compared, at), compared.step[at], word))
     ]
     changes = [
-        _changes("what", compared.parts, "The step by what it was spent on"),
-        _changes("family", compared.families, "Kernel time by family"),
-        folded("by op and shape", _changes("op", compared.ops, "Kernel time by op and shape")),
-        folded("on the host", _changes("op", compared.host, "Host time by top-level op")),
+        _make_changes_table("what", compared.parts, "The step by what it was spent on"),
+        _make_changes_table("family", compared.families, "Kernel time by family"),
+        fold_block("by op and shape", _make_changes_table("op", compared.ops, "Kernel time by op and shape")),
+        fold_block("on the host", _make_changes_table("op", compared.host, "Host time by top-level op")),
     ]
-    return Section(key="why", title="Why", html=joined([*stacks, heading("What changed"), *changes]))
+    return Section(key="why", title="Why", html=join_blocks([*stacks, make_heading("What changed"), *changes]))
 
 
-def _parts(compared: TraceComparison, at: int) -> list[tuple[str, float]]:
+def _list_parts(compared: TraceComparison, at: int) -> list[tuple[str, float]]:
     seconds = {change.name: (change.before, change.after)[at] for change in compared.parts}
     return [(PART_WORDS[name], seconds[name]) for name in PARTS]
 
 
-def _changes(what: str, changes: Sequence[Change], caption: str, most: int = 20) -> str:
+def _make_changes_table(what: str, changes: Sequence[Change], caption: str, most: int = 20) -> str:
     largest = max((abs(change.change) for change in changes), default=0.0) or 1.0
     rows = [
         (
@@ -67,21 +75,21 @@ def _changes(what: str, changes: Sequence[Change], caption: str, most: int = 20)
             format_milliseconds(c.after),
             f"{1e3 * c.change:+.3f}",
             "" if c.share is None else f"{c.share:.0%}",
-            bar(abs(c.change) / largest, 3 if c.change > 0 else 2),
+            make_bar(abs(c.change) / largest, 3 if c.change > 0 else 2),
         )
         for c in changes[:most]
     ]
     header = (what, "before, ms", "after, ms", "change, ms", "of the difference", "")
-    return table(header, rows, right=(1, 2, 3, 4), caption=caption)
+    return make_table(header, rows, right=(1, 2, 3, 4), caption=caption)
 
 
-def _timelines(before: TraceReport, after: TraceReport) -> Section:
+def _make_timelines_section(before: TraceReport, after: TraceReport) -> Section:
     charts = {
-        key: timeline_data(make_measured_chrome_trace(report), skipped=("replayed",), most=30_000)
+        key: make_timeline_data(make_measured_chrome_trace(report), skipped=("replayed",), most=30_000)
         for key, report in (("timeline-before", before), ("timeline-after", after))
     }
-    html = joined([
-        heading("Before"), chart("timeline-before", "Timeline before"),
-        heading("After"), chart("timeline-after", "Timeline after"),
+    html = join_blocks([
+        make_heading("Before"), make_chart("timeline-before", "Timeline before"),
+        make_heading("After"), make_chart("timeline-after", "Timeline after"),
     ])  # fmt: skip
     return Section(key="timeline", title="Timelines", html=html, charts=charts)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.charts import scaling_chart
-from traincast.app.pages.elements import bar, chart, joined, paragraph, table
+from traincast.app.pages.charts import make_scaling_chart
+from traincast.app.pages.elements import join_blocks, make_bar, make_chart, make_paragraph, make_table
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import warnings_html
-from traincast.app.pages.prediction import detail_sections, verdict_of
+from traincast.app.pages.parts import make_warnings_html
+from traincast.app.pages.prediction import make_detail_sections, make_verdict
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.utils.display.text import format_milliseconds
 
 
-def scaling_page(curve: ScalingCurve, price: float | None = None) -> Page:
+def make_scaling_page(curve: ScalingCurve, price: float | None = None) -> Page:
     """The page of a scaling curve; `price` is dollars of a GPU and hour."""
     title, _, subtitle = curve.title().partition(": ")
     last = curve.points[-1]
-    sections = [curve_section(curve, price), *detail_sections(last.answer, price)]
+    sections = [make_curve_section(curve, price), *make_detail_sections(last.answer, price)]
     detail = f"{subtitle}; from 'Why' on: {last.gpus} GPUs"
     return Page(title=title, subtitle=detail, sections=sections)
 
 
-def curve_section(curve: ScalingCurve, price: float | None) -> Section:
+def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
     """Milliseconds over GPUs with the interval, and every point as a row."""
     rows = []
     for point in curve.points:
@@ -38,18 +38,24 @@ def curve_section(curve: ScalingCurve, price: float | None) -> Section:
                 f"{result.memory.peak_bytes / 1e9:.1f}",
                 "" if price is None else f"{per_million:,.4g}",
                 f"{point.efficiency:.1%}",
-                bar(point.efficiency),
+                make_bar(point.efficiency),
             )
         )
     header = ("GPUs", "batch", "ms per step", "90 % interval", "samples/s", "exposed, ms", "GB per GPU",
               "$ a million samples", "efficiency", "")  # fmt: skip
     last = curve.points[-1]
-    html = joined([
-        paragraph(f"{last.efficiency:.0%} of the first point's throughput per GPU is left on {last.gpus} GPUs.",
-                  "interval"),
-        verdict_of(last.answer),
-        chart("scaling", "Milliseconds a step over GPUs, with the 90 % interval", "The band is the 90 % interval."),
-        table(header, rows, right=range(9), caption="Points of the curve"),
-        warnings_html(curve.warnings),
-    ])  # fmt: skip
-    return Section(key="answer", title="How it scales", html=html, charts={"scaling": scaling_chart(curve)})
+    html = join_blocks(
+        [
+            make_paragraph(
+                f"{last.efficiency:.0%} of the first point's throughput per GPU is left on {last.gpus} GPUs.",
+                "interval",
+            ),
+            make_verdict(last.answer),
+            make_chart(
+                "scaling", "Milliseconds a step over GPUs, with the 90 % interval", "The band is the 90 % interval."
+            ),
+            make_table(header, rows, right=range(9), caption="Points of the curve"),
+            make_warnings_html(curve.warnings),
+        ]
+    )
+    return Section(key="answer", title="How it scales", html=html, charts={"scaling": make_scaling_chart(curve)})

@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from traincast.app.pages.charts import Chart
-from traincast.app.pages.elements import Html, bar, chart, facts, folded, heading, joined, paragraph, table
+from traincast.app.pages.elements import (
+    Html,
+    fold_block,
+    join_blocks,
+    make_bar,
+    make_chart,
+    make_facts,
+    make_heading,
+    make_paragraph,
+    make_table,
+)
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import number_html, records_table, step_stack, warnings_html
-from traincast.app.pages.prediction import detail_sections, step_parts, verdict_of
-from traincast.app.pages.provenance import software_section
+from traincast.app.pages.parts import make_number_html, make_records_table, make_step_stack, make_warnings_html
+from traincast.app.pages.prediction import list_step_parts, make_detail_sections, make_verdict
+from traincast.app.pages.provenance import make_software_section
 from traincast.planner.what_if.advice import Advice
-from traincast.planner.what_if.compare import ask
+from traincast.planner.what_if.compare import answer_what_if
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
@@ -30,7 +40,7 @@ _ON_PATH = ("us_per_sample", "memory_gb")
 _HEADER = ("if", "ms per step", "change a sample", "90 % interval", "$ a million samples", "means anything", "")
 
 
-def what_if_rows(p: Prediction, price: float | None) -> list[WhatIf]:
+def try_usual_edits(p: Prediction, price: float | None) -> list[WhatIf]:
     """What a step would gain if kernels, host, memory or links were twice as fast, or its launches one graph; nothing
     where the step cannot be predicted anew from its workload alone (under a loader, say)."""
     texts = [f"speed:{family}=2" for family in list(p.by_family)[:_FAMILIES] if family != "collective"]
@@ -39,7 +49,7 @@ def what_if_rows(p: Prediction, price: float | None) -> list[WhatIf]:
     found = []
     for text in texts:
         try:
-            result = ask(step, [text], Prices(per_gpu_hour=price or None))
+            result = answer_what_if(step, [text], Prices(per_gpu_hour=price or None))
         except TraincastError:
             continue
         if abs(result.before.iteration - p.iteration) > _SAME * p.iteration:
@@ -48,19 +58,19 @@ def what_if_rows(p: Prediction, price: float | None) -> list[WhatIf]:
     return sorted(found, key=lambda one: one.per_sample.ratio)
 
 
-def what_ifs_html(results: Sequence[WhatIf]) -> Html:
+def make_what_ifs_html(results: Sequence[WhatIf]) -> Html:
     """What-ifs as a table, the largest gain first."""
     if not results:
         return Html("")
     note = "Each is simulated anew; gains do not add up. The interval leaves out the errors that both steps share."
-    rows = [_row(result, " + ".join(result.edits)) for result in results]
-    return joined([
-        heading("What if"), table(_HEADER, rows, right=(1, 2, 4), caption="What a change would bring"),
-        paragraph(note, "note"),
+    rows = [_make_what_if_row(result, " + ".join(result.edits)) for result in results]
+    return join_blocks([
+        make_heading("What if"), make_table(_HEADER, rows, right=(1, 2, 4), caption="What a change would bring"),
+        make_paragraph(note, "note"),
     ])  # fmt: skip
 
 
-def _row(result: WhatIf, name: str) -> tuple[str, ...]:
+def _make_what_if_row(result: WhatIf, name: str) -> tuple[str, ...]:
     change, dollars = result.per_sample, result.cost_after.to_dict()["dollars_per_million_samples"]
     low, high = change.ratio_interval
     return (
@@ -70,67 +80,80 @@ def _row(result: WhatIf, name: str) -> tuple[str, ...]:
         f"{low - 1:+.1%} to {high - 1:+.1%}",
         "" if dollars is None else f"{dollars:,.4g}",
         "yes" if change.certain else "within the uncertainty",
-        bar(max(1 - change.ratio, 0.0), 2),
+        make_bar(max(1 - change.ratio, 0.0), 2),
     )
 
 
-def what_if_page(result: WhatIf, price: float | None = None) -> Page:
+def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
     """A step before and after edits; `price` is dollars of a GPU and hour."""
     title = result.before.headline().split("\n")[0]
     known = [("Before", f"{format_milliseconds(result.before.iteration)} ms"), ("Verdict", result.verdict),
              ("Held up by, before", result.bottlenecks[0]), ("Held up by, after", result.bottlenecks[1])]  # fmt: skip
-    blocks = [number_html(result.after.iteration, result.after.interval, "ms per step, after"), facts(known),
-              table(_HEADER, [_row(result, " + ".join(result.edits))], right=(1, 2, 4), caption="The change"),
-              warnings_html(result.after.warnings)]  # fmt: skip
-    sections = [Section(key="answer", title="What it would bring", html=joined(blocks)), _parts_section(result)]
-    sections += [section for section in detail_sections(result.after, price) if section.key != "why"]
+    blocks = [
+        make_number_html(result.after.iteration, result.after.interval, "ms per step, after"),
+        make_facts(known),
+        make_table(
+            _HEADER, [_make_what_if_row(result, " + ".join(result.edits))], right=(1, 2, 4), caption="The change"
+        ),
+        make_warnings_html(result.after.warnings),
+    ]
+    sections = [
+        Section(key="answer", title="What it would bring", html=join_blocks(blocks)),
+        _make_parts_section(result),
+    ]
+    sections += [section for section in make_detail_sections(result.after, price) if section.key != "why"]
     return Page(title=title, subtitle="what if: " + ", ".join(result.edits), sections=sections)
 
 
-def _parts_section(result: WhatIf) -> Section:
+def _make_parts_section(result: WhatIf) -> Section:
     stacks = [
         block
         for word, one in (("Before", result.before), ("After", result.after))
-        for block in (heading(word), step_stack(step_parts(one), one.iteration, word))
+        for block in (make_heading(word), make_step_stack(list_step_parts(one), one.iteration, word))
     ]
     largest = max((abs(after - before) for _, before, after in result.parts()), default=0.0) or 1.0
     rows = [
         (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}",
-         bar(abs(after - before) / largest, 3 if after > before else 2))
+         make_bar(abs(after - before) / largest, 3 if after > before else 2))
         for name, before, after in result.parts()
     ]  # fmt: skip
-    changed = table(
+    changed = make_table(
         ("part", "before, ms", "after, ms", "change, ms", ""), rows, right=(1, 2, 3), caption="What changes"
     )
-    return Section(key="why", title="Why", html=joined([*stacks, heading("What changes"), changed]))
+    return Section(key="why", title="Why", html=join_blocks([*stacks, make_heading("What changes"), changed]))
 
 
-def advice_page(advice: Advice, price: float | None = None) -> Page:
+def make_advice_page(advice: Advice, price: float | None = None) -> Page:
     """The step as it is, and the edits that would make it faster; `price` is dollars of a GPU and hour."""
     before = advice.before
     rows = [
-        (*_row(one.answer, " + ".join(one.answer.edits))[:6], one.risk, bar(max(one.gain, 0.0), 2))
+        (*_make_what_if_row(one.answer, " + ".join(one.answer.edits))[:6], one.risk, make_bar(max(one.gain, 0.0), 2))
         for one in advice.suggestions
     ]
     why = [f"{' + '.join(one.answer.edits)}: {one.why}" for one in advice.suggestions if one.why]
     refused = list(advice.refused.items())
     blocks = [
-        number_html(before.iteration, before.interval), *(paragraph(text) for text in why),
-        table((*_HEADER[:6], "risk", ""), rows, right=(1, 2, 4), caption="Changes that would help, the largest first"),
-        paragraph(f"Of no use: {', '.join(advice.useless) or 'none'}.", "note"),
-        folded(f"edits that do not apply ({len(refused)})", table(("edit", "why not"), refused, caption="Not applied")),
-    ]  # fmt: skip
-    sections = [Section(key="answer", title="What would help", html=joined([verdict_of(before), *blocks]))]
-    sections += detail_sections(before, price)
+        make_number_html(before.iteration, before.interval),
+        *(make_paragraph(text) for text in why),
+        make_table(
+            (*_HEADER[:6], "risk", ""), rows, right=(1, 2, 4), caption="Changes that would help, the largest first"
+        ),
+        make_paragraph(f"Of no use: {', '.join(advice.useless) or 'none'}.", "note"),
+        fold_block(
+            f"edits that do not apply ({len(refused)})", make_table(("edit", "why not"), refused, caption="Not applied")
+        ),
+    ]
+    sections = [Section(key="answer", title="What would help", html=join_blocks([make_verdict(before), *blocks]))]
+    sections += make_detail_sections(before, price)
     return Page(title=before.headline().split("\n")[0], subtitle="advice", sections=sections)
 
 
-def sweep_page(result: SweepResult, price: float | None = None) -> Page:
+def make_sweep_page(result: SweepResult, price: float | None = None) -> Page:
     """The page of a sweep; prices are part of it already."""
-    return _sweep_page(result.to_dict() | {"rows": result.rows})
+    return _build_sweep_page(result.to_dict() | {"rows": result.rows})
 
 
-def sweep_file_page(path: Path) -> Page:
+def read_sweep_page(path: Path) -> Page:
     """The page of what `sweep` printed as JSON into a file."""
     document = read_document(path)
     where = format_path(path)
@@ -145,38 +168,38 @@ def sweep_file_page(path: Path) -> Page:
     for row in [*document["pareto"], *document["rows"]]:
         if not row.get("error") and not all(isinstance(row.get(name), int | float) for name in _ON_PATH):
             raise TraincastError(f"'{where}': a row needs numbers {', '.join(_ON_PATH)}, or an error")
-    return _sweep_page(document)
+    return _build_sweep_page(document)
 
 
-def _sweep_page(document: Mapping[str, Any]) -> Page:
+def _build_sweep_page(document: Mapping[str, Any]) -> Page:
     rows, best, failed = document["rows"], document["pareto"], document["failures"]
     axes = [f"{name}: {', '.join(str(v) for v in values[:12])}" for name, values in document["axes"].items()]
     shown = [{name: value for name, value in row.items() if value is not None} for row in best]
     known = [("Points", f"{document.get('points', len(rows)):,}"),
              ("Failed", f"{document.get('failed', len(failed)):,}"),
              ("Best of all goals", f"{len(best):,}")]  # fmt: skip
-    blocks = [facts(known), table(("axis",), [(axis,) for axis in axes], caption="What was varied")]
+    blocks = [make_facts(known), make_table(("axis",), [(axis,) for axis in axes], caption="What was varied")]
     charts = {}
     good = [row for row in rows or best if not row.get("error")]
     if good:
-        charts["sweep"] = sweep_chart(good, best)
-        blocks.append(chart("sweep", "Microseconds a sample over its cost; the best of both are told apart",
+        charts["sweep"] = make_sweep_chart(good, best)
+        blocks.append(make_chart("sweep", "Microseconds a sample over its cost; the best of both are told apart",
                             "Cost is dollars of a million samples, or GPU hours without a price."))  # fmt: skip
-    blocks.append(records_table(shown, "Points that no other beats in time, cost and memory at once"))
-    sections = [Section(key="answer", title="The best points", html=joined(blocks), charts=charts)]
+    blocks.append(make_records_table(shown, "Points that no other beats in time, cost and memory at once"))
+    sections = [Section(key="answer", title="The best points", html=join_blocks(blocks), charts=charts)]
     if failed:
         sections.append(Section(key="failed", title="Points that could not be predicted",
-                                html=records_table(failed, "Failed points")))  # fmt: skip
-    sections.append(Section(key="rows", title="Every point", html=records_table(rows, "Points of the sweep")))
-    sections.append(software_section([("Workers", str(document.get("workers", "")))]))
+                                html=make_records_table(failed, "Failed points")))  # fmt: skip
+    sections.append(Section(key="rows", title="Every point", html=make_records_table(rows, "Points of the sweep")))
+    sections.append(make_software_section([("Workers", str(document.get("workers", "")))]))
     name = str(document.get("workload", "workload"))
     return Page(title=f"Sweep of {name}", subtitle=f"{len(rows):,} points", sections=sections)
 
 
-def sweep_chart(rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]]) -> Chart:
+def make_sweep_chart(rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]]) -> Chart:
     """Time of a sample over its cost, both logarithmic; points that nothing beats are a series of their own."""
-    marked = {_identity(row) for row in best}
-    points = sorted((_cost(row), float(row["us_per_sample"]), _identity(row) in marked) for row in rows)
+    marked = {_make_identity(row) for row in best}
+    points = sorted((_make_cost_table(row), float(row["us_per_sample"]), _make_identity(row) in marked) for row in rows)
     points = [point for point in points if point[0] > 0 and point[1] > 0]
     return {
         "x": [float(f"{x:.5g}") for x, _, _ in points], "x_label": "cost of a million samples", "log_x": True,
@@ -188,10 +211,10 @@ def sweep_chart(rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, A
     }  # fmt: skip
 
 
-def _identity(row: Mapping[str, Any]) -> str:
+def _make_identity(row: Mapping[str, Any]) -> str:
     return repr(sorted((name, value) for name, value in row.items() if isinstance(value, str | int | float)))
 
 
-def _cost(row: Mapping[str, Any]) -> float:
+def _make_cost_table(row: Mapping[str, Any]) -> float:
     dollars = row.get("dollars_per_million_samples")
     return float(row.get("gpu_hours_per_million_samples") or 0.0) if dollars is None else float(dollars)

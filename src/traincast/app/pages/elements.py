@@ -16,61 +16,66 @@ class Html(str):
     __slots__ = ()
 
 
-def safe(value: str) -> Html:
+def escape_html(value: str) -> Html:
     """The value as HTML: escaped, unless it is HTML already."""
     return value if isinstance(value, Html) else Html(escape(value))
 
 
-def joined(blocks: Iterable[str]) -> Html:
+def join_blocks(blocks: Iterable[str]) -> Html:
     """Pieces one after the other."""
-    return Html("".join(safe(block) for block in blocks))
+    return Html("".join(escape_html(block) for block in blocks))
 
 
-def paragraph(text: str, kind: str = "") -> Html:
+def make_paragraph(text: str, kind: str = "") -> Html:
     """A paragraph; `kind` is its class."""
-    return Html(f"<p{_class(kind)}>{safe(text)}</p>")
+    return Html(f"<p{_make_class(kind)}>{escape_html(text)}</p>")
 
 
-def heading(text: str) -> Html:
+def make_heading(text: str) -> Html:
     """A heading inside of a section."""
-    return Html(f"<h3>{safe(text)}</h3>")
+    return Html(f"<h3>{escape_html(text)}</h3>")
 
 
-def items(lines: Iterable[str], kind: str = "") -> Html:
+def make_list(lines: Iterable[str], kind: str = "") -> Html:
     """A list, or nothing where there are no lines."""
-    entries = "".join(f"<li>{safe(line)}</li>" for line in lines)
-    return Html(f"<ul{_class(kind)}>{entries}</ul>" if entries else "")
+    entries = "".join(f"<li>{escape_html(line)}</li>" for line in lines)
+    return Html(f"<ul{_make_class(kind)}>{entries}</ul>" if entries else "")
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Html:
+def make_facts(pairs: Iterable[tuple[str, str]]) -> Html:
     """Labels and their values."""
-    entries = "".join(f"<div><dt>{safe(label)}</dt><dd>{safe(value)}</dd></div>" for label, value in pairs)
+    entries = "".join(
+        f"<div><dt>{escape_html(label)}</dt><dd>{escape_html(value)}</dd></div>" for label, value in pairs
+    )
     return Html(f"<dl>{entries}</dl>")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), caption: str) -> Html:
+def make_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), caption: str
+) -> Html:
     """A table in a box that scrolls sideways where it is wide; columns in `right` are right-aligned."""
     numbers = set(right)
 
     def line(cells: Sequence[str], tag: str) -> str:
         classes = [' class="n"' if column in numbers else "" for column in range(len(header))]
         scope = ' scope="col"' if tag == "th" else ""
-        body = (f"<{tag}{kind}{scope}>{safe(cell)}</{tag}>" for cell, kind in zip(cells, classes, strict=True))
+        body = (f"<{tag}{kind}{scope}>{escape_html(cell)}</{tag}>" for cell, kind in zip(cells, classes, strict=True))
         return f"<tr>{''.join(body)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
     return Html(
-        f'<div class="wide" tabindex="0" role="region" aria-label="{safe(caption)}"><table>'
-        f"<caption>{safe(caption)}</caption><thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table></div>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape_html(caption)}"><table>'
+        f"<caption>{escape_html(caption)}</caption><thead>{line(header, 'th')}</thead><tbody>{body}</tbody>"
+        "</table></div>"
     )
 
 
-def folded(title: str, content: str) -> Html:
+def fold_block(title: str, content: str) -> Html:
     """HTML under a title that opens and closes; it begins closed."""
-    return Html(f"<details><summary>{safe(title)}</summary>{safe(content)}</details>")
+    return Html(f"<details><summary>{escape_html(title)}</summary>{escape_html(content)}</details>")
 
 
-def bar(share: float, slot: int = 0) -> Html:
+def make_bar(share: float, slot: int = 0) -> Html:
     """A bar as long as a share (0 to 1) of its cell; its figure stands alongside it, so it says nothing to a reader."""
     width = min(max(100.0 * share, 0.0), 100.0)
     return Html(
@@ -79,7 +84,7 @@ def bar(share: float, slot: int = 0) -> Html:
     )
 
 
-def stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
+def make_stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
     """Parts of a whole side by side, each with its texture: (name, share, figure); the legend below names them all."""
     shown = [(number, *part) for number, part in enumerate(parts) if part[1] > 0]
     whole = sum(share for _, _, share, _ in shown) or 1.0
@@ -91,16 +96,18 @@ def stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
         blocks.append(f'<rect fill="url(#t{slot})" x="{at:.1f}" width="{width:.1f}" height="44"/>')
         at += width
     legend = "".join(
-        f"<li>{_swatch(number)}<b>{safe(name)}</b> {safe(figure)}</li>" for number, name, _, figure in shown
+        f"<li>{_make_swatch(number)}<b>{escape_html(name)}</b> {escape_html(figure)}</li>"
+        for number, name, _, figure in shown
     )
     words = ", ".join(f"{name} {figure}" for _, name, _, figure in shown)
     return Html(
         f'<figure class="stack"><svg viewBox="0 0 1000 44" preserveAspectRatio="none" role="img" '
-        f'aria-label="{safe(f"{label}: {words}")}">{"".join(blocks)}</svg><ul class="legend">{legend}</ul></figure>'
+        f'aria-label="{escape_html(f"{label}: {words}")}">{"".join(blocks)}</svg><ul class="legend">'
+        f"{legend}</ul></figure>"
     )
 
 
-def _swatch(number: int) -> str:
+def _make_swatch(number: int) -> str:
     slot = number % SLOTS
     box = 'width="16" height="16"'
     return (
@@ -109,14 +116,15 @@ def _swatch(number: int) -> str:
     )
 
 
-def chart(key: str, label: str, note: str = "") -> Html:
+def make_chart(key: str, label: str, note: str = "") -> Html:
     """The place of a chart whose data the page has under `key`; `label` is what a screen reader says."""
-    below = f"<figcaption>{safe(note)}</figcaption>" if note else ""
+    below = f"<figcaption>{escape_html(note)}</figcaption>" if note else ""
     return Html(
-        f'<figure class="chart" data-chart="{safe(key)}"><div class="plot" role="img" aria-label="{safe(label)}"></div>'
+        f'<figure class="chart" data-chart="{escape_html(key)}"><div class="plot" role="img" '
+        f'aria-label="{escape_html(label)}"></div>'
         f"{below}</figure>"
     )
 
 
-def _class(kind: str) -> str:
-    return f' class="{safe(kind)}"' if kind else ""
+def _make_class(kind: str) -> str:
+    return f' class="{escape_html(kind)}"' if kind else ""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.elements import bar, table
+from traincast.app.pages.elements import make_bar, make_table
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.prediction import prediction_page
+from traincast.app.pages.prediction import make_prediction_page
 from traincast.planner.parallelism.plan import Plan
 
 
-def plan_page(plan: Plan, price: float | None = None) -> Page:
+def make_plan_page(plan: Plan, price: float | None = None) -> Page:
     """The page of a search for layouts: the best, how far the others are, and the best one in full."""
-    best = prediction_page(plan.best[0], plan.price if price is None else price)
+    best = make_prediction_page(plan.best[0], plan.price if price is None else price)
     subtitle = f"{plan.scored} layouts scored, {plan.too_large} too large for memory; the best is shown in full"
     first, *rest = best.sections
     return Page(title=f"{plan.model.name} on {plan.base.gpus} x {plan.platform.device.name}: the best layouts",
-                subtitle=subtitle, sections=[first, search_section(plan), *rest])  # fmt: skip
+                subtitle=subtitle, sections=[first, make_search_section(plan), *rest])  # fmt: skip
 
 
-def search_section(plan: Plan) -> Section:
+def make_search_section(plan: Plan) -> Section:
     """The best layouts, one row each, and what makes each slower than the first."""
     fastest = plan.best[0].iteration
     rows = []
@@ -29,9 +29,9 @@ def search_section(plan: Plan) -> Section:
             str(row["layout"]), f"{row['iteration_ms']:,.0f}", f"{low:,.0f} to {high:,.0f}",
             f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", f"{row['memory_gb']:.1f}",
             "" if dollars is None else f"{dollars:,.0f}", "" if days is None else f"{days:,.1f}",
-            str(row["slower_by"]), bar(fastest / (1e-3 * row["iteration_ms"])),
+            str(row["slower_by"]), make_bar(fastest / (1e-3 * row["iteration_ms"])),
         ))  # fmt: skip
     header = ("layout", "ms", "90 % interval", "tokens/s per GPU", "MFU", "GB", "$ a billion tokens", "days",
               "slower by", "speed")  # fmt: skip
-    html = table(header, rows, right=range(1, 8), caption="The best layouts")
+    html = make_table(header, rows, right=range(1, 8), caption="The best layouts")
     return Section(key="search", title="What else was tried", html=html)

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.app.pages.elements import Html, bar, chart, facts, folded, heading, joined, paragraph, table
+from traincast.app.pages.elements import (
+    Html,
+    fold_block,
+    join_blocks,
+    make_bar,
+    make_chart,
+    make_facts,
+    make_heading,
+    make_paragraph,
+    make_table,
+)
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import NO_PRICE, number_html, records_table, seconds_table, step_stack, warnings_html
-from traincast.app.pages.profiled import collectives_sections, profile_sections
-from traincast.app.pages.provenance import software_section
-from traincast.app.pages.timelines import MOST_SLICES, timeline_data
+from traincast.app.pages.parts import (
+    NO_PRICE,
+    make_number_html,
+    make_records_table,
+    make_seconds_table,
+    make_step_stack,
+    make_warnings_html,
+)
+from traincast.app.pages.profiled import make_collectives_sections, make_profile_sections
+from traincast.app.pages.provenance import make_software_section
+from traincast.app.pages.timelines import MOST_SLICES, make_timeline_data
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import find_slowest_rank
@@ -30,24 +47,28 @@ PART_WORDS = {
 _MOST_GAINS = 15
 
 
-def trace_page(report: TraceReport, price: float | None = None) -> Page:
+def make_trace_page(report: TraceReport, price: float | None = None) -> Page:
     """The page of one traced run; `price` is dollars of a GPU and hour."""
     rank = find_slowest_rank(report)
     several = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
     device = rank.linked.trace.device_name or "unknown device"
-    sections = [make_result_section(report), why_section(report), timeline_section(report)]
-    sections += [gains_section(report, price)] if rank.linked.launched else []
-    sections += [*attribution_sections(rank), *profile_sections(rank), *collectives_sections(report, rank)]
-    sections += [overheads_section(rank)] if rank.overheads.table else []
-    sections.append(software_section([
+    sections = [make_result_section(report), make_why_section(report), make_timeline_section(report)]
+    sections += [make_gains_section(report, price)] if rank.linked.launched else []
+    sections += [
+        *make_attribution_sections(rank),
+        *make_profile_sections(rank),
+        *make_collectives_sections(report, rank),
+    ]
+    sections += [make_overheads_section(rank)] if rank.overheads.table else []
+    sections.append(make_software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
-        ("Marked steps", _marks(rank)),
+        ("Marked steps", _list_marks(rank)),
     ]))  # fmt: skip
     name = rank.linked.trace.path.name.partition(".")[0]
     return Page(title=f"Traced steps of {name}", subtitle=f"measured on {device}{several}", sections=sections)
 
 
-def _marks(rank: RankReport) -> str:
+def _list_marks(rank: RankReport) -> str:
     if rank.linked.period:
         return "no: told by the sequence of kernels"
     return "yes" if rank.linked.marked else "no: the whole trace counts as one"
@@ -65,24 +86,24 @@ def make_result_section(report: TraceReport) -> Section:
         ("Kernels a step", f"{median.kernels:,}"),
         ("Replayed within", f"{furthest:.1%}"),
     ]
-    blocks = [number_html(median.step, None, "ms per step, median, measured")]
+    blocks = [make_number_html(median.step, None, "ms per step, median, measured")]
     if rank.attribution:
-        blocks.append(_predicted_line(rank))
+        blocks.append(_make_predicted_line(rank))
     notes = [note for one in report.ranks for note in one.notes] + list(
         report.together.notes if report.together else ()
     )
-    blocks += [facts(known), warnings_html(dict.fromkeys(notes))]
+    blocks += [make_facts(known), make_warnings_html(dict.fromkeys(notes))]
     if len(report.ranks) > 1:
-        blocks.append(_ranks_table(report))
-    return Section(key="answer", title="How long", html=joined(blocks))
+        blocks.append(_make_ranks_table(report))
+    return Section(key="answer", title="How long", html=join_blocks(blocks))
 
 
-def _predicted_line(rank: RankReport) -> Html:
+def _make_predicted_line(rank: RankReport) -> Html:
     assert rank.attribution is not None
     attribution = rank.attribution
     steps = sorted(attribution.steps, key=lambda step: step.measured)
     step = steps[len(steps) // 2]
-    return paragraph(
+    return make_paragraph(
         f"Predicted on {attribution.platform}: {format_milliseconds(step.full)} ms ({step.error:+.1%}); geometric "
         "mean error "
         f"of {len(steps)} steps {attribution.gmae:.1%}.",
@@ -90,7 +111,7 @@ def _predicted_line(rank: RankReport) -> Html:
     )
 
 
-def _ranks_table(report: TraceReport) -> Html:
+def _make_ranks_table(report: TraceReport) -> Html:
     rows = []
     for rank in report.ranks:
         step = rank.median_step
@@ -101,55 +122,59 @@ def _ranks_table(report: TraceReport) -> Html:
                 format_milliseconds(step.compute),
                 format_milliseconds(step.exposed_comm),
                 format_milliseconds(step.idle),
-                bar(step.active / (step.step or 1.0)),
+                make_bar(step.active / (step.step or 1.0)),
             )
         )
     header = ("rank", "ms per step", "computing, ms", "exposed, ms", "idle, ms", "device active")
-    return table(header, rows, right=range(5), caption="Ranks: their median steps")
+    return make_table(header, rows, right=range(5), caption="Ranks: their median steps")
 
 
-def why_section(report: TraceReport) -> Section:
+def make_why_section(report: TraceReport) -> Section:
     """The median step of the slowest rank by what it was spent on, its critical path, kernels by family and op."""
     rank = find_slowest_rank(report)
     step = rank.median_step
     parts = [(PART_WORDS[name], float(getattr(step, name))) for name in PARTS]
-    blocks = [step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}")]
+    blocks = [make_step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}")]
     if rank.path.by_what:
         blocks += [
-            heading("What holds the step up"),
-            _shares("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
-            folded("by op", _shares("op", rank.path.by_op, "The critical path by op")),
+            make_heading("What holds the step up"),
+            _make_shares_table("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
+            fold_block("by op", _make_shares_table("op", rank.path.by_op, "The critical path by op")),
         ]
     blocks += [
-        heading("Kernels"),
-        seconds_table("family", step.by_family, "Kernel time by family"),
-        folded("by op", seconds_table("op", step.by_op, "Kernel time by op")),
+        make_heading("Kernels"),
+        make_seconds_table("family", step.by_family, "Kernel time by family"),
+        fold_block("by op", make_seconds_table("op", step.by_op, "Kernel time by op")),
     ]
-    return Section(key="why", title="Why", html=joined(blocks))
+    return Section(key="why", title="Why", html=join_blocks(blocks))
 
 
-def _shares(what: str, shares: dict[str, float], caption: str) -> Html:
+def _make_shares_table(what: str, shares: dict[str, float], caption: str) -> Html:
     ranked = list(shares.items())[:_MOST_GAINS]
     largest = max(shares.values(), default=0.0) or 1.0
-    return table((what, "share", ""), [(name, f"{share:.1%}", bar(share / largest)) for name, share in ranked],
-                 right=(1,), caption=caption)  # fmt: skip
+    return make_table(
+        (what, "share", ""),
+        [(name, f"{share:.1%}", make_bar(share / largest)) for name, share in ranked],
+        right=(1,),
+        caption=caption,
+    )
 
 
-def timeline_section(report: TraceReport) -> Section:
+def make_timeline_section(report: TraceReport) -> Section:
     """Measured and, where the run was predicted, predicted timelines, one under the other."""
     document = make_measured_chrome_trace(report)
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     note = "Times count from the first step; the critical path is the thick line."
     if len(slices) > MOST_SLICES:
-        low, high = _window(report)
-        document = {"traceEvents": [e for e in document["traceEvents"] if e["ph"] == "M" or _inside(e, low, high)]}
+        low, high = _cut_window(report)
+        document = {"traceEvents": [e for e in document["traceEvents"] if e["ph"] == "M" or _is_inside(e, low, high)]}
         note = f"The trace is long: one step is shown. {note}"
-    data = timeline_data(document, skipped=("replayed",))
-    html = chart("timeline", "Timeline of the traced run, per rank, host thread and stream", note)
+    data = make_timeline_data(document, skipped=("replayed",))
+    html = make_chart("timeline", "Timeline of the traced run, per rank, host thread and stream", note)
     return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data})
 
 
-def _window(report: TraceReport) -> tuple[float, float]:
+def _cut_window(report: TraceReport) -> tuple[float, float]:
     """The median step of the slowest rank, microseconds from the trace's first step."""
     rank = find_slowest_rank(report)
     number = rank.steps.index(rank.median_step)
@@ -157,11 +182,11 @@ def _window(report: TraceReport) -> tuple[float, float]:
     return 1e-3 * (step.start - rank.replay.origin), 1e-3 * (step.end - rank.replay.origin)
 
 
-def _inside(event: dict[str, Any], low: float, high: float) -> bool:
+def _is_inside(event: dict[str, Any], low: float, high: float) -> bool:
     return bool(event["ph"] == "X" and event["ts"] < high and event["ts"] + event["dur"] > low)
 
 
-def gains_section(report: TraceReport, price: float | None) -> Section:
+def make_gains_section(report: TraceReport, price: float | None) -> Section:
     """What a step would gain if something were twice as fast, with money where a price is known."""
     rank = find_slowest_rank(report)
     gpus, step = len(report.ranks), rank.median_step.step
@@ -171,20 +196,25 @@ def gains_section(report: TraceReport, price: float | None) -> Section:
     for name, gain in list(rank.path.faster.items())[:_MOST_GAINS]:
         saved = "" if hourly is None else f"{gain * hourly:,.2f}"
         rows.append(
-            (name, format_milliseconds(max(gain, 0.0) * step), f"{gain:.1%}", saved, bar(max(gain, 0.0) / largest))
+            (name, format_milliseconds(max(gain, 0.0) * step), f"{gain:.1%}", saved, make_bar(max(gain, 0.0) / largest))
         )
     caption = "What a step would gain if this took half as long"
     blocks = [
-        table(("twice as fast", "ms saved", "of the step", "$ an hour", ""), rows, right=(1, 2, 3), caption=caption),
-        paragraph("Gains are found by walking the step again: what is not on the critical path, or stops being on it, "
-                  "gains nothing. They do not add up.", "note"),
-    ]  # fmt: skip
+        make_table(
+            ("twice as fast", "ms saved", "of the step", "$ an hour", ""), rows, right=(1, 2, 3), caption=caption
+        ),
+        make_paragraph(
+            "Gains are found by walking the step again: what is not on the critical path, or stops being on it, "
+            "gains nothing. They do not add up.",
+            "note",
+        ),
+    ]
     if price is None:
-        blocks.append(paragraph(NO_PRICE, "note"))
-    return Section(key="what-if", title="What if", html=joined(blocks))
+        blocks.append(make_paragraph(NO_PRICE, "note"))
+    return Section(key="what-if", title="What if", html=join_blocks(blocks))
 
 
-def attribution_sections(rank: RankReport) -> list[Section]:
+def make_attribution_sections(rank: RankReport) -> list[Section]:
     """Where the error of the prediction comes from."""
     attribution = rank.attribution
     if attribution is None:
@@ -205,24 +235,28 @@ def attribution_sections(rank: RankReport) -> list[Section]:
         for name, (m, p) in attribution.sum_by_type().items()
     ]  # fmt: skip
     blocks = [
-        paragraph(
+        make_paragraph(
             "The step simulated as measured, then with predicted kernels, then with pooled host overheads too: each "
             "difference is one share, and together they are the error."
         ),
-        records_table(steps, "Error of every step and its shares"),
-        records_table(families, "Kernels a step by family"),
-        records_table(kinds, "Host overheads per step by type"),
+        make_records_table(steps, "Error of every step and its shares"),
+        make_records_table(families, "Kernels a step by family"),
+        make_records_table(kinds, "Host overheads per step by type"),
     ]
-    return [Section(key="errors", title="Where the prediction errs", html=joined(blocks))]
+    return [Section(key="errors", title="Where the prediction errs", html=join_blocks(blocks))]
 
 
-def overheads_section(rank: RankReport) -> Section:
+def make_overheads_section(rank: RankReport) -> Section:
     """What the host spends around ops, by the five types."""
     rows = rank.to_dict()["overheads_us"]
     flat = [{"type": kind, "op": op, **summary} for kind, ops in rows.items() for op, summary in ops.items()]
-    html = joined([
-        paragraph("T1 is between two ops, T2 before an op's first launch, T3 after its last, T4 is a runtime call, "
-                  "T5 is between launches."),
-        folded(f"overheads ({len(flat)})", records_table(flat, "Host overheads, microseconds")),
-    ])  # fmt: skip
+    html = join_blocks(
+        [
+            make_paragraph(
+                "T1 is between two ops, T2 before an op's first launch, T3 after its last, T4 is a runtime call, "
+                "T5 is between launches."
+            ),
+            fold_block(f"overheads ({len(flat)})", make_records_table(flat, "Host overheads, microseconds")),
+        ]
+    )
     return Section(key="host", title="What the host does", html=html)

@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from traincast.app.pages.elements import Html, safe
+from traincast.app.pages.elements import Html, escape_html
 from traincast.utils.version import __version__
 
 STYLES = ("uplot.min.css", "report.css")
@@ -46,11 +46,12 @@ class Page:
         return {key: chart for section in self.sections for key, chart in section.charts.items()}
 
 
-def page_html(page: Page) -> str:
+def render_page(page: Page) -> str:
     """The page as one file: styles, scripts and data inside, and a policy that rejects everything from elsewhere."""
-    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
+    styles, scripts = [read_asset(name) for name in STYLES], [read_asset(name) for name in SCRIPTS]
     policy = (
-        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:; "
+        f"default-src 'none'; style-src {_hash_scripts(styles)}; script-src {_hash_scripts(scripts)}; img-src "
+        "data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     head = "".join(f"<style>{style}</style>" for style in styles)
@@ -59,45 +60,48 @@ def page_html(page: Page) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="generator" content="traincast {__version__}"><title>{safe(page.title)}</title>{head}</head>'
-        f"<body>{body_html(page)}{tail}</body></html>\n"
+        f'<meta name="generator" content="traincast {__version__}"><title>{escape_html(page.title)}</title>'
+        f"{head}</head>"
+        f"<body>{render_body(page)}{tail}</body></html>\n"
     )
 
 
-def body_html(page: Page) -> str:
+def render_body(page: Page) -> str:
     """What stands between the page's styles and its scripts."""
-    links = "".join(f'<li><a href="#{safe(s.key)}">{safe(s.title)}</a></li>' for s in page.sections)
+    links = "".join(f'<li><a href="#{escape_html(s.key)}">{escape_html(s.title)}</a></li>' for s in page.sections)
     return (
-        f'{asset("textures.svg")}<a class="skip" href="#main">Skip to the result</a>'
-        f'<header><p class="brand">Traincast</p><h1>{safe(page.title)}</h1><p class="sub">{safe(page.subtitle)}</p>'
+        f'{read_asset("textures.svg")}<a class="skip" href="#main">Skip to the result</a>'
+        f'<header><p class="brand">Traincast</p><h1>{escape_html(page.title)}</h1><p class="sub">'
+        f"{escape_html(page.subtitle)}</p>"
         f'<nav aria-label="Sections"><ol>{links}</ol></nav></header><main id="main">'
         "<noscript><p>Timeline and charts need JavaScript; every figure stands in a table too.</p></noscript>"
-        f"{sections_html(page)}</main><footer><p>Written by traincast {__version__}.</p></footer>"
-        f'<script type="application/json" id="page-data">{data_json(page.charts)}</script>'
+        f"{render_sections(page)}</main><footer><p>Written by traincast {__version__}.</p></footer>"
+        f'<script type="application/json" id="page-data">{encode_data(page.charts)}</script>'
     )
 
 
-def sections_html(page: Page) -> str:
+def render_sections(page: Page) -> str:
     """The sections alone."""
     return "".join(
-        f'<section id="{safe(s.key)}" aria-labelledby="{safe(s.key)}-title"><h2 id="{safe(s.key)}-title">'
-        f"{safe(s.title)}</h2>{s.html}</section>"
+        f'<section id="{escape_html(s.key)}" aria-labelledby="{escape_html(s.key)}-title"><h2 '
+        f'id="{escape_html(s.key)}-title">'
+        f"{escape_html(s.title)}</h2>{s.html}</section>"
         for s in page.sections
     )
 
 
-def data_json(data: Any) -> str:
+def encode_data(data: Any) -> str:
     """JSON that may stand inside of a script element: nothing in it can end that element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """A file of the page's own: style, script or drawing."""
     return (files("traincast.app.pages") / "assets" / name).read_text(encoding="utf-8").strip()
 
 
-def _hashes(texts: Sequence[str]) -> str:
+def _hash_scripts(texts: Sequence[str]) -> str:
     digests = [b64encode(sha256(text.encode()).digest()).decode() for text in texts]
     return " ".join(f"'sha256-{digest}'" for digest in digests)

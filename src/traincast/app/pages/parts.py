@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from traincast.app.pages.elements import Html, bar, folded, items, joined, paragraph, safe, stack, table
+from traincast.app.pages.elements import (
+    Html,
+    escape_html,
+    fold_block,
+    join_blocks,
+    make_bar,
+    make_list,
+    make_paragraph,
+    make_stack,
+    make_table,
+)
 from traincast.utils.display.text import format_milliseconds
 
 _INSIDE, _MOSTLY = 0.05, 0.5  # shares of kernel time outside of measurements: below the first none to speak of
@@ -14,16 +24,16 @@ _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has 
 NO_PRICE = "No price of a GPU was given, so there are no dollars here."
 
 
-def number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms per step") -> Html:
+def make_number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms per step") -> Html:
     """The time of a step, large, and its interval below."""
-    large = Html(f'<p class="answer">{format_milliseconds(seconds)} <small>{safe(unit)}</small></p>')
+    large = Html(f'<p class="answer">{format_milliseconds(seconds)} <small>{escape_html(unit)}</small></p>')
     if interval is None:
         return large
     low, high = (format_milliseconds(limit) for limit in interval)
-    return joined([large, paragraph(f"90 % interval: {low} to {high} ms", "interval")])
+    return join_blocks([large, make_paragraph(f"90 % interval: {low} to {high} ms", "interval")])
 
 
-def verdict_html(outside: float, estimated: float = 0.0) -> Html:
+def make_verdict_html(outside: float, estimated: float = 0.0) -> Html:
     """What the number rests on, in a word and a line: shares of kernel time outside of what was measured, and of ops
     that nobody modelled."""
     beyond = outside + estimated
@@ -36,22 +46,22 @@ def verdict_html(outside: float, estimated: float = 0.0) -> Html:
         f"{max(1 - beyond, 0):.0%} of the kernel time is of sizes and devices that were measured, {outside:.0%} is "
         f"outside of what the kernel models were fitted on{rest}."
     )
-    return joined([paragraph(word, "verdict"), paragraph(line, "note")])
+    return join_blocks([make_paragraph(word, "verdict"), make_paragraph(line, "note")])
 
 
-def warnings_html(warnings: Iterable[str]) -> Html:
+def make_warnings_html(warnings: Iterable[str]) -> Html:
     """Warnings of a result, or nothing."""
-    return items(warnings, "warnings")
+    return make_list(warnings, "warnings")
 
 
-def step_stack(parts: Sequence[tuple[str, float]], whole: float, label: str) -> Html:
+def make_step_stack(parts: Sequence[tuple[str, float]], whole: float, label: str) -> Html:
     """Parts of a step (seconds) side by side."""
     whole = whole or 1.0
     shown = [(name, seconds, f"{format_milliseconds(seconds)} ms, {seconds / whole:.0%}") for name, seconds in parts]
-    return stack(shown, label)
+    return make_stack(shown, label)
 
 
-def seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: int = 15) -> Html:
+def make_seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: int = 15) -> Html:
     """Names with their seconds, longest first, as milliseconds, shares and bars; the rest in one line."""
     ranked = sorted(seconds.items(), key=lambda item: -item[1])
     shown, rest = ranked[:most], ranked[most:]
@@ -59,32 +69,32 @@ def seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: i
         shown.append((f"{len(rest)} more", sum(length for _, length in rest)))
     whole = sum(seconds.values()) or 1.0
     longest = max((length for _, length in shown), default=0.0) or 1.0
-    rows = [(name, format_milliseconds(s), f"{s / whole:.1%}", bar(s / longest)) for name, s in shown]
-    return table((what, "ms", "share", ""), rows, right=(1, 2), caption=caption)
+    rows = [(name, format_milliseconds(s), f"{s / whole:.1%}", make_bar(s / longest)) for name, s in shown]
+    return make_table((what, "ms", "share", ""), rows, right=(1, 2), caption=caption)
 
 
-def records_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Html:
+def make_records_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Html:
     """Plain rows as a table: columns as they come, numbers to five digits; what is too long for a page is cut."""
     header = list(dict.fromkeys(column for row in rows for column in row))
     shown = rows[:_MOST_ROWS]
     numbers = [at for at, name in enumerate(header) if any(_is_number(row.get(name)) for row in shown)]
-    cells = [[_cell(row.get(name)) for name in header] for row in shown]
+    cells = [[_format_cell(row.get(name)) for name in header] for row in shown]
     more = f" (the first {_MOST_ROWS} of {len(rows)})" if len(rows) > len(shown) else ""
     titles = [name.replace("_", " ") for name in header]
-    return table(titles, cells, right=numbers, caption=f"{caption}{more}")
+    return make_table(titles, cells, right=numbers, caption=f"{caption}{more}")
 
 
-def folded_records(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
+def fold_records(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
     """Tables of a result, each behind its name."""
     named = [(name.replace("_", " "), rows) for name, rows in records.items() if rows]
-    return joined(folded(f"{name} ({len(rows)})", records_table(rows, name)) for name, rows in named)
+    return join_blocks(fold_block(f"{name} ({len(rows)})", make_records_table(rows, name)) for name, rows in named)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

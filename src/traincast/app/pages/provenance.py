@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traincast.app.pages.elements import Html, facts, folded, items, joined, table
+from traincast.app.pages.elements import Html, fold_block, join_blocks, make_facts, make_list, make_table
 from traincast.app.pages.page import Section
 from traincast.costs.host.profile import load_host_profile
 from traincast.costs.kernels.families import BY_NAME, PROFILES
@@ -19,32 +19,34 @@ from traincast.utils.version import __version__
 _GIT_SECONDS = 2  # longer than any repository takes to name its commit
 
 
-def provenance_section(families: Collection[str], platform: Platform, host_profile: str) -> Section:
+def make_provenance_section(families: Collection[str], platform: Platform, host_profile: str) -> Section:
     """Which rows, software and commit the kernel times, the host's and the links come from."""
-    rows = [row for family in families for row in _family_rows(family, platform.device.key)]
-    measured = table(
+    rows = [row for family in families for row in _list_family_rows(family, platform.device.key)]
+    measured = make_table(
         ("kernels", "measured in", "on this device", "rows fitted", "held out", "error on those, %"), rows,
         right=(3, 4, 5), caption="Measurements that the kernel models were fitted on",
     )  # fmt: skip
     device, host = platform.device, load_host_profile(host_profile)
     known = [
         ("Device", f"{device.name}: {device.source}"),
-        ("Host profile", f"{host.name}: {_host_source(host.provenance)}"),
+        ("Host profile", f"{host.name}: {_describe_host_source(host.provenance)}"),
         ("Links", platform.assumed or ("of the node as described" if platform.topology else "one GPU, none used")),
-        ("Software", f"traincast {__version__}{_commit_text()}"),
+        ("Software", f"traincast {__version__}{_format_commit()}"),
     ]
     return Section(
-        key="provenance", title="What stands behind it", html=joined([facts(known), measured, _sources(families)])
+        key="provenance",
+        title="What stands behind it",
+        html=join_blocks([make_facts(known), measured, _list_sources(families)]),
     )
 
 
-def software_section(pairs: Iterable[tuple[str, str]]) -> Section:
+def make_software_section(pairs: Iterable[tuple[str, str]]) -> Section:
     """The same of a result without kernel models: what was read, and the code."""
-    known = [*pairs, ("Software", f"traincast {__version__}{_commit_text()}")]
-    return Section(key="provenance", title="What stands behind it", html=facts(known))
+    known = [*pairs, ("Software", f"traincast {__version__}{_format_commit()}")]
+    return Section(key="provenance", title="What stands behind it", html=make_facts(known))
 
 
-def _family_rows(family: str, device: str) -> list[tuple[str, ...]]:
+def _list_family_rows(family: str, device: str) -> list[tuple[str, ...]]:
     """The tables of one family; rows and errors are those of each, or of all together where only that is known."""
     if family not in BY_NAME:
         return []
@@ -52,60 +54,62 @@ def _family_rows(family: str, device: str) -> list[tuple[str, ...]]:
     if not record.profile:
         source = "collectives measured on nodes" if family == "collective" else "first principles"
         return [(family, source, "", "", "", "")]
-    known = _profile(record.profile)
+    known = _describe_profile(record.profile)
     files = known.get("files", {})
     entries = files if isinstance(files, dict) else {", ".join(files): known}
-    here = "yes" if device in measured_devices(family) else "no"
+    here = "yes" if device in list_measured_devices(family) else "no"
     return [
-        (family, name, here, _count(entry.get("rows_fitted")), _count(entry.get("rows_held_out")),
-         _percent(entry.get("mean_error_percent_held_out")))
+        (family, name, here, _format_count(entry.get("rows_fitted")), _format_count(entry.get("rows_held_out")),
+         _format_percent(entry.get("mean_error_percent_held_out")))
         for name, entry in entries.items() if isinstance(entry, dict)
     ]  # fmt: skip
 
 
-def _sources(families: Iterable[str]) -> Html:
+def _list_sources(families: Iterable[str]) -> Html:
     """The repositories that measurements came from, with their commits and licences, each once."""
     profiles = dict.fromkeys(BY_NAME[family].profile for family in families if family in BY_NAME)
-    named = dict.fromkeys(str(source) for name in profiles if name for source in _profile(name).get("sources", ()))
-    return folded(f"sources ({len(named)})", items(named))
+    named = dict.fromkeys(
+        str(source) for name in profiles if name for source in _describe_profile(name).get("sources", ())
+    )
+    return fold_block(f"sources ({len(named)})", make_list(named))
 
 
-def measured_devices(family: str) -> frozenset[str]:
+def list_measured_devices(family: str) -> frozenset[str]:
     """Keys of the devices whose kernels of this family were measured for its model."""
     record = BY_NAME.get(family)
-    known = _profile(record.profile).get("devices", ()) if record and record.profile else ()
+    known = _describe_profile(record.profile).get("devices", ()) if record and record.profile else ()
     lists = known.values() if isinstance(known, dict) else [known]
     return frozenset(str(key) for keys in lists for key in (keys if isinstance(keys, list | dict) else [keys]))
 
 
-def _count(value: Any) -> str:
+def _format_count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
 
 
-def _percent(value: Any) -> str:
+def _format_percent(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, int | float) else ""
 
 
 @cache
-def _profile(name: str) -> dict[str, Any]:
+def _describe_profile(name: str) -> dict[str, Any]:
     """What is written alongside a shipped profile about where it comes from."""
     document: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
     return document
 
 
-def _host_source(provenance: Mapping[str, Any]) -> str:
+def _describe_host_source(provenance: Mapping[str, Any]) -> str:
     """The profile's own words on its host and date."""
     words = [str(provenance[name]) for name in ("host", "cpu", "date") if name in provenance]
     return ", ".join(words) or "see its file"
 
 
-def _commit_text() -> str:
-    commit = _commit()
+def _format_commit() -> str:
+    commit = _read_commit()
     return f", commit {commit}" if commit else ""
 
 
 @cache
-def _commit() -> str:
+def _read_commit() -> str:
     """The commit of a source checkout ("": installed from a wheel, or git is not there)."""
     root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():

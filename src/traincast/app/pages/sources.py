@@ -25,27 +25,27 @@ def is_trace(source: str) -> bool:
         path = Path(source)
         if source.strip() and path.is_dir():
             return True
-        return source.endswith(SUFFIXES) and path.is_file() and not _OTHER.search(_begin(path))
+        return source.endswith(SUFFIXES) and path.is_file() and not _OTHER.search(_read_start(path))
     return False
 
 
 def is_evaluation(source: str) -> bool:
     """Whether a name is that of a file which 'evaluate' wrote as JSON."""
-    return _begins(source, _EVALUATION)
+    return _matches_start(source, _EVALUATION)
 
 
 def is_sweep(source: str) -> bool:
     """Whether a name is that of a file which 'sweep' wrote as JSON."""
-    return _begins(source, _SWEEP)
+    return _matches_start(source, _SWEEP)
 
 
-def _begins(source: str, how: re.Pattern[bytes]) -> bool:
+def _matches_start(source: str, how: re.Pattern[bytes]) -> bool:
     with suppress(OSError, ValueError):
-        return source.endswith(".json") and Path(source).is_file() and how.match(_begin(Path(source))) is not None
+        return source.endswith(".json") and Path(source).is_file() and how.match(_read_start(Path(source))) is not None
     return False
 
 
-def _begin(path: Path) -> bytes:
+def _read_start(path: Path) -> bytes:
     """The first bytes of a file, unpacked; what cannot be read has none, and its reader says what is wrong with it."""
     try:
         source = ByteSource(path)

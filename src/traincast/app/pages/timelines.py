@@ -40,17 +40,19 @@ class _Words:
         return self.number.setdefault(word, len(self.number))
 
 
-def timeline_data(document: dict[str, Any], *, skipped: Sequence[str] = (), most: int | None = None) -> dict[str, Any]:
+def make_timeline_data(
+    document: dict[str, Any], *, skipped: Sequence[str] = (), most: int | None = None
+) -> dict[str, Any]:
     """The tracks of a Chrome trace document, with its critical path told apart; tracks of an origin in `skipped`
     (such as "replayed") are left out, and of more than `most` slices the shortest. Times become nanoseconds from the
     first slice."""
     events = document["traceEvents"]
-    tracks, path = _tracks(events, skipped)
+    tracks, path = _list_tracks(events, skipped)
     begin = min((s["ts"] for track in tracks for s in track.slices), default=0.0)
-    limit, left_out = _shortest_shown([s["dur"] for track in tracks for s in track.slices], most or MOST_SLICES)
+    limit, left_out = _find_shortest_shown([s["dur"] for track in tracks for s in track.slices], most or MOST_SLICES)
     words, kinds = _Words(), _Words()
-    shown = [_columns(track, begin, limit, words, kinds) for track in tracks]
-    segments = _segments(path, tracks, begin, words)
+    shown = [_make_columns(track, begin, limit, words, kinds) for track in tracks]
+    segments = _list_segments(path, tracks, begin, words)
     ends = [start + length for _, start, length, _ in segments] + [max(track["end"], 0) for track in shown]
     return {
         "type": "timeline", "tracks": shown, "names": list(words.number), "kinds": list(kinds.number),
@@ -58,7 +60,7 @@ def timeline_data(document: dict[str, Any], *, skipped: Sequence[str] = (), most
     }  # fmt: skip
 
 
-def _tracks(events: Iterable[Event], skipped: Sequence[str]) -> tuple[list[_Track], list[tuple[str, Event]]]:
+def _list_tracks(events: Iterable[Event], skipped: Sequence[str]) -> tuple[list[_Track], list[tuple[str, Event]]]:
     """Tracks in reading order (rank; host before device; a stream measured, then predicted), and the path's slices
     with their rank."""
     events = list(events)
@@ -84,7 +86,7 @@ def _tracks(events: Iterable[Event], skipped: Sequence[str]) -> tuple[list[_Trac
     return [track for _, track in order], path
 
 
-def _shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, int]:
+def _find_shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, int]:
     """The length from which slices are shown, and how many are left out."""
     if len(lengths) <= most:
         return -1.0, 0
@@ -92,7 +94,7 @@ def _shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, int]:
     return limit, sum(length < limit for length in lengths)
 
 
-def _columns(track: _Track, begin: float, limit: float, words: _Words, kinds: _Words) -> dict[str, Any]:
+def _make_columns(track: _Track, begin: float, limit: float, words: _Words, kinds: _Words) -> dict[str, Any]:
     slices = sorted((s for s in track.slices if s["dur"] >= limit), key=lambda s: (s["ts"], -s["dur"]))
     starts = [round(_NS * (s["ts"] - begin)) for s in slices]
     lengths = [round(_NS * s["dur"]) for s in slices]
@@ -102,44 +104,44 @@ def _columns(track: _Track, begin: float, limit: float, words: _Words, kinds: _W
         "start": np.diff(starts, prepend=0).tolist() if starts else [],
         "length": lengths,
         "name": [words.of(s["name"]) for s in slices],
-        "kind": [kinds.of("host" if track.side == "host" else _kind(s)) for s in slices],
-        "detail": [words.of(_detail(s)) for s in slices],
+        "kind": [kinds.of("host" if track.side == "host" else _find_kind(s)) for s in slices],
+        "detail": [words.of(_describe_slice(s)) for s in slices],
         "end": max((start + length for start, length in zip(starts, lengths, strict=True)), default=0),
     }  # fmt: skip
 
 
-def _kind(event: Event) -> str:
+def _find_kind(event: Event) -> str:
     """The family of a kernel; measured ones are told by their names."""
     return find_kernel_family(event["name"]) if event["cat"] == "kernel" else str(event["cat"])
 
 
-def _detail(event: Event) -> str:
+def _describe_slice(event: Event) -> str:
     """What else is known of a slice: its op and sizes."""
     return ", ".join(f"{name} {value}" for name, value in event.get("args", {}).items())
 
 
-def _segments(path: list[tuple[str, Event]], tracks: list[_Track], begin: float, words: _Words) -> list[list[int]]:
+def _list_segments(path: list[tuple[str, Event]], tracks: list[_Track], begin: float, words: _Words) -> list[list[int]]:
     """Where the path runs: [track, start, length, name], the track that has a slice there of the path's side."""
-    spans = [_spans(track) for track in tracks]
+    spans = [_list_spans(track) for track in tracks]
     over_ranks = [slice_ for slice_ in path if not slice_[0]]
     segments = []
     for rank, event in over_ranks or path:
-        owner, label = _place(rank, event)
+        owner, label = _find_place(rank, event)
         wanted = "host" if label.startswith("host") else "device"
         middle = event["ts"] + event["dur"] / 2
         fitting = [
             number
             for number, track in enumerate(tracks)
-            if track.side == wanted and track.origin != "predicted" and _same_rank(owner, track.rank)
+            if track.side == wanted and track.origin != "predicted" and _is_same_rank(owner, track.rank)
         ]
-        covering = [number for number in fitting if _covers(spans[number], middle)]
+        covering = [number for number in fitting if _is_covered(spans[number], middle)]
         if fitting:
             start, length = round(_NS * (event["ts"] - begin)), round(_NS * event["dur"])
             segments.append([(covering or fitting)[0], start, length, words.of(label)])
     return segments
 
 
-def _place(rank: str, event: Event) -> tuple[str, str]:
+def _find_place(rank: str, event: Event) -> tuple[str, str]:
     """The rank that a slice of the path is on ("" where there is one rank only), and its label without it."""
     if rank:
         return rank, event["name"]
@@ -147,17 +149,17 @@ def _place(rank: str, event: Event) -> tuple[str, str]:
     return (match[1], event["name"][match.end() :]) if match else ("", event["name"])
 
 
-def _same_rank(owner: str, rank: str) -> bool:
+def _is_same_rank(owner: str, rank: str) -> bool:
     """Whether tracks called `rank` ("rank 0 and 3 like it") are those of the path's rank."""
     return rank.partition(" and ")[0] == owner
 
 
-def _spans(track: _Track) -> tuple[Any, Any]:
+def _list_spans(track: _Track) -> tuple[Any, Any]:
     starts = np.array(sorted((s["ts"], s["ts"] + s["dur"]) for s in track.slices)).reshape(-1, 2)
     return starts[:, 0], np.maximum.accumulate(starts[:, 1]) if len(starts) else starts[:, 1]
 
 
-def _covers(spans: tuple[Any, Any], moment: float) -> bool:
+def _is_covered(spans: tuple[Any, Any], moment: float) -> bool:
     """Whether some slice is open at a moment (or one before it still is)."""
     at = int(np.searchsorted(spans[0], moment, side="right")) - 1
     return at >= 0 and bool(spans[1][at] >= moment)

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from traincast.app.pages.comparison import against_page
-from traincast.app.pages.curves import scaling_page
-from traincast.app.pages.decisions import advice_page, sweep_page, what_if_page, what_if_rows, what_ifs_html
-from traincast.app.pages.elements import joined
-from traincast.app.pages.layouts import plan_page
-from traincast.app.pages.measured import trace_page
-from traincast.app.pages.page import MOST_BYTES, Page, Section, page_html
-from traincast.app.pages.parts import folded_records
-from traincast.app.pages.prediction import prediction_page
-from traincast.app.pages.provenance import software_section
-from traincast.app.pages.sharded import sharding_page
+from traincast.app.pages.comparison import make_comparison_page
+from traincast.app.pages.curves import make_scaling_page
+from traincast.app.pages.decisions import (
+    make_advice_page,
+    make_sweep_page,
+    make_what_if_page,
+    make_what_ifs_html,
+    try_usual_edits,
+)
+from traincast.app.pages.elements import join_blocks
+from traincast.app.pages.layouts import make_plan_page
+from traincast.app.pages.measured import make_trace_page
+from traincast.app.pages.page import MOST_BYTES, Page, Section, render_page
+from traincast.app.pages.parts import fold_records
+from traincast.app.pages.prediction import make_prediction_page
+from traincast.app.pages.provenance import make_software_section
+from traincast.app.pages.sharded import make_sharding_page
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.what_if.advice import Advice
@@ -61,24 +67,24 @@ class DrawsPage(Protocol):
 
 
 _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
-    Prediction: prediction_page,
-    TraceReport: trace_page,
-    ScalingCurve: scaling_page,
-    Plan: plan_page,
-    ShardingResult: sharding_page,
-    WhatIf: what_if_page,
-    Advice: advice_page,
-    SweepResult: sweep_page,
+    Prediction: make_prediction_page,
+    TraceReport: make_trace_page,
+    ScalingCurve: make_scaling_page,
+    Plan: make_plan_page,
+    ShardingResult: make_sharding_page,
+    WhatIf: make_what_if_page,
+    Advice: make_advice_page,
+    SweepResult: make_sweep_page,
 }
 
 
-def page_of(result: Result, price: float | None = None, against: TraceReport | None = None) -> Page:
+def make_page(result: Result, price: float | None = None, against: TraceReport | None = None) -> Page:
     """The page of any answer; `price` is dollars of a GPU and hour, `against` the traced run before. Answers of other
     distributions draw theirs by `to_page(price)`; those without a page of their own get tables."""
     if against is not None:
         if not isinstance(result, TraceReport):
             raise TraincastError("`against` compares traced runs; give a trace")
-        return against_page(against, result)
+        return make_comparison_page(against, result)
     if price is not None and not 0 <= price < 1e6:
         raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
     make = _PAGES.get(type(result))
@@ -86,32 +92,32 @@ def page_of(result: Result, price: float | None = None, against: TraceReport | N
         return make(result, price)
     if isinstance(result, DrawsPage):
         return result.to_page(price)
-    return _plain_page(result)
+    return _make_plain_page(result)
 
 
-def with_what_ifs(page: Page, result: Result, price: float | None) -> Page:
+def add_what_ifs(page: Page, result: Result, price: float | None) -> Page:
     """The page of a prediction with a few what-ifs below what it costs; other pages as they are."""
     if not isinstance(result, Prediction) or result.platform.device.is_cpu:  # edits are of GPUs
         return page
-    added = what_ifs_html(what_if_rows(result, price))
+    added = make_what_ifs_html(try_usual_edits(result, price))
     title = "What it costs, what if"
     sections = [
-        replace(section, title=title, html=joined([section.html, added])) if section.key == "money" else section
+        replace(section, title=title, html=join_blocks([section.html, added])) if section.key == "money" else section
         for section in page.sections
     ]
     return replace(page, sections=sections)
 
 
-def _plain_page(result: Result) -> Page:
+def _make_plain_page(result: Result) -> Page:
     title, _, rest = result.headline().partition("\n")
-    html = folded_records(result.records())
+    html = fold_records(result.records())
     return Page(title=title, subtitle=rest, sections=[
-        Section(key="answer", title=type(result).__name__, html=html), software_section([])])  # fmt: skip
+        Section(key="answer", title=type(result).__name__, html=html), make_software_section([])])  # fmt: skip
 
 
 def write_page(page: Page, out: Path) -> WrittenPage:
     """Writes a page, whole or not at all."""
-    data = page_html(page).encode()
+    data = render_page(page).encode()
     if len(data) > MOST_BYTES:
         raise TraincastError(
             f"the report would be {len(data) / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; give fewer GPUs or a "

@@ -29,7 +29,7 @@ OVERHEAD_NAMES = {
 """What the types of overhead are called on pages."""
 
 
-def attribution_text(device: str, attribution: Attribution) -> str:
+def format_attribution(device: str, attribution: Attribution) -> str:
     """Steps with the shares of their error, kernels by family and op, overheads by type and op; `device` is what the
     trace was measured on ("" where it does not say)."""
     own = attribution.host_profile == OWN_HOST
@@ -44,36 +44,36 @@ def attribution_text(device: str, attribution: Attribution) -> str:
         f"{len(attribution.steps)} steps",
         *measured_on,
         *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
-        _steps(attribution),
+        _format_steps(attribution),
         f"  when it goes on, host and device settled: {format_milliseconds(attribution.steady)} ms per step",
         "",
         "Kernels, per step",
-        _families(attribution),
+        _format_families(attribution),
         "",
-        *_ops(attribution),
-        *_kept(attribution),
+        *_format_ops(attribution),
+        *_format_kept(attribution),
     ]
-    return "\n".join(lines if own else [*lines, "", *_host(attribution)])
+    return "\n".join(lines if own else [*lines, "", *_format_host(attribution)])
 
 
-def _host(attribution: Attribution) -> list[str]:
+def _format_host(attribution: Attribution) -> list[str]:
     return [
         "Host time, per step, the profiler's cost included",
-        _types(attribution),
-        *_set_up(attribution),
+        _format_types(attribution),
+        *_format_set_up(attribution),
         "",
-        *_host_ops(attribution),
+        *_format_host_ops(attribution),
     ]
 
 
-def _set_up(attribution: Attribution) -> list[str]:
+def _format_set_up(attribution: Attribution) -> list[str]:
     """Where the host time arose that is far longer than any overhead."""
     kept = sorted((-m, op) for (kind, op), (m, _) in attribution.sum_host_by_op().items() if kind == SET_UP)
     named = ", ".join(f"{op or 'between ops'} {format_milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
     return [f"  more than 1 ms at once, which no overhead takes: {named}"] if kept else []
 
 
-def _steps(attribution: Attribution) -> str:
+def _format_steps(attribution: Attribution) -> str:
     """The shares of each step's error; where the host profile was scaled, also the error without that."""
     header = ("step", "measured ms", "predicted ms", "error", "= walk", "+ kernels", "+ overheads", "host as shipped")
     columns = len(header) - (attribution.host_scale == 1.0)
@@ -89,36 +89,36 @@ def _steps(attribution: Attribution) -> str:
     return f"{shown}\n  {rest} more in the JSON" if rest else shown
 
 
-def _error(pair: Pair) -> str:
+def _format_error(pair: Pair) -> str:
     return f"{pair[1] / pair[0] - 1:+.0%}" if pair[0] > 0 else "-"
 
 
-def _signed(seconds: float) -> str:
+def _format_signed(seconds: float) -> str:
     return f"{1e3 * seconds:+.2f}"
 
 
-def _families(attribution: Attribution) -> str:
+def _format_families(attribution: Attribution) -> str:
     header = ("family", "measured ms", "predicted ms", "error", "changes the step by ms")
     rows = [
         (
             name,
             format_milliseconds(pair[0]),
             format_milliseconds(pair[1]),
-            _error(pair),
-            _signed(attribution.change_by_family.get(name, 0.0)),
+            _format_error(pair),
+            _format_signed(attribution.change_by_family.get(name, 0.0)),
         )
         for name, pair in attribution.sum_by_family().items()
     ]
     return format_table(header, rows, right=(1, 2, 3, 4))
 
 
-def _ops(attribution: Attribution) -> list[str]:
+def _format_ops(attribution: Attribution) -> list[str]:
     shown = sorted(attribution.sum_by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_TOP]
-    rows = [(name[:48], format_milliseconds(p[0]), format_milliseconds(p[1]), _error(p)) for name, p in shown]
+    rows = [(name[:48], format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p)) for name, p in shown]
     return [format_table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
 
 
-def _kept(attribution: Attribution) -> list[str]:
+def _format_kept(attribution: Attribution) -> list[str]:
     """What was not predicted from shapes, and how much of the device time that is."""
     lines = []
     total = float(attribution.kernels.measured.sum())
@@ -134,14 +134,14 @@ def _kept(attribution: Attribution) -> list[str]:
     return lines
 
 
-def _types(attribution: Attribution) -> str:
+def _format_types(attribution: Attribution) -> str:
     rows = [
         (
             OVERHEAD_NAMES[kind],
             format_milliseconds(p[0]),
             format_milliseconds(p[1]),
-            _error(p),
-            _signed(attribution.change_by_type.get(kind, 0.0)),
+            _format_error(p),
+            _format_signed(attribution.change_by_type.get(kind, 0.0)),
         )
         for kind, p in attribution.sum_by_type().items()
         if any(p)
@@ -151,10 +151,10 @@ def _types(attribution: Attribution) -> str:
     )
 
 
-def _host_ops(attribution: Attribution) -> list[str]:
+def _format_host_ops(attribution: Attribution) -> list[str]:
     shown = list(attribution.sum_host_by_op().items())[:_TOP]
     rows = [
-        (kind, op[:48] or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _error(p))
+        (kind, op[:48] or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
         for (kind, op), p in shown
     ]
     return [

@@ -7,7 +7,7 @@ from traincast.simulator.scenario.platforms import PlatformList
 from traincast.utils.display.text import format_count, format_table
 
 
-def models_text(models: ModelList) -> str:
+def format_models(models: ModelList) -> str:
     """One line per model."""
     rows = [
         (
@@ -25,7 +25,7 @@ def models_text(models: ModelList) -> str:
     return format_table(header, rows, right=(1, 2, 3, 4, 5))
 
 
-def coverage_text(ops: CoverageList) -> str:
+def format_coverage(ops: CoverageList) -> str:
     """One line per model and op."""
     rows = [
         (model, op.name, str(op.count), str(op.launches), "yes" if op.lowered else "estimated") for model, op in ops
@@ -33,7 +33,7 @@ def coverage_text(ops: CoverageList) -> str:
     return format_table(("model", "op", "count", "kernels", "lowered"), rows, right=(2, 3))
 
 
-def platforms_text(platforms: PlatformList) -> str:
+def format_platforms(platforms: PlatformList) -> str:
     """One line per platform."""
     header = ("platform", "device", "GPUs", "memory GB", "DRAM GB/s", "fp32 TFLOPS", "bf16 TFLOPS", "SM MHz")
     rows = [

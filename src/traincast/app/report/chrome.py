@@ -11,28 +11,28 @@ _MOST_RANKS = 32  # a trace of a thousand ranks is larger than any viewer opens
 _CRITICAL = 0  # its process number; ranks count from 1
 
 
-def chrome_trace(prediction: Prediction) -> dict[str, Any]:
+def make_chrome_trace(prediction: Prediction) -> dict[str, Any]:
     """The trace document; Perfetto and chrome://tracing open it. Times are microseconds from the step's start.
 
     Ranks that do the same are shown once; of many that differ, those on the critical path and then the first ones.
     """
-    shown = _shown(prediction)
+    shown = _choose_ranks(prediction)
     timelines = {c: prediction.walk.timeline(c) for c in shown}
     start = min(timeline.origin for timeline in timelines.values())
     events: list[dict[str, Any]] = []
     for number, (c, timeline) in enumerate(timelines.items()):
-        events += _Rank(timeline, start, number, _name(prediction, c)).events()
-    events += _critical(prediction, start, order=2 * len(shown))
+        events += _Rank(timeline, start, number, _name_rank(prediction, c)).events()
+    events += _make_critical_path(prediction, start, order=2 * len(shown))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _shown(prediction: Prediction) -> list[int]:
+def _choose_ranks(prediction: Prediction) -> list[int]:
     on_path = {part.rank for part in prediction.path}
     classes = sorted(range(len(prediction.ranks)), key=lambda c: (prediction.ranks[c].ranks[0] not in on_path, c))
     return sorted(classes[:_MOST_RANKS])
 
 
-def _name(prediction: Prediction, c: int) -> str:
+def _name_rank(prediction: Prediction, c: int) -> str:
     """What goes before "host" and "device" in the names of a rank's processes."""
     if prediction.gpus == 1:
         return ""
@@ -40,14 +40,14 @@ def _name(prediction: Prediction, c: int) -> str:
     return f"rank {ranks[0]}" + (f" and {len(ranks) - 1} like it: " if len(ranks) > 1 else ": ")
 
 
-def _process(pid: int, name: str, order: int) -> list[dict[str, Any]]:
+def _make_process(pid: int, name: str, order: int) -> list[dict[str, Any]]:
     return [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}},
     ]
 
 
-def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
+def _make_thread(pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
@@ -68,13 +68,13 @@ class _Rank:
     def _names(self) -> list[dict[str, Any]]:
         schedule = self.timeline.schedule
         return [
-            *_process(self.host, f"{self.name}host", 2 * self.number),
-            *_process(self.device, f"{self.name}device", 2 * self.number + 1),
+            *_make_process(self.host, f"{self.name}host", 2 * self.number),
+            *_make_process(self.device, f"{self.name}device", 2 * self.number + 1),
             *(
-                _thread(self.host, t, f"thread {t}" + (" (autograd)" if t == 1 else ""))
+                _make_thread(self.host, t, f"thread {t}" + (" (autograd)" if t == 1 else ""))
                 for t in range(schedule.num_threads)
             ),
-            *(_thread(self.device, s, f"stream {s}") for s in range(schedule.num_streams)),
+            *(_make_thread(self.device, s, f"stream {s}") for s in range(schedule.num_streams)),
         ]
 
     def _host(self) -> list[dict[str, Any]]:
@@ -127,9 +127,9 @@ class _Rank:
         return events
 
 
-def _critical(prediction: Prediction, start: float, order: int) -> list[dict[str, Any]]:
+def _make_critical_path(prediction: Prediction, start: float, order: int) -> list[dict[str, Any]]:
     """The path as a process of its own; on several ranks every slice says on which it is."""
-    events = [*_process(_CRITICAL, "critical path", order), _thread(_CRITICAL, 0, "critical path")]
+    events = [*_make_process(_CRITICAL, "critical path", order), _make_thread(_CRITICAL, 0, "critical path")]
     for part in prediction.path:
         rank = f"rank {part.rank}: " if prediction.gpus > 1 else ""
         events.append(

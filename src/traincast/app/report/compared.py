@@ -9,7 +9,7 @@ from traincast.traces.replay.compare import Change, TraceComparison
 from traincast.utils.display.text import format_milliseconds, format_table
 
 
-def comparison_text(comparison: TraceComparison, top: int) -> str:
+def format_comparison(comparison: TraceComparison, top: int) -> str:
     """The step and its parts, then families, ops by shape and the host's time, at most `top` changes of each."""
     lines = [comparison.headline(), ""]
     for title, first, changes, shapes in (
@@ -18,14 +18,17 @@ def comparison_text(comparison: TraceComparison, top: int) -> str:
         ("Kernel time by op and shape", "op", comparison.ops, True),
         ("Host time by top-level op", "op", comparison.host, False),
     ):
-        lines += [f"{title}; ms of a step, the largest change first", _changes(first, changes[:top], shapes=shapes)]
+        lines += [
+            f"{title}; ms of a step, the largest change first",
+            _format_changes(first, changes[:top], shapes=shapes),
+        ]
         rest = sum(change.change for change in changes[top:])
         lines += [f"  {len(changes) - top} more change it by {1e3 * rest:+.3f} ms"] if len(changes) > top else []
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
-def _changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
+def _format_changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
     rows = [
         (
             PART_NAMES.get(c.name, c.name)[:40],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from functools import reduce
 
-from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, attribution_text
-from traincast.app.report.measured_path import path_text
-from traincast.app.report.measured_profile import format_communication, profile_text
-from traincast.app.report.measured_ranks import together_text
+from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, format_attribution
+from traincast.app.report.measured_path import format_path_shares
+from traincast.app.report.measured_profile import format_communication, format_profile
+from traincast.app.report.measured_ranks import format_together
 from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
 from traincast.traces.overheads.distribution import Distribution
 from traincast.traces.replay.results import RankReport, TraceReport
@@ -28,56 +28,62 @@ _WIDTH = 100  # letters of a line of notes
 
 def format_measured(report: TraceReport, top: int = TOP) -> str:
     """A page per rank, and the figures over ranks; at most `top` rows of each table."""
-    pages = [_rank_text(rank, top) for rank in report.ranks]
+    pages = [_format_rank(rank, top) for rank in report.ranks]
     if report.together:
-        pages.append(together_text(report.together, top))
+        pages.append(format_together(report.together, top))
     return "\n\n".join(pages)
 
 
-def _note(text: str) -> str:
+def _format_note(text: str) -> str:
     """A note in lines that a terminal shows whole."""
     return textwrap.fill(text, _WIDTH, initial_indent="  note: ", subsequent_indent="        ")
 
 
-def _rank_text(rank: RankReport, top: int) -> str:
+def _format_rank(rank: RankReport, top: int) -> str:
     linked = rank.linked
     title = f"Rank {rank.rank}: {linked.trace.path.name}"
     if linked.trace.device_name:
         title += f", {linked.trace.device_name}"
-    lines = [title, *map(_note, rank.notes), ""]
+    lines = [title, *map(_format_note, rank.notes), ""]
     lines += [
-        _steps_table(rank),
+        _format_steps(rank),
         "",
         "Where the median step goes",
-        *_parts(rank),
+        *_format_parts(rank),
     ]
     if len(linked.device):
-        lines += ["", *_top("Kernels", rank, "by_family", top)]
+        lines += ["", *_format_top("Kernels", rank, "by_family", top)]
     if any(step.by_op.keys() - {NO_OP} for step in rank.steps):
-        lines += ["", *_top("Ops", rank, "by_op", top)]
-    lines += profile_text(rank, top)
+        lines += ["", *_format_top("Ops", rank, "by_op", top)]
+    lines += format_profile(rank, top)
     if rank.overheads.table:
-        lines += ["", _overheads_table(rank)]
+        lines += ["", _format_overheads(rank)]
     if rank.collectives:
         lines += ["", format_communication(rank, top)]
     if rank.slowdowns:
-        lines += ["", "Alongside a collective, against the same kernels alone", _slowdowns_table(rank)]
+        lines += ["", "Alongside a collective, against the same kernels alone", _format_slowdowns(rank)]
     if rank.path.by_what:
-        lines += ["", path_text(rank.path)]
+        lines += ["", format_path_shares(rank.path)]
     if rank.attribution:
-        lines += ["", attribution_text(linked.trace.device_name, rank.attribution)]
+        lines += ["", format_attribution(linked.trace.device_name, rank.attribution)]
     return "\n".join(lines)
 
 
-def _steps_table(rank: RankReport) -> str:
+def _format_steps(rank: RankReport) -> str:
     header = ("step", "ms", "active", "idle", "exposed comm", "kernels", "replayed ms", "error")
     rows = [
         (
-            str(b.number), format_milliseconds(b.step), f"{_share(b.active, b):.0%}", f"{_share(b.idle, b):.0%}",
-            f"{b.eg_comm:.1%}", str(b.kernels), format_milliseconds(r.walked), f"{r.error:+.2%}",
+            str(b.number),
+            format_milliseconds(b.step),
+            f"{_divide_by_step(b.active, b):.0%}",
+            f"{_divide_by_step(b.idle, b):.0%}",
+            f"{b.eg_comm:.1%}",
+            str(b.kernels),
+            format_milliseconds(r.walked),
+            f"{r.error:+.2%}",
         )
         for b, r in zip(rank.steps[:MOST_STEPS], rank.replay.steps[:MOST_STEPS], strict=True)
-    ]  # fmt: skip
+    ]
     shown, rest = format_table(header, rows, right=range(8)), len(rank.steps) - len(rows)
     if not rest:
         return shown
@@ -86,37 +92,40 @@ def _steps_table(rank: RankReport) -> str:
     return f"{shown}\n  {rest} more in the JSON; of all: shortest {least}, median {middle}, longest {most} ms"
 
 
-def _share(seconds: float, step: StepBreakdown) -> float:
+def _divide_by_step(seconds: float, step: StepBreakdown) -> float:
     return seconds / step.step if step.step else 0.0
 
 
-def _parts(rank: RankReport) -> list[str]:
+def _format_parts(rank: RankReport) -> list[str]:
     step = rank.median_step
     left_out = REASONS[:-1] if step.not_recorded else REASONS[-1:]
     rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items() if name not in left_out]
     lines = [
-        f"  {label:<34} {format_milliseconds(s):>8} ms {_share(s, step):>4.0%}  {format_bar(_share(s, step))}"
+        f"  {label:<34} {format_milliseconds(s):>8} ms {_divide_by_step(s, step):>4.0%}  "
+        f"{format_bar(_divide_by_step(s, step))}"
         for label, s in rows
     ]
     most = [
         f"    {PART_NAMES[reason]}: most of it before {what[:60]}"
         for reason, what in step.evidence.items()
-        if _share(getattr(step, reason), step) >= _LEAST_EVIDENCE
+        if _divide_by_step(getattr(step, reason), step) >= _LEAST_EVIDENCE
     ]
     return [*lines, *most]
 
 
-def _top(title: str, rank: RankReport, attribute: str, top: int) -> list[str]:
+def _format_top(title: str, rank: RankReport, attribute: str, top: int) -> list[str]:
     step = rank.median_step
     totals: dict[str, float] = getattr(step, attribute)
     shown = list(totals.items())[:top]
     lines = [f"{title} (device time of the median step)"]
-    lines += [f"  {name[:40]:<40} {format_milliseconds(s):>8} ms  {format_bar(_share(s, step))}" for name, s in shown]
+    lines += [
+        f"  {name[:40]:<40} {format_milliseconds(s):>8} ms  {format_bar(_divide_by_step(s, step))}" for name, s in shown
+    ]
     rest = sum(list(totals.values())[top:])
     return [*lines, f"  {'the rest':<40} {format_milliseconds(rest):>8} ms"] if rest else lines
 
 
-def _overheads_table(rank: RankReport) -> str:
+def _format_overheads(rank: RankReport) -> str:
     header = ("host overhead", "per step ms", "count", "mean us", "median us", "p95 us", "most of it in")
     rows = []
     for kind, label in OVERHEAD_NAMES.items():
@@ -134,7 +143,7 @@ def _overheads_table(rank: RankReport) -> str:
     return format_table(header, rows, right=(1, 2, 3, 4, 5))
 
 
-def _slowdowns_table(rank: RankReport) -> str:
+def _format_slowdowns(rank: RankReport) -> str:
     rows = [
         (name, str(s.count), f"{s.ratio:.2f}", *(f"{quartile:.2f}" for quartile in s.quartiles))
         for name, s in rank.slowdowns.items()

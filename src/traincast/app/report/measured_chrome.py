@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.app.report.tracks import untangled
+from traincast.app.report.tracks import untangle_slices
 from traincast.traces.replay.path_together import RanksPath
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.traces.replay.steps import Replay
@@ -29,40 +29,40 @@ def make_measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
         predicted = rank.attribution.full if rank.attribution else None
         if report.together and report.together.prediction:
             predicted = report.together.prediction.full[index]
-        events += _shifted(_rank(rank, index, simulated, predicted), 1e6 * begin)
+        events += _shift_events(_make_rank(rank, index, simulated, predicted), 1e6 * begin)
     if together:
-        events += _collectives(report.ranks, together)
+        events += _list_collectives(report.ranks, together)
     if report.together and report.together.path:
-        events += _ranks_path(report.together.path, _PER_RANK * len(report.ranks))
-    return {"traceEvents": untangled(events), "displayTimeUnit": "ms"}
+        events += _make_ranks_path(report.together.path, _PER_RANK * len(report.ranks))
+    return {"traceEvents": untangle_slices(events), "displayTimeUnit": "ms"}
 
 
-def _rank(rank: RankReport, index: int, simulated: Replay, predicted: Replay | None) -> list[dict[str, Any]]:
+def _make_rank(rank: RankReport, index: int, simulated: Replay, predicted: Replay | None) -> list[dict[str, Any]]:
     tracks = (_HOST, _MEASURED, _REPLAYED, *((_PREDICTED,) if predicted else ()), _PATH)
     pids = {name: _PER_RANK * index + order for order, name in enumerate(tracks)}
-    events = [event for name, pid in pids.items() for event in _named(pid, f"rank {rank.rank}: {name}")]
+    events = [event for name, pid in pids.items() for event in _name_process(pid, f"rank {rank.rank}: {name}")]
     events += [
-        *_host(rank, pids[_HOST]),
+        *_list_host_ops(rank, pids[_HOST]),
         *_list_measured_kernels(rank, pids),
         *_list_simulated_kernels(rank, simulated, pids[_REPLAYED]),
     ]
     if predicted:
         events += _list_simulated_kernels(rank, predicted, pids[_PREDICTED])
-    return [*events, *_path(rank, pids[_PATH])]
+    return [*events, *_make_path(rank, pids[_PATH])]
 
 
-def _named(pid: int, name: str) -> list[dict[str, Any]]:
+def _name_process(pid: int, name: str) -> list[dict[str, Any]]:
     return [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}},
     ]
 
 
-def _shifted(events: list[dict[str, Any]], by_us: float) -> list[dict[str, Any]]:
+def _shift_events(events: list[dict[str, Any]], by_us: float) -> list[dict[str, Any]]:
     return [{**event, "ts": round(event["ts"] + by_us, 3)} if "ts" in event else event for event in events]
 
 
-def _collectives(ranks: Sequence[RankReport], together: RanksReplay) -> list[dict[str, Any]]:
+def _list_collectives(ranks: Sequence[RankReport], together: RanksReplay) -> list[dict[str, Any]]:
     """At the moment a collective's last rank comes, an arrow from it to every rank that waited."""
     begins = together.walked.schedule.begin
     events: list[dict[str, Any]] = []
@@ -82,16 +82,16 @@ def _collectives(ranks: Sequence[RankReport], together: RanksReplay) -> list[dic
     return events
 
 
-def _ranks_path(path: RanksPath, pid: int) -> list[dict[str, Any]]:
+def _make_ranks_path(path: RanksPath, pid: int) -> list[dict[str, Any]]:
     """The critical path over all ranks, a track of its own."""
     slices = [
-        _slice(pid, 0, f"rank {s.rank}, {s.what}: {s.name}", "critical", 1e6 * s.start, 1e6 * (s.end - s.start))
+        _make_slice(pid, 0, f"rank {s.rank}, {s.what}: {s.name}", "critical", 1e6 * s.start, 1e6 * (s.end - s.start))
         for s in path.segments
     ]
-    return [*_named(pid, "critical path over ranks"), *slices]
+    return [*_name_process(pid, "critical path over ranks"), *slices]
 
 
-def _slice(pid: int, tid: int, name: str, category: str, start_us: float, length_us: float) -> dict[str, Any]:
+def _make_slice(pid: int, tid: int, name: str, category: str, start_us: float, length_us: float) -> dict[str, Any]:
     """A slice whose start and end are rounded to nanoseconds, so that one that begins where another ends still does."""
     start, end = round(start_us, 3), round(start_us + length_us, 3)
     return {
@@ -99,10 +99,10 @@ def _slice(pid: int, tid: int, name: str, category: str, start_us: float, length
     }  # fmt: skip
 
 
-def _host(rank: RankReport, pid: int) -> list[dict[str, Any]]:
+def _list_host_ops(rank: RankReport, pid: int) -> list[dict[str, Any]]:
     linked, origin = rank.linked, rank.replay.origin
     slices = [
-        _slice(
+        _make_slice(
             pid,
             int(linked.thread[row]),
             linked.get_name(row),
@@ -113,7 +113,7 @@ def _host(rank: RankReport, pid: int) -> list[dict[str, Any]]:
         for row in linked.scopes.tolist()
     ]
     steps = [
-        _slice(pid, 1000, f"step {step.number}", "step", 1e-3 * (step.start - origin), 1e6 * step.seconds)
+        _make_slice(pid, 1000, f"step {step.number}", "step", 1e-3 * (step.start - origin), 1e6 * step.seconds)
         for step in linked.steps
     ]
     return [*steps, *slices]
@@ -126,7 +126,7 @@ def _list_measured_kernels(rank: RankReport, pids: dict[str, int]) -> list[dict[
     for row in linked.device.tolist():
         stream, start = int(linked.events["stream"][row]), 1e-3 * (int(linked.events["start"][row]) - origin)
         length = 1e-3 * int(linked.events["duration"][row])
-        events.append(_slice(pids[_MEASURED], stream, linked.get_name(row), "kernel", start, length))
+        events.append(_make_slice(pids[_MEASURED], stream, linked.get_name(row), "kernel", start, length))
         launch = int(linked.launch[row])
         if launch >= 0:
             flow = {"cat": "launch", "name": "launch", "id": (pids[_HOST] << 32) + row}
@@ -142,14 +142,16 @@ def _list_simulated_kernels(rank: RankReport, replay: Replay, pid: int) -> list[
     linked = rank.linked
     rows, starts, ends = replay.kernel_row.tolist(), replay.kernel_start.tolist(), replay.kernel_end.tolist()
     return [
-        _slice(pid, int(linked.events["stream"][row]), linked.get_name(row), "kernel", 1e6 * start, 1e6 * (end - start))
+        _make_slice(
+            pid, int(linked.events["stream"][row]), linked.get_name(row), "kernel", 1e6 * start, 1e6 * (end - start)
+        )
         for row, start, end in zip(rows, starts, ends, strict=True)
     ]
 
 
-def _path(rank: RankReport, pid: int) -> list[dict[str, Any]]:
+def _make_path(rank: RankReport, pid: int) -> list[dict[str, Any]]:
     """The critical path, a track of its own."""
     return [
-        _slice(pid, 0, f"{s.what}: {s.name}", "critical", 1e6 * s.start, 1e6 * (s.end - s.start))
+        _make_slice(pid, 0, f"{s.what}: {s.name}", "critical", 1e6 * s.start, 1e6 * (s.end - s.start))
         for s in rank.path.segments
     ]

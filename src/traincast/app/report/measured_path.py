@@ -12,18 +12,18 @@ _SHORT = 3  # parts of a path that a sentence names
 _LEAST_GAIN = 0.001  # what is less is shown as 0.0 %
 
 
-def path_text(path: PathReport) -> str:
+def format_path_shares(path: PathReport) -> str:
     """Shares of the path, and the steps' gain for everything that would bring one."""
     lines = ["Critical path (share of the steps' time, what would save most first)"]
     lines += [f"  {name:<40} {share:>6.1%}  {format_bar(share)}" for name, share in list(path.by_what.items())[:_TOP]]
     lines += ["  of which under these ops:"]
     ops = list(path.by_op.items())[:_TOP]
     lines += [f"    {(name or 'between ops')[:38]:<38} {share:>6.1%}" for name, share in ops]
-    lines += _taken_over(path)
-    return "\n".join([*lines, "", "Twice as fast, a step is shorter by", *gain_lines(path.faster, width=40)])
+    lines += _format_taken_over(path)
+    return "\n".join([*lines, "", "Twice as fast, a step is shorter by", *format_gains(path.faster, width=40)])
 
 
-def _taken_over(path: PathReport) -> list[str]:
+def _format_taken_over(path: PathReport) -> list[str]:
     """What else holds a step, where another path takes over as soon as the first part of this one gets faster."""
     if not path.after:
         return []
@@ -32,7 +32,7 @@ def _taken_over(path: PathReport) -> list[str]:
     return [f"  half the time for {what} gains {path.faster[what]:.1%} only: then another path holds ({after})"]
 
 
-def gain_lines(gains: Mapping[str, float], width: int) -> list[str]:
+def format_gains(gains: Mapping[str, float], width: int) -> list[str]:
     """What would bring how much, with names of at most `width` letters, and what would bring nothing."""
     lines = [
         f"  {name[:width]:<{width}} {gain:>6.1%}  {format_bar(gain)}"

@@ -33,49 +33,55 @@ class ProfileTable:
         return f"{rest} more in the JSON" if rest else ""
 
 
-def profile_text(rank: RankReport, top: int) -> list[str]:
+def format_profile(rank: RankReport, top: int) -> list[str]:
     """Every table that has rows, each with at most `top` of them; times are of one step."""
     lines = []
-    for shown in profile_cells(rank, top):
+    for shown in make_profile_tables(rank, top):
         rest = (f"  {line}" for line in (shown.note, shown.left_out) if line)
-        lines += ["", shown.title, _text(shown), *rest]
+        lines += ["", shown.title, _format_table(shown), *rest]
     return lines
 
 
-def _text(shown: ProfileTable) -> str:
+def _format_table(shown: ProfileTable) -> str:
     return format_table(shown.header, shown.rows, right=tuple(shown.right))
 
 
-def profile_cells(rank: RankReport, top: int) -> list[ProfileTable]:
+def make_profile_tables(rank: RankReport, top: int) -> list[ProfileTable]:
     """The tables of one rank that have rows, each with at most `top` of them; times are of one step."""
     profile, steps = rank.profile, len(rank.steps)
     tables = [
-        _kernels(profile, steps, top),
-        _rates(profile, steps, top),
-        _places("By module (forward)", profile.modules, steps, top),
-        _places("By annotation", profile.annotations, steps, top),
-        _graphs(profile, steps, top),
-        _launches(profile, top),
-        _memory(profile, top),
+        _make_kernels(profile, steps, top),
+        _make_rates(profile, steps, top),
+        _make_places("By module (forward)", profile.modules, steps, top),
+        _make_places("By annotation", profile.annotations, steps, top),
+        _make_graphs(profile, steps, top),
+        _make_launches(profile, top),
+        _make_memory(profile, top),
     ]
     return [shown for shown in tables if shown.count]
 
 
-def _kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+def _make_kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (k.name[:_NAME], k.family, _count(k.count / steps), f"{1e6 * k.mean:.1f}", format_milliseconds(k.total / steps),
-         f"{k.share:.1%}")
+        (
+            k.name[:_NAME],
+            k.family,
+            _format_count(k.count / steps),
+            f"{1e6 * k.mean:.1f}",
+            format_milliseconds(k.total / steps),
+            f"{k.share:.1%}",
+        )
         for k in profile.kernels[:top]
-    ]  # fmt: skip
+    ]
     header = ("kernel", "family", "count", "mean us", "ms", "share")
     return ProfileTable("Kernels with most time (per step)", header, rows, len(profile.kernels), range(2, 6))
 
 
-def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+def _make_rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (r.op[:32], r.shapes[:40], r.compute, _count(r.count / steps), f"{1e6 * r.mean:.1f}",
-         format_milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _percent(r.of_flops),
-         f"{r.tbytes:.2f}", _percent(r.of_bandwidth))
+        (r.op[:32], r.shapes[:40], r.compute, _format_count(r.count / steps), f"{1e6 * r.mean:.1f}",
+         format_milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _format_percent(r.of_flops),
+         f"{r.tbytes:.2f}", _format_percent(r.of_bandwidth))
         for r in profile.rates[:top]
     ]  # fmt: skip
     header = ("op", "shapes", "in", "count", "mean us", "ms", "TFLOP/s", "of peak", "TB/s", "of peak")
@@ -84,28 +90,34 @@ def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     return ProfileTable("Rates by op and shape", header, rows, len(profile.rates), range(3, 10), note)
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
     """Counts of a step need not be integers where steps differ: one digit is enough."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def _places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> ProfileTable:
+def _make_places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> ProfileTable:
     cells = [
-        (r.name[:_NAME], _count(r.count / steps), format_milliseconds(r.host / steps), _count(r.kernels / steps),
-         format_milliseconds(r.device / steps), format_milliseconds(r.own / steps))
+        (
+            r.name[:_NAME],
+            _format_count(r.count / steps),
+            format_milliseconds(r.host / steps),
+            _format_count(r.kernels / steps),
+            format_milliseconds(r.device / steps),
+            format_milliseconds(r.own / steps),
+        )
         for r in rows[:top]
-    ]  # fmt: skip
+    ]
     header = ("name", "count", "host ms", "kernels", "device ms", "itself ms")
     return ProfileTable(title, header, cells, len(rows), range(1, 6))
 
 
-def _graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+def _make_graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (g.name[:_NAME], _count(g.launches / steps), str(g.nodes), format_milliseconds(g.device / steps),
+        (g.name[:_NAME], _format_count(g.launches / steps), str(g.nodes), format_milliseconds(g.device / steps),
          format_milliseconds(g.span / steps), format_milliseconds(g.idle / steps))
         for g in profile.graphs[:top]
     ]  # fmt: skip
@@ -113,7 +125,7 @@ def _graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     return ProfileTable("Graphs", header, rows, len(profile.graphs), range(1, 6))
 
 
-def _launches(profile: ProfileTables, top: int) -> ProfileTable:
+def _make_launches(profile: ProfileTables, top: int) -> ProfileTable:
     rows = [
         (str(r.number), str(r.calls), f"{r.waiting_mean:.0f}", str(r.waiting_most), str(r.held),
          f"{1e6 * r.delay_median:.0f}", f"{1e6 * r.delay_p95:.0f}", f"{r.short}", format_milliseconds(r.short_seconds))
@@ -127,10 +139,10 @@ def _launches(profile: ProfileTables, top: int) -> ProfileTable:
     return ProfileTable(title, header, rows, len(profile.launches), range(9))
 
 
-def _memory(profile: ProfileTables, top: int) -> ProfileTable:
+def _make_memory(profile: ProfileTables, top: int) -> ProfileTable:
     rows = [
-        (str(r.number), str(r.device), _bytes(r.begin), _bytes(r.peak), _bytes(r.end),
-         _bytes(r.reserved) if r.reserved >= 0 else "?", f"{r.allocations:,}")
+        (str(r.number), str(r.device), _format_bytes(r.begin), _format_bytes(r.peak), _format_bytes(r.end),
+         _format_bytes(r.reserved) if r.reserved >= 0 else "?", f"{r.allocations:,}")
         for r in profile.memory[:top]
     ]  # fmt: skip
     header = ("step", "device", "at begin", "peak", "at end", "reserved", "allocations")
@@ -139,27 +151,36 @@ def _memory(profile: ProfileTables, top: int) -> ProfileTable:
     return ProfileTable("Device memory", header, rows, len(profile.memory), range(7), note)
 
 
-def _bytes(number: int) -> str:
+def _format_bytes(number: int) -> str:
     return format_quantity(number, "B") if number >= 0 else f"-{format_quantity(-number, 'B')}"
 
 
 def format_communication(rank: RankReport, top: int) -> str:
     """The collectives of a rank with the bandwidth of their bus."""
-    return _text(make_communication_cells(rank, top))
+    return _format_table(make_communication_cells(rank, top))
 
 
 def format_shared_communication(exchanges: Sequence[SharedCommunicationRow], top: int) -> str:
     """Collectives over ranks: transfer, and waiting for the rank that came last."""
-    return _text(make_shared_communication_cells(exchanges, top))
+    return _format_table(make_shared_communication_cells(exchanges, top))
 
 
 def make_communication_cells(rank: RankReport, top: int) -> ProfileTable:
     """The collectives of a rank with the bandwidth of their bus, waiting for other ranks included."""
     rows = [
-        (r.kind, f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?", r.group[:_NAME] or "-", str(r.ranks or "?"),
-         str(r.count), format_milliseconds(r.median), _rate(r.bus), format_milliseconds(r.shortest), _rate(r.bus_best))
+        (
+            r.kind,
+            f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?",
+            r.group[:_NAME] or "-",
+            str(r.ranks or "?"),
+            str(r.count),
+            format_milliseconds(r.median),
+            _format_rate(r.bus),
+            format_milliseconds(r.shortest),
+            _format_rate(r.bus_best),
+        )
         for r in rank.profile.exchanges[:top]
-    ]  # fmt: skip
+    ]
     header = ("collective", "bytes", "group", "ranks", "count", "median ms", "bus GB/s", "shortest ms", "bus GB/s")
     right = (1, *range(3, 9))
     return ProfileTable("Collectives of one rank", header, rows, len(rank.profile.exchanges), right)
@@ -175,7 +196,7 @@ def make_shared_communication_cells(exchanges: Sequence[SharedCommunicationRow],
             str(r.ranks),
             str(r.count),
             format_milliseconds(r.transfer),
-            _rate(r.bus),
+            _format_rate(r.bus),
             format_milliseconds(r.waiting),
             format_milliseconds(r.longest),
             f"rank {r.last} ({r.last_count} of {r.count})",
@@ -189,5 +210,5 @@ def make_shared_communication_cells(exchanges: Sequence[SharedCommunicationRow],
     return ProfileTable("Collectives over ranks (means of one call)", header, rows, len(exchanges), range(1, 9))
 
 
-def _rate(bytes_per_second: float | None) -> str:
+def _format_rate(bytes_per_second: float | None) -> str:
     return "" if bytes_per_second is None else f"{1e-9 * bytes_per_second:.1f}"

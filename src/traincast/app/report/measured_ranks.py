@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.app.report.measured_path import gain_lines
+from traincast.app.report.measured_path import format_gains
 from traincast.app.report.measured_profile import format_shared_communication
 from traincast.traces.replay.path_together import RanksPath
 from traincast.traces.replay.predicted_together import TracedRanksPrediction
@@ -13,7 +13,7 @@ from traincast.traces.replay.together import RanksReplay
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 
-def together_text(together: TogetherReport, top: int) -> str:
+def format_together(together: TogetherReport, top: int) -> str:
     """The figures over ranks, their replay together, the path over them, and their prediction."""
     figures, numbers = together.breakdown, together.numbers
     parts = [
@@ -28,15 +28,15 @@ def together_text(together: TogetherReport, top: int) -> str:
             format_shared_communication(together.exchanges, top),
         ]
     if together.replay:
-        parts += ["", _replay_text(numbers, together.replay)]
+        parts += ["", _format_replay(numbers, together.replay)]
     if together.path:
-        parts += ["", _path_text(together.path, top)]
+        parts += ["", _format_path(together.path, top)]
     if together.prediction:
-        parts += ["", _prediction_text(numbers, together.prediction)]
+        parts += ["", _format_prediction(numbers, together.prediction)]
     return "\n".join(parts)
 
 
-def _replay_text(numbers: Sequence[int], replay: RanksReplay) -> str:
+def _format_replay(numbers: Sequence[int], replay: RanksReplay) -> str:
     header = ("rank", "step", "ms", "replayed ms", "error", "exposed comm ms", "replayed ms", "waited ms", "came last")
     rows = [
         (
@@ -65,7 +65,7 @@ def _replay_text(numbers: Sequence[int], replay: RanksReplay) -> str:
     )
 
 
-def _path_text(path: RanksPath, top: int) -> str:
+def _format_path(path: RanksPath, top: int) -> str:
     begin = f"rank {path.segments[0].rank}" if path.segments else "no rank"
     lines = [
         f"Critical path over ranks: begins on {begin}, {format_milliseconds(path.skew)} ms after the first rank began",
@@ -76,11 +76,11 @@ def _path_text(path: RanksPath, top: int) -> str:
     names = {place: f"rank {place[0]}, {place[1] or 'between ops'}" for place, _ in places}
     lines += [f"    {names[place][:46]:<46} {share:>6.1%}" for place, share in places]
     return "\n".join([
-        *lines, "", "Twice as fast, the run over all ranks is shorter by", *gain_lines(path.faster, width=48),
+        *lines, "", "Twice as fast, the run over all ranks is shorter by", *format_gains(path.faster, width=48),
     ])  # fmt: skip
 
 
-def _prediction_text(numbers: Sequence[int], prediction: TracedRanksPrediction) -> str:
+def _format_prediction(numbers: Sequence[int], prediction: TracedRanksPrediction) -> str:
     header = (
         "rank", "step", "measured ms", "predicted ms", "error", "+ walk", "+ kernels", "+ collectives", "+ overheads",
         "exposed comm ms", "predicted ms",

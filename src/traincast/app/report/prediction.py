@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from traincast.app.report.ranks import ranks_text
+from traincast.app.report.ranks import format_ranks
 from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import seconds_by_what
-from traincast.simulator.scenario.settings import settings_text
+from traincast.simulator.prediction.step_path import sum_path_by_activity
+from traincast.simulator.scenario.settings import format_settings
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _MOST_OPS = 5
@@ -17,16 +17,20 @@ _MOST_OUTSIDE = 3
 _MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 
 
-def prediction_text(p: Prediction, by: str | None = None) -> str:
+def format_prediction(p: Prediction, by: str | None = None) -> str:
     """The result as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
     time by those."""
-    ranks = [ranks_text(p), ""] if p.gpus > 1 and p.parallel is None else []
-    waits = [_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel is not None else []
-    places = [_places(p, by), ""] if by else []
-    return "\n".join([p.headline(), "", _split(p), "", *waits, *ranks, _families(p), "", *places, _footer(p)])
+    ranks = [format_ranks(p), ""] if p.gpus > 1 and p.parallel is None else []
+    waits = (
+        [_format_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel is not None else []
+    )
+    places = [_format_places(p, by), ""] if by else []
+    return "\n".join(
+        [p.headline(), "", _format_split(p), "", *waits, *ranks, _format_families(p), "", *places, _format_footer(p)]
+    )
 
 
-def _split(p: Prediction) -> str:
+def _format_split(p: Prediction) -> str:
     parts = [("device active", p.device_active), ("device idle", p.device_idle), ("host busy", p.host)]
     if p.gpus > 1:
         parts.insert(1, ("exposed communication", p.exposed_comm))
@@ -34,27 +38,29 @@ def _split(p: Prediction) -> str:
         (name, format_milliseconds(seconds), f"{seconds / p.iteration:6.1%}", format_bar(seconds / p.iteration))
         for name, seconds in parts
     ]
-    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(seconds_by_what(p.path), 4))
+    path = ", ".join(
+        f"{what} {seconds / p.iteration:.0%}" for what, seconds in _format_top(sum_path_by_activity(p.path), 4)
+    )
     return format_table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
 
 
-def _top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
+def _format_top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
     return list(parts.items())[:n]
 
 
-def _families(p: Prediction) -> str:
-    return _shares("kernels", p.by_family)
+def _format_families(p: Prediction) -> str:
+    return _format_shares("kernels", p.by_family)
 
 
-def _places(p: Prediction, by: str) -> str:
+def _format_places(p: Prediction, by: str) -> str:
     """Kernel time by module, layer or op, the largest first."""
     spent = {"module": p.by_module, "layer": p.by_layer, "op": p.by_op}[by]
     shown = dict(list(spent.items())[:_MOST_PLACES])
     rest = {f"{len(spent) - len(shown)} more": sum(spent.values()) - sum(shown.values())}
-    return _shares(by, shown | (rest if len(spent) > len(shown) else {}))
+    return _format_shares(by, shown | (rest if len(spent) > len(shown) else {}))
 
 
-def _shares(what: str, parts: dict[str, float]) -> str:
+def _format_shares(what: str, parts: dict[str, float]) -> str:
     total = sum(parts.values()) or 1.0
     rows = [
         (name, format_milliseconds(seconds), f"{seconds / total:6.1%}", format_bar(seconds / total))
@@ -63,53 +69,53 @@ def _shares(what: str, parts: dict[str, float]) -> str:
     return format_table((what, "ms", "share", ""), rows, right=(1, 2))
 
 
-def _footer(p: Prediction) -> str:
+def _format_footer(p: Prediction) -> str:
     sources = ", ".join(
         f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}" for name, seconds in p.by_source.items()
     )
     lines = [
         f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
-        _memory(p),
-        _interval(p),
+        _format_memory(p),
+        _format_interval(p),
     ]
     if p.scenario:
-        lines.append(f"settings: {settings_text(p.scenario)}")
+        lines.append(f"settings: {format_settings(p.scenario)}")
     if p.estimated_ops:
         notes = "without a kernel model (costed from bytes and flops)"
-        lines.append(_marked(notes, p.estimated_ops, p.estimated_seconds, p))
-    lines += _outside(p)
+        lines.append(_format_marked(notes, p.estimated_ops, p.estimated_seconds, p))
+    lines += _format_outside(p)
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
 
 
-def _interval(p: Prediction) -> str:
+def _format_interval(p: Prediction) -> str:
     """What the interval is made of, each as one standard deviation."""
     terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
     return f"interval from {terms or 'nothing'} (standard deviations)"
 
 
-def _memory(p: Prediction) -> str:
+def _format_memory(p: Prediction) -> str:
     """The peak of the fullest rank, and what it is made of as far as two decimals show it."""
     shown = {
         kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
-    return f"peak memory {peak_memory_text(p)}" + (f": {parts}" if parts else "")
+    return f"peak memory {format_peak_memory(p)}" + (f": {parts}" if parts else "")
 
 
-def peak_memory_text(p: Prediction) -> str:
+def format_peak_memory(p: Prediction) -> str:
     """The peak of the fullest rank, and how much a device has where that is known: `1.20 GB of 80 GB`."""
     limit = p.platform.device.memory_bytes
     return f"{p.memory.peak_bytes / 1e9:.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
 
 
-def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
+def _format_marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
     """`12% of kernel time without a kernel model: aten::mm, aten::bmm and 7 more`."""
     share = seconds / max(sum(p.by_family.values()), 1e-30)
     more = f" and {len(ops) - _MOST_OPS} more" if len(ops) > _MOST_OPS else ""
     return f"{share:.0%} of kernel time {what}: {', '.join(ops[:_MOST_OPS])}{more}"
 
 
-def _outside(p: Prediction) -> list[str]:
+def _format_outside(p: Prediction) -> list[str]:
     """The ops outside of what was fitted that matter for the step's time, which is where they leave more open than the
     next release of the software does: by how much, how far outside and why."""
     notable = sorted((item for item in p.outside if item.shift > RELEASE_SPREAD), key=lambda item: -item.shift)

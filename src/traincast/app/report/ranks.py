@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.matched_calls import format_rank_list
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import seconds_by_place
+from traincast.simulator.prediction.step_path import sum_path_by_place
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _MOST_ROWS = 16
 
 
-def ranks_text(p: Prediction) -> str:
+def format_ranks(p: Prediction) -> str:
     """A table of the ranks that compute longest, and who holds the others back."""
     busiest = sorted(p.ranks, key=lambda result: (-result.compute, result.ranks))
     shown = busiest[:_MOST_ROWS]
     rows = [
         (
-            rank_list(result.ranks),
+            format_rank_list(result.ranks),
             format_milliseconds(result.compute),
             format_milliseconds(result.exposed_comm),
             format_milliseconds(result.waiting),
@@ -30,7 +30,7 @@ def ranks_text(p: Prediction) -> str:
         left = sum(len(result.ranks) for result in busiest[_MOST_ROWS:])
         lines.append(f"and {left} ranks that compute less")
     if len(p.ranks) > 1:
-        (rank, op), seconds = next(iter(seconds_by_place(p.path).items()))
+        (rank, op), seconds = next(iter(sum_path_by_place(p.path).items()))
         lines.append(
             f"the busiest rank computes {p.imbalance:.1%} longer than the mean; "
             f"most of the critical path: {op} on rank {rank} ({seconds / p.iteration:.0%} of the step)"

@@ -6,7 +6,7 @@ from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 
-def scaling_text(curve: ScalingCurve) -> str:
+def format_scaling(curve: ScalingCurve) -> str:
     """The curve as a table."""
     header = (
         "GPUs",
@@ -29,7 +29,7 @@ def scaling_text(curve: ScalingCurve) -> str:
             str(p.answer.workload.batch_size),
             format_milliseconds(p.answer.iteration),
             " to ".join(format_milliseconds(limit) for limit in p.answer.interval),
-            _rate(p.throughput),
+            _format_rate(p.throughput),
             f"{format_milliseconds(p.answer.exposed_comm)} ms",
             f"{p.answer.memory.peak_bytes / 1e9:.1f}",
             f"{p.efficiency:.1%}",
@@ -41,5 +41,5 @@ def scaling_text(curve: ScalingCurve) -> str:
     return "\n".join([*lines, *(f"warning: {warning}" for warning in curve.warnings)])
 
 
-def _rate(per_second: float) -> str:
+def _format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.2f}"

@@ -13,13 +13,18 @@ _MOST_TABLES = 40
 _MOST_RANKS = 16
 
 
-def sharding_text(result: ShardingResult) -> str:
+def format_sharding(result: ShardingResult) -> str:
     """The result as a page, with its notes below."""
-    parts = [result.headline(), _comparison(result), _ranks(result.best), _tables(result.task, result.best)]
+    parts = [
+        result.headline(),
+        _format_comparison(result),
+        _format_ranks(result.best),
+        _format_tables(result.task, result.best),
+    ]
     return "\n".join(["\n\n".join(parts), *result.notes])
 
 
-def _comparison(result: ShardingResult) -> str:
+def _format_comparison(result: ShardingResult) -> str:
     best = result.best
     rows = [
         (
@@ -28,14 +33,14 @@ def _comparison(result: ShardingResult) -> str:
             f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
             f"{plan.memory.device.max() / 1e9:.1f}",
             ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()),
-            plan.why_slower(best),
+            plan.explain_slower(best),
         )
         for plan in result.plans
     ]
     return format_table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
 
 
-def _ranks(best: ScoredPlan) -> str:
+def _format_ranks(best: ScoredPlan) -> str:
     terms = list(best.terms)
     busiest = np.argsort(-sum(best.terms.values(), np.zeros(best.plan.world_size)), kind="stable")
     shown = sorted(busiest[:_MOST_RANKS].tolist())
@@ -61,7 +66,7 @@ def _ranks(best: ScoredPlan) -> str:
     return format_table(header, rows, right=range(len(header))) + "\n" + note
 
 
-def _tables(task: Task, best: ScoredPlan) -> str:
+def _format_tables(task: Task, best: ScoredPlan) -> str:
     order = sorted(range(len(task.tables)), key=lambda i: -task.tables[i].memory_bytes)[:_MOST_TABLES]
     rows = []
     for number in sorted(order):

@@ -10,7 +10,7 @@ _BESIDE = 100_000  # track numbers of slices that run alongside others of their 
 _TOUCH_NS = 2  # clocks are rounded: slices that overlap by no more than this touch
 
 
-def untangled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def untangle_slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same events with a name for every track. On a track no slice begins inside of another and ends after it: by
     a nanosecond or two it is made to begin later, else it goes to a track alongside."""
     tracks: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -20,28 +20,30 @@ def untangled(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     events = list(events)
     names = []
     for (pid, tid), places in tracks.items():
-        lanes = _lanes(events, places, tid)
+        lanes = _assign_lanes(events, places, tid)
         title = _TRACK.get(events[places[0]]["cat"], "{}").format(tid)
-        names += [_name(pid, lane, title if lane == tid else f"{title}, alongside") for lane in sorted(lanes)]
+        names += [_name_track(pid, lane, title if lane == tid else f"{title}, alongside") for lane in sorted(lanes)]
     return [*names, *events]
 
 
-def _lanes(events: list[dict[str, Any]], places: list[int], tid: int) -> set[int]:
+def _assign_lanes(events: list[dict[str, Any]], places: list[int], tid: int) -> set[int]:
     """Gives every slice of a track its lane; the lanes that were needed."""
     lanes: list[list[int]] = []  # the ends of the slices that are open in each lane, nanoseconds
     used = set()
-    for place in sorted(places, key=lambda place: (_ns(events[place]["ts"]), -_ns(events[place]["dur"]))):
+    for place in sorted(
+        places, key=lambda place: (_to_nanoseconds(events[place]["ts"]), -_to_nanoseconds(events[place]["dur"]))
+    ):
         event = events[place]
-        start = _ns(event["ts"])
-        end = start + _ns(event["dur"])
-        number, start = _fitting(lanes, start, end)
+        start = _to_nanoseconds(event["ts"])
+        end = start + _to_nanoseconds(event["dur"])
+        number, start = _find_lane(lanes, start, end)
         lane = tid if number == 0 else _BESIDE * number + tid
         used.add(lane)
         events[place] = {**event, "tid": lane, "ts": start / 1000, "dur": (end - start) / 1000}
     return used
 
 
-def _fitting(lanes: list[list[int]], start: int, end: int) -> tuple[int, int]:
+def _find_lane(lanes: list[list[int]], start: int, end: int) -> tuple[int, int]:
     """The first lane into which a slice fits, and where it then begins."""
     for number, opened in enumerate([*lanes, []]):
         if number == len(lanes):
@@ -58,9 +60,9 @@ def _fitting(lanes: list[list[int]], start: int, end: int) -> tuple[int, int]:
     raise AssertionError("an empty lane takes any slice")
 
 
-def _ns(microseconds: float) -> int:
+def _to_nanoseconds(microseconds: float) -> int:
     return round(1000 * microseconds)
 
 
-def _name(pid: int, tid: int, name: str) -> dict[str, Any]:
+def _name_track(pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -6,7 +6,7 @@ from traincast.planner.parallelism.plan import Plan
 from traincast.utils.display.text import format_table
 
 
-def plan_text(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     """The best layouts as a table, and what makes each slower than the first."""
     header = ["", "layout", "ms", "tokens/s/GPU", "MFU", "GB", "exposed ms"]
     header += ["$/1e9 tokens"] if plan.price is not None else []

@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from traincast.app.server.guard import Guard
 from traincast.app.server.jobs import Jobs, Limits
-from traincast.app.server.live import ASSETS, live_asset, live_html
-from traincast.app.server.openapi import api_html, document
+from traincast.app.server.live import ASSETS, read_live_asset, render_live_page
+from traincast.app.server.openapi import make_document, render_api_page
 from traincast.app.server.rejections import Rejection
-from traincast.app.server.request import FORMS, ParsedRequest, ask, ask_document
+from traincast.app.server.request import FORMS, ParsedRequest, parse_document, parse_request
 from traincast.app.server.uploads import UploadLimits, Uploads
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
@@ -70,10 +70,10 @@ class _Routes:
 
     def _asked(self, form: str) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            key = self._ask(ask(request.query_params.multi_items()), form)
+            key = self._ask(parse_request(request.query_params.multi_items()), form)
             job = self.jobs.find(key)
             await asyncio.wait([job.done], timeout=PATIENCE)
-            return _serve_in_form(form, job.answer()) if job.done.done() else self._pending(key)
+            return _answer_in_form(form, job.answer()) if job.done.done() else self._pending(key)
 
         return handle
 
@@ -86,7 +86,7 @@ class _Routes:
 
     async def live(self, request: Request) -> Response:
         """The page with controls; its state is the query."""
-        return HTMLResponse(live_html(request.query_params.multi_items(), self.uploads.list(), self.perfetto))
+        return HTMLResponse(render_live_page(request.query_params.multi_items(), self.uploads.list(), self.perfetto))
 
     async def asset(self, request: Request) -> Response:
         """A script or style of the page."""
@@ -94,15 +94,15 @@ class _Routes:
         if name not in ASSETS:
             raise Rejection(404, "no such file")
         kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
-        return Response(live_asset(name), media_type=kind)
+        return Response(read_live_asset(name), media_type=kind)
 
     async def documentation(self, _: Request) -> Response:
         """The description of the API for people."""
-        return HTMLResponse(api_html())
+        return HTMLResponse(render_api_page())
 
     async def openapi(self, _: Request) -> Response:
         """The description of the API for programs."""
-        return JSONResponse(document())
+        return JSONResponse(make_document())
 
     async def health(self, _: Request) -> Response:
         """Whether the server answers."""
@@ -110,11 +110,11 @@ class _Routes:
 
     async def models(self, _: Request) -> Response:
         """What can be asked about."""
-        return JSONResponse(await asyncio.to_thread(_models))
+        return JSONResponse(await asyncio.to_thread(_list_models))
 
     async def platforms(self, _: Request) -> Response:
         """Where steps can be predicted."""
-        return JSONResponse(await asyncio.to_thread(_platforms))
+        return JSONResponse(await asyncio.to_thread(_list_platforms))
 
     async def take_job(self, request: Request) -> Response:
         """Takes a question on; its result is fetched later."""
@@ -122,7 +122,7 @@ class _Routes:
         form = question.pop("form", "answer")
         if form not in FORMS:
             raise Rejection(422, f"form: give one of {', '.join(FORMS)}", "form")
-        return self._pending(self._ask(ask_document(question), form))
+        return self._pending(self._ask(parse_document(question), form))
 
     async def job(self, request: Request) -> Response:
         """How far a job is; or its end."""
@@ -133,7 +133,7 @@ class _Routes:
     async def job_result(self, request: Request) -> Response:
         """What a job made."""
         job = self.jobs.find(request.path_params["key"])
-        return _serve_in_form(job.form, job.answer())
+        return _answer_in_form(job.form, job.answer())
 
     async def all_uploads(self, request: Request) -> Response:
         """Every upload; or takes one in."""
@@ -198,7 +198,7 @@ def _serve_own_error(_: Request, __: Exception) -> Response:
     return JSONResponse({"error": {"field": "", "message": "internal error; please report it with the request"}}, 500)
 
 
-def _serve_in_form(form: str, data: bytes) -> Response:
+def _answer_in_form(form: str, data: bytes) -> Response:
     if form == "report":
         return Response(data, media_type="text/html; charset=utf-8",
                         headers={"content-disposition": 'attachment; filename="traincast-report.html"'})  # fmt: skip
@@ -228,20 +228,20 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 @cache
-def _models() -> list[dict[str, Any]]:
-    from traincast.app.server.fields import model_names
+def _list_models() -> list[dict[str, Any]]:
+    from traincast.app.server.fields import list_model_names
     from traincast.models.catalog import list_models
 
     known = {info.name: info for info in list_models()}
     return [
         {"model": name} | ({"description": known[name].description, "parameters": known[name].parameters,
                             "batch_size": known[name].batch_size} if name in known else {})
-        for name in model_names()
+        for name in list_model_names()
     ]  # fmt: skip
 
 
 @cache
-def _platforms() -> list[dict[str, Any]]:
+def _list_platforms() -> list[dict[str, Any]]:
     from traincast.app.api import list_platforms
 
     return list_platforms().to_dict()

@@ -10,14 +10,14 @@ from functools import cache
 from typing import Any
 
 from traincast.app.server.rejections import Rejection
-from traincast.costs.host.profile import profile_names
+from traincast.costs.host.profile import list_host_profiles
 from traincast.hardware.catalog import list_platform_keys
 from traincast.models.catalog import list_models
-from traincast.models.published import published_programs
-from traincast.models.transformers.reading import built_in_names
+from traincast.models.published import list_published_programs
+from traincast.models.transformers.reading import list_built_in_names
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.scaling import SCALINGS
-from traincast.simulator.scenario.fields import GROUPS, FieldInfo, scenario_fields
+from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields
 from traincast.utils.errors import TraincastError, shorten_value
 
 KINDS = ("prediction", "plan", "sharding", "advice")
@@ -92,8 +92,8 @@ class Field:
         except TraincastError as error:
             raise self.refusal(str(error)) from None
         name, _, value = text.partition("=")
-        files = {info.option.removeprefix("--"): () for info in scenario_fields().values() if info.is_file}
-        allowed = (files | {"on": list_platform_keys(), "host": profile_names(), "plan": ("search",)}).get(name)
+        files = {info.option.removeprefix("--"): () for info in list_scenario_fields().values() if info.is_file}
+        allowed = (files | {"on": list_platform_keys(), "host": list_host_profiles(), "plan": ("search",)}).get(name)
         if allowed is not None and value not in allowed:
             raise self.refusal(f"{shorten_value(text)}: give one of {', '.join(allowed[:12]) or 'the other edits'}")
         return text
@@ -115,17 +115,17 @@ _LENGTHS = {kind: {"minLength": 1, "maxLength": MOST_CHARACTERS} for kind in ("s
 
 
 @cache
-def model_names() -> tuple[str, ...]:
+def list_model_names() -> tuple[str, ...]:
     """Every built-in model, published program and described Transformer."""
     return tuple(
-        dict.fromkeys([*(info.name for info in list_models()), *published_programs(), *built_in_names()])
+        dict.fromkeys([*(info.name for info in list_models()), *list_published_programs(), *list_built_in_names()])
     )  # fmt: skip
 
 
 @cache
-def fields() -> dict[str, Field]:
+def list_fields() -> dict[str, Field]:
     """All fields by name, in the order of the form."""
-    return {field.name: field for field in (*_list_request_fields(), *_scenario_fields())}
+    return {field.name: field for field in (*_list_request_fields(), *_list_scenario_fields())}
 
 
 def _list_request_fields() -> Iterable[Field]:
@@ -142,12 +142,12 @@ def _list_request_fields() -> Iterable[Field]:
                 help="an uploaded trace to compare an uploaded trace with")  # fmt: skip
 
 
-def _scenario_fields() -> Iterable[Field]:
+def _list_scenario_fields() -> Iterable[Field]:
     """Fields of the scenario, but those that name files: the server reads uploads only."""
-    for info in scenario_fields().values():
+    for info in list_scenario_fields().values():
         if info.name in ("workload", "on") or info.is_file:
             continue
-        choices = tuple(profile_names()) if info.name == "host" else tuple(map(str, info.choices))
+        choices = tuple(list_host_profiles()) if info.name == "host" else tuple(map(str, info.choices))
         kind = "integers" if info.name == "gpus" else "choice" if choices else info.kind
         group = "main" if info.name in _MAIN else info.group
         help = f"{info.described}; several with commas between give a curve" if kind == "integers" else info.described

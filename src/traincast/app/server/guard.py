@@ -84,7 +84,7 @@ def _check_site(scope: Scope, headers: Headers) -> None:
     """Rejects what pages of other sites send."""
     rejection = Rejection(403, "requests of other sites are not answered", "Origin")
     origin = headers.get("origin")
-    if origin is not None and _place(origin) != headers.get("host", ""):
+    if origin is not None and _parse_origin(origin) != headers.get("host", ""):
         raise rejection
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         return
@@ -93,7 +93,7 @@ def _check_site(scope: Scope, headers: Headers) -> None:
         raise rejection
 
 
-def _place(origin: str) -> str | None:
+def _parse_origin(origin: str) -> str | None:
     """Host and port of an origin; None for what is none, such as "null"."""
     try:
         parts = urlsplit(origin)

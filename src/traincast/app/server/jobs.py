@@ -21,10 +21,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from traincast.app.server.fields import fields
-from traincast.app.server.rejections import Rejection, field_of
+from traincast.app.server.fields import list_fields
+from traincast.app.server.rejections import Rejection, find_field
 from traincast.app.server.request import ParsedRequest
-from traincast.app.server.worker import CHECK, DONE, PROGRESS, REFUSED, work
+from traincast.app.server.worker import CHECK, DONE, PROGRESS, REFUSED, serve_requests
 
 WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"
 _UNFINISHED = (WAITING, RUNNING)
@@ -79,7 +79,7 @@ class Job:
         for path in self.paths.values():
             message = message.replace(path, "the file").replace(Path(path).name, "the file")
         if self.status == FAILED and not wrong:
-            wrong = field_of(message, json.loads(self.question or "{}"), fields())
+            wrong = find_field(message, json.loads(self.question or "{}"), list_fields())
         raise Rejection(self.refusal.status, message, wrong)
 
 
@@ -90,7 +90,7 @@ class _Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["traincast.app.server.warm"])
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, memory), daemon=True)
+        self.process = context.Process(target=serve_requests, args=(theirs, memory), daemon=True)
         self.process.start()
         theirs.close()
         self.killed = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from traincast.app.pages.elements import Html, joined, paragraph, safe, table
+from traincast.app.pages.elements import Html, escape_html, join_blocks, make_paragraph, make_table
 from traincast.app.pages.page import STYLES
-from traincast.app.server.fields import fields
+from traincast.app.server.fields import list_fields
 from traincast.app.server.request import FORMS
 from traincast.utils.version import __version__
 
@@ -41,20 +41,29 @@ _SAYS = {
 
 
 @cache
-def document() -> dict[str, Any]:
+def make_document() -> dict[str, Any]:
     """The OpenAPI document."""
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Traincast", "version": __version__,
-                 "description": "How long will one training step of this model take on that hardware, and why?"},
-        "paths": {**{f"/api/{form}": {"get": _asking(form)} for form in FORMS}, **_job_paths(), **_upload_paths(),
-                  **_list_paths()},
-        "components": {"schemas": {"Error": _ERROR, "Job": _JOB, "Upload": _UPLOAD},
-                       "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
-    }  # fmt: skip
+        "info": {
+            "title": "Traincast",
+            "version": __version__,
+            "description": "How long will one training step of this model take on that hardware, and why?",
+        },
+        "paths": {
+            **{f"/api/{form}": {"get": _describe_asking(form)} for form in FORMS},
+            **_describe_job_paths(),
+            **_describe_upload_paths(),
+            **_describe_list_paths(),
+        },
+        "components": {
+            "schemas": {"Error": _ERROR, "Job": _JOB, "Upload": _UPLOAD},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
 
 
-def _asking(form: str) -> dict[str, Any]:
+def _describe_asking(form: str) -> dict[str, Any]:
     kind = "text/html" if form == "report" else "application/json"
     body = {"schema": {"type": "string" if form == "report" else "object"}}
     return {
@@ -63,17 +72,17 @@ def _asking(form: str) -> dict[str, Any]:
         "parameters": [
             {"name": field.name, "in": "query", "required": field.name == "workload", "schema": field.schema(),
              "description": "; ".join(part for part in (field.label, field.help) if part)}
-            for field in fields().values()
+            for field in list_fields().values()
         ],
         "responses": {"200": {"description": _SAYS[form], "content": {kind: body}},
-                      "202": _job_response("a job that works on it"),
+                      "202": _describe_job_response("a job that works on it"),
                       **_describe_rejections("404", "422", "429")},
     }  # fmt: skip
 
 
-def _job_paths() -> dict[str, Any]:
+def _describe_job_paths() -> dict[str, Any]:
     key = [{"name": "id", "in": "path", "required": True, "schema": _ID}]
-    properties: dict[str, Any] = {field.name: field.schema() for field in fields().values()}
+    properties: dict[str, Any] = {field.name: field.schema() for field in list_fields().values()}
     properties["form"] = {"type": "string", "enum": list(FORMS)}
     request = {"type": "object", "required": ["workload"], "properties": properties, "additionalProperties": False}
     return {
@@ -83,7 +92,7 @@ def _job_paths() -> dict[str, Any]:
                 "operationId": "post_job",
                 "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
                 "responses": {
-                    "202": _job_response("the job"),
+                    "202": _describe_job_response("the job"),
                     **_describe_rejections("404", "408", "413", "415", "422", "429"),
                 },
             }
@@ -93,13 +102,13 @@ def _job_paths() -> dict[str, Any]:
                 "summary": "How far a job is",
                 "operationId": "get_job",
                 "parameters": key,
-                "responses": {"200": _job_response("the job"), **_describe_rejections("404")},
+                "responses": {"200": _describe_job_response("the job"), **_describe_rejections("404")},
             },
             "delete": {
                 "summary": "Cancel a job",
                 "operationId": "delete_job",
                 "parameters": key,
-                "responses": {"200": _job_response("the job"), **_describe_rejections("404")},
+                "responses": {"200": _describe_job_response("the job"), **_describe_rejections("404")},
             },
         },
         "/api/jobs/{id}/result": {
@@ -119,7 +128,7 @@ def _job_paths() -> dict[str, Any]:
     }
 
 
-def _upload_paths() -> dict[str, Any]:
+def _describe_upload_paths() -> dict[str, Any]:
     key = [{"name": "id", "in": "path", "required": True, "schema": _ID}]
     one = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Upload"}}}}
     many = {"type": "array", "items": {"$ref": "#/components/schemas/Upload"}}
@@ -144,7 +153,7 @@ def _upload_paths() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _list_paths() -> dict[str, Any]:
+def _describe_list_paths() -> dict[str, Any]:
     rows = {"application/json": {"schema": {"type": "array", "items": {"type": "object"}}}}
     any_object = {"application/json": {"schema": {"type": "object"}}}
     told = {"models": ("Models that are built in", rows), "platforms": ("GPUs and nodes that are built in", rows),
@@ -156,7 +165,7 @@ def _list_paths() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _job_response(notes: str) -> dict[str, Any]:
+def _describe_job_response(notes: str) -> dict[str, Any]:
     return {
         "description": notes, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Job"}}}
     }  # fmt: skip
@@ -171,15 +180,15 @@ def _describe_rejections(*statuses: str) -> dict[str, Any]:
 
 
 @cache
-def api_html() -> str:
+def render_api_page() -> str:
     """The document as a page."""
     styles = "".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in (*STYLES, "live.css"))
-    sections = joined(
-        _operation(path, method, operation)
-        for path, methods in document()["paths"].items()
+    sections = join_blocks(
+        _describe_operation(path, method, operation)
+        for path, methods in make_document()["paths"].items()
         for method, operation in methods.items()
     )
-    note = paragraph(
+    note = make_paragraph(
         "Every rejection is JSON that names the field and what to do. Answers that take long come as jobs (202): ask "
         "for "
         "their status, then for their result."
@@ -193,22 +202,22 @@ def api_html() -> str:
     )
 
 
-def _operation(path: str, method: str, operation: dict[str, Any]) -> Html:
+def _describe_operation(path: str, method: str, operation: dict[str, Any]) -> Html:
     rows = [
-        (parameter["name"], "yes" if parameter["required"] else "", _kind(parameter["schema"]),
+        (parameter["name"], "yes" if parameter["required"] else "", _name_kind(parameter["schema"]),
          parameter.get("description", ""))
         for parameter in operation.get("parameters", ())
     ]  # fmt: skip
     results = [(status, response["description"]) for status, response in operation["responses"].items()]
     name = f"{method.upper()} {path}"
-    blocks = [Html(f"<h2>{safe(name)}</h2>"), paragraph(operation["summary"])]
+    blocks = [Html(f"<h2>{escape_html(name)}</h2>"), make_paragraph(operation["summary"])]
     if rows:
-        blocks.append(table(("parameter", "needed", "is", "what"), rows, caption=f"Parameters of {name}"))
-    blocks.append(table(("status", "means"), results, caption=f"Answers of {name}"))
-    return Html(f"<section>{joined(blocks)}</section>")
+        blocks.append(make_table(("parameter", "needed", "is", "what"), rows, caption=f"Parameters of {name}"))
+    blocks.append(make_table(("status", "means"), results, caption=f"Answers of {name}"))
+    return Html(f"<section>{join_blocks(blocks)}</section>")
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _name_kind(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         shown = ", ".join(schema["enum"][:8])
         return f"one of {shown}{' ...' if len(schema['enum']) > 8 else ''}"

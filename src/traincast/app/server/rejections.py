@@ -19,7 +19,7 @@ class Rejection(Exception):
         return {"error": {"field": self.field, "message": self.message}}
 
 
-def field_of(message: str, request: dict[str, Any], names: Iterable[str]) -> str:
+def find_field(message: str, request: dict[str, Any], names: Iterable[str]) -> str:
     """The field that a message is about: one that it names, else one whose value it repeats, else the workload.
 
     >>> field_of("`batch_size` 0 is out of range", {"batch_size": 0}, ["gpus", "batch_size"])

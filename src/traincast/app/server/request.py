@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any
 
-from traincast.app.server.fields import UPLOAD, fields, model_names
+from traincast.app.server.fields import UPLOAD, list_fields, list_model_names
 from traincast.app.server.rejections import Rejection
 from traincast.models.embeddings.builtin import BUILTIN_SETS
 from traincast.utils.errors import shorten_value
@@ -50,10 +50,10 @@ class ParsedRequest:
         return self.values.get("of") in _LONG or many or bool(self.uploads)
 
 
-def ask(pairs: Iterable[tuple[str, str]]) -> ParsedRequest:
+def parse_request(pairs: Iterable[tuple[str, str]]) -> ParsedRequest:
     """The question of a query; empty values are absent, what is unknown, given twice or out of range is rejected."""
     values: dict[str, Any] = {}
-    known = fields()
+    known = list_fields()
     for name, text in pairs:
         if name not in known:
             raise Rejection(422, f"{shorten_value(name)} is no field; give some of {', '.join(known)}", name[:64])
@@ -65,14 +65,16 @@ def ask(pairs: Iterable[tuple[str, str]]) -> ParsedRequest:
     return ParsedRequest(values)
 
 
-def ask_document(document: Any) -> ParsedRequest:
+def parse_document(document: Any) -> ParsedRequest:
     """The question of a JSON object; values may be text or numbers, and `gpus` a list."""
     if not isinstance(document, dict):
         raise Rejection(422, "the question has to be a JSON object of fields", "body")
-    return ask([(str(name), _as_text(str(name), value)) for name, value in document.items() if value is not None])
+    return parse_request(
+        [(str(name), _write_as_text(str(name), value)) for name, value in document.items() if value is not None]
+    )
 
 
-def _as_text(name: str, value: Any) -> str:
+def _write_as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, list) and all(isinstance(item, int | str) for item in value):
@@ -84,7 +86,7 @@ def _as_text(name: str, value: Any) -> str:
 
 def _check_sources(values: Mapping[str, Any]) -> None:
     """Only built-in names and uploads are sources: no path of the server's is."""
-    known = fields()
+    known = list_fields()
     if "workload" not in values:
         raise known["workload"].refusal("missing; name a built-in model, or upload a file")
     for name in ("workload", "against"):
@@ -93,7 +95,7 @@ def _check_sources(values: Mapping[str, Any]) -> None:
             continue
         if name == "against":
             raise known[name].refusal(f"{shorten_value(value)}: give an uploaded trace ({UPLOAD} and its id)")
-        names = BUILTIN_SETS if values.get("of") == "sharding" else model_names()
+        names = BUILTIN_SETS if values.get("of") == "sharding" else list_model_names()
         if value not in names:
             near = get_close_matches(value, names, n=3, cutoff=0.4)
             hint = f"did you mean {', '.join(near)}?" if near else "the models endpoint lists them"

@@ -8,14 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 from traincast.app import api
-from traincast.app.pages.page import Page, page_html, sections_html
+from traincast.app.pages.page import Page, render_page, render_sections
 from traincast.app.pages.sources import is_trace
-from traincast.app.pages.writing import page_of, with_what_ifs
-from traincast.app.report.chrome import chrome_trace
+from traincast.app.pages.writing import add_what_ifs, make_page
+from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.app.server.fields import UPLOAD
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.traces.replay.results import TraceReport
 from traincast.traces.rows import ENDS_EARLY
 from traincast.utils.errors import TraincastError
@@ -28,14 +28,18 @@ _KEPT = 8  # answers that a worker remembers: a page, its report and its trace a
 def make_result_bytes(text: str, form: str, paths: Mapping[str, str], progress: Progress) -> bytes:
     """The answer to a question (`Asked.text`) in a form of `request.FORMS`; `paths` are where uploads are."""
     request: dict[str, Any] = json.loads(text)
-    result, against = _remembered(text, tuple(sorted(paths.items())), progress)
+    result, against = _remember_result(text, tuple(sorted(paths.items())), progress)
     if form == "answer":
-        return _json(result.to_dict())
+        return _encode_json(result.to_dict())
     if form == "trace":
-        return _json(_trace(result))
+        return _encode_json(_compute_trace(result))
     price = request.get("price")
-    page = page_of(result, price, against)
-    return page_html(with_what_ifs(page, result, price)).encode() if form == "report" else _json(_live(page))
+    page = make_page(result, price, against)
+    return (
+        render_page(add_what_ifs(page, result, price)).encode()
+        if form == "report"
+        else _encode_json(_render_live(page))
+    )
 
 
 def check_file(path: str) -> bytes:
@@ -52,7 +56,7 @@ def check_file(path: str) -> bytes:
         kind, title = "description", f"Transformer of {load_transformer(path).layers} layers"
     else:
         kind, title = "workload", api.load(path).headline()
-    return _json({"kind": kind, "title": title.partition("\n")[0].replace(path, "the file")})
+    return _encode_json({"kind": kind, "title": title.partition("\n")[0].replace(path, "the file")})
 
 
 class _SilentRequest:
@@ -68,7 +72,9 @@ class _SilentRequest:
         return 0
 
 
-def _remembered(text: str, paths: tuple[tuple[str, str], ...], progress: Progress) -> tuple[Result, TraceReport | None]:
+def _remember_result(
+    text: str, paths: tuple[tuple[str, str], ...], progress: Progress
+) -> tuple[Result, TraceReport | None]:
     return _compute_result(text, paths, _SilentRequest(progress))
 
 
@@ -88,12 +94,12 @@ def _compute_result(
         raise TraincastError("`against` compares traced runs; give an uploaded trace as `workload` too")
     if "on" not in request:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
-    return _asked_of_workload(request, source, progress.hear), None
+    return _compute_of_workload(request, source, progress.hear), None
 
 
-def _asked_of_workload(request: dict[str, Any], source: str, progress: Progress) -> Result:
+def _compute_of_workload(request: dict[str, Any], source: str, progress: Progress) -> Result:
     kind, gpus = request.get("of", "prediction"), request.get("gpus")
-    values = {name: value for name, value in request.items() if name in scenario_fields() and name != "gpus"}
+    values = {name: value for name, value in request.items() if name in list_scenario_fields() and name != "gpus"}
     values |= {"workload": source} | ({"gpus": gpus[0]} if gpus else {})
     edits, price = request.get("edits"), request.get("price") or None
     curve = "scaling" in request or bool(gpus and len(gpus) > 1)
@@ -113,18 +119,18 @@ def _asked_of_workload(request: dict[str, Any], source: str, progress: Progress)
     return api.plan(price=price, progress=progress, **values)
 
 
-def _trace(result: Result) -> dict[str, Any]:
+def _compute_trace(result: Result) -> dict[str, Any]:
     if isinstance(result, Prediction):
-        return chrome_trace(result)
+        return make_chrome_trace(result)
     if isinstance(result, TraceReport):
         return make_measured_chrome_trace(result)
     raise TraincastError("`of`: this result has no timeline; ask for one prediction on one number of `gpus`")
 
 
-def _live(page: Page) -> dict[str, Any]:
+def _render_live(page: Page) -> dict[str, Any]:
     """A page as the live one takes it in: the same sections and charts."""
-    return {"title": page.title, "subtitle": page.subtitle, "html": sections_html(page), "charts": page.charts}
+    return {"title": page.title, "subtitle": page.subtitle, "html": render_sections(page), "charts": page.charts}
 
 
-def _json(document: Any) -> bytes:
+def _encode_json(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()

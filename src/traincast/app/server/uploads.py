@@ -43,7 +43,7 @@ class Uploads:
     async def receive(self, name: str, chunks: AsyncIterable[bytes]) -> str:
         """Takes a file in, piece by piece, and gives its id; what is too large, too slow or of no known kind is
         rejected."""
-        plain = _plain_name(name)
+        plain = _clean_name(name)
         draft = self.folder / secrets.token_hex(8)
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -97,7 +97,7 @@ class Uploads:
         del self._paths[key], self._known[key]
 
 
-def _plain_name(name: str) -> str:
+def _clean_name(name: str) -> str:
     """A name of nothing but letters, digits and marks, with a known ending.
 
     >>> _plain_name("../my trace.json.gz")

@@ -4,8 +4,8 @@ question is answered as quickly as the next."""
 from __future__ import annotations
 
 from traincast.app.api import predict
-from traincast.app.pages.page import page_html
-from traincast.app.pages.writing import page_of
+from traincast.app.pages.page import render_page
+from traincast.app.pages.writing import make_page
 from traincast.app.server import worker as worker
 
-page_html(page_of(predict("dlrm-default", on="v100")))
+render_page(make_page(predict("dlrm-default", on="v100")))

@@ -20,7 +20,7 @@ _NICE = 5  # below the server's own process, which has to stay quick
 _EVERY = 0.1  # seconds between two messages about progress
 
 
-def work(pipe: Connection, most_memory: int) -> None:
+def serve_requests(pipe: Connection, most_memory: int) -> None:
     """Serves until the pipe closes; `most_memory` bytes are all that the process may map."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)

@@ -15,8 +15,8 @@ from traincast.calibration.bench.copies import CopyCall, CopyTask
 from traincast.calibration.bench.device import Device
 from traincast.calibration.bench.plans import FAR_BYTES, Task
 from traincast.calibration.bench.store import Store
-from traincast.calibration.bench.timing import Reference, run_series, summarise
-from traincast.costs.cpu.samples import Sample, signature_text
+from traincast.calibration.bench.timing import Reference, run_series, summarise_series
+from traincast.costs.cpu.samples import Sample, format_signature
 from traincast.ir.ops import Signature
 from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.draws import draw_rows
@@ -28,13 +28,13 @@ _MOST_SECONDS = 0.12  # for one sample's repetitions: those of long ops are alik
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
 
 
-def task_key(task: Task) -> str:
+def make_task_key(task: Task) -> str:
     """A name for a task that is the same in every run."""
-    text = f"{signature_text(task.signature)}|{task.between}|{task.code_far}|{task.access}"
+    text = f"{format_signature(task.signature)}|{task.between}|{task.code_far}|{task.access}"
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def bench(
+def run_benchmarks(
     device: Device,
     store: Store,
     tasks: Iterable[Task],
@@ -54,7 +54,7 @@ def bench(
     for task in tasks:
         if time.monotonic() - start >= seconds:
             break
-        key = task_key(task) + turn
+        key = make_task_key(task) + turn
         if key not in store:
             try:
                 sample = measure_task(device, reference, task)
@@ -83,32 +83,34 @@ def _check_alive(device: Device, op: str, notes: str) -> None:
 
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
     """One microbenchmark: single calls, each in the state that the task asks for, alongside the reference; medians."""
-    needed, free = _bytes(task.signature), device.free_bytes()
+    needed, free = _count_operand_bytes(task.signature), device.free_bytes()
     if needed > _MEMORY_SHARE * free:
         raise TraincastError(f"its operands take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
     call = OpCall(
-        task.signature, device, sets=2 if task.between and not task.code_far else 1, rows=_drawer(task.access)
+        task.signature, device, sets=2 if task.between and not task.code_far else 1, rows=_make_row_drawer(task.access)
     )
-    return _measured(device, reference, call, task)
+    return _measure_call(device, reference, call, task)
 
 
-def _bytes(signature: Signature) -> int:
+def _count_operand_bytes(signature: Signature) -> int:
     """Bytes of the operands of two calls."""
     return 2 * sum(tensor.nbytes for tensor in (*signature.inputs, *signature.outputs))
 
 
 def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
     """One copy between host and device, its buffers from memory."""
-    return _measured(device, reference, CopyCall(task, device, sets=2), Task(task.signature, FAR_BYTES), _COPY_REPEATS)
+    return _measure_call(
+        device, reference, CopyCall(task, device, sets=2), Task(task.signature, FAR_BYTES), _COPY_REPEATS
+    )
 
 
-def _measured(
+def _measure_call(
     device: Device, reference: Reference, call: Callable[[int], object], task: Task, repeats: int = _REPEATS
 ) -> Sample:
     """A call finds its operands as a step does: touched once, then other data, then, unless the op's code is to be far
     as well, another call of the same op on operands of its own, and then small ops of other kinds, so that at least
     the code that all ops share is at hand."""
-    others = _other_ops(device)
+    others = _make_other_ops(device)
 
     def prepare() -> None:
         call(0)
@@ -124,15 +126,15 @@ def _measured(
     nothing = reference.nothing
     return Sample(
         signature=task.signature, between=task.between, code_far=task.code_far, access=task.access,
-        wall=_corrected(series.wall - nothing.wall, series.reference_wall),
-        busy=_corrected(series.busy - nothing.busy, series.reference_busy),
+        wall=_correct_for_reference(series.wall - nothing.wall, series.reference_wall),
+        busy=_correct_for_reference(series.busy - nothing.busy, series.reference_busy),
         reference_wall=float(np.median(series.reference_wall)),
         reference_busy=float(np.median(series.reference_busy)),
-        spread=summarise(series, "busy").spread,
+        spread=summarise_series(series, "busy").spread,
     )  # fmt: skip
 
 
-def _other_ops(device: Device) -> Callable[[], object]:
+def _make_other_ops(device: Device) -> Callable[[], object]:
     """A few small ops of different kinds, which push the code of the last call out of the innermost cache."""
     import torch
 
@@ -146,12 +148,12 @@ def _other_ops(device: Device) -> Callable[[], object]:
     return run
 
 
-def _corrected(seconds: FloatArray, reference: FloatArray) -> float:
+def _correct_for_reference(seconds: FloatArray, reference: FloatArray) -> float:
     """Seconds at the median reference: the median ratio times it."""
     return float(np.median(seconds / reference) * np.median(reference))
 
 
-def _drawer(access: str) -> Callable[[int, int], Any]:
+def _make_row_drawer(access: str) -> Callable[[int, int], Any]:
     random = np.random.default_rng(0)
     distribution = parse_access(access) if access else Uniform()
     return lambda rows, lookups: draw_rows(distribution, rows, lookups, random)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from traincast.calibration.bench.device import Device
-from traincast.costs.cpu.features import kind_of, lookups_of
+from traincast.costs.cpu.features import count_lookups, get_kind
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -25,7 +25,7 @@ class OpCall:
         sets: int = 1,
         rows: Callable[[int, int], Any] | None = None,
     ) -> None:
-        self.signature = signature = repeatable(signature)
+        self.signature = signature = make_repeatable(signature)
         self._op = find_op(signature)
         self._rows = rows
         self._arguments = [self._bind(device) for _ in range(sets)]
@@ -49,7 +49,7 @@ class OpCall:
                 taken, tensors = tensors[: given[name]], tensors[given[name] :]
                 value = self._tensor_argument(name, taken, str(argument.type), scalars, device)
             elif name in scalars:
-                value = decoded(name, scalars[name])
+                value = decode_argument(name, scalars[name])
             elif argument.has_default_value():
                 continue
             else:
@@ -57,7 +57,7 @@ class OpCall:
             if argument.kwarg_only:
                 kwargs[name] = value
             else:
-                args.append(value) if len(args) == _position(self._op, name) else kwargs.__setitem__(name, value)
+                args.append(value) if len(args) == _find_position(self._op, name) else kwargs.__setitem__(name, value)
         return args, kwargs
 
     def _tensor_argument(
@@ -87,7 +87,7 @@ class OpCall:
     def _table_rows(self) -> int:
         """Rows of the table behind this op; where it is not among the operands, as many as there are lookups."""
         number = self.signature.scalar("num_weights")
-        lookups, rows, _ = lookups_of(self.signature)
+        lookups, rows, _ = count_lookups(self.signature)
         return int(number) if isinstance(number, int) else max(rows or lookups, 1)
 
     def _draw(self, rows: int, count: int) -> torch.Tensor:
@@ -155,13 +155,13 @@ class OpCall:
         return min(first) if first else 1
 
 
-def repeatable(signature: Signature) -> Signature:
+def make_repeatable(signature: Signature) -> Signature:
     """The op as it can be run a thousand times on the same operands and take the same time.
 
     Sparse gradients that are added in place would grow without end, and what is scaled in place would end in denormal
     numbers, which are slow.
     """
-    if kind_of(signature) == "sparse_add":
+    if get_kind(signature) == "sparse_add":
         return replace(signature, name="aten::add")
     if signature.name in ("aten::mul_", "aten::div_") and signature.overload == "Scalar":
         return replace(signature, scalars=tuple((key, 1.0 if key == "other" else v) for key, v in signature.scalars))
@@ -179,12 +179,12 @@ def find_op(signature: Signature) -> Any:
     return packet.default if "default" in packet.overloads() else getattr(packet, packet.overloads()[0])
 
 
-def decoded(name: str, value: Scalar) -> Any:
+def decode_argument(name: str, value: Scalar) -> Any:
     """A scalar argument as torch takes it."""
     if isinstance(value, str) and name in ("dtype", "input_dtype", "memory_format", "layout"):
         return getattr(torch, value, None)
     return list(value) if isinstance(value, tuple) else value
 
 
-def _position(op: Any, name: str) -> int:
+def _find_position(op: Any, name: str) -> int:
     return next(i for i, argument in enumerate(op._schema.arguments) if argument.name == name)

@@ -55,13 +55,13 @@ def list_job_collectives(job: dict[str, Any], ranks: int) -> list[CpuCollective]
     return [CpuCollective(str(job["collective"]), int(job["bytes"]), tuple(row)) for row in rows]
 
 
-def collective_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
+def make_collective_call(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
     """One call of the collective of a job. Its bytes mean what `workload.collectives` says: the whole buffer that is
     reduced, sent by a rank, or gathered. Sums are of zeros, which do not grow."""
     kind = str(job["collective"])
     elements = max(ranks, int(job["bytes"]) // _ITEM // ranks * ranks)
     if kind == "all_to_all_v":
-        return _uneven([[size // _ITEM for size in row] for row in job["sent"]], rank, device)
+        return _make_uneven_all_to_all([[size // _ITEM for size in row] for row in job["sent"]], rank, device)
     whole, other = (device.allocate((elements,)).zero_() for _ in range(2))
     part = device.allocate((elements // ranks,)).zero_()
     works: dict[str, Callable[[], object]] = {
@@ -70,20 +70,20 @@ def collective_work(job: dict[str, Any], rank: int, ranks: int, device: Device) 
         "all_gather": lambda: all_gather(other, part),
         "reduce_scatter": lambda: reduce_scatter(part, whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
-        "send_recv": lambda: _pass_on(whole, rank),
+        "send_recv": lambda: _send_to_second(whole, rank),
     }
     if kind not in works:
         raise make_unknown_error("collective", kind, works, f"Choose from {', '.join(works)}.")
     return works[kind]
 
 
-def _uneven(sent: list[list[int]], rank: int, device: Device) -> Callable[[], object]:
+def _make_uneven_all_to_all(sent: list[list[int]], rank: int, device: Device) -> Callable[[], object]:
     received = [row[rank] for row in sent]
     whole, other = device.allocate((sum(sent[rank]),)), device.allocate((sum(received),))
     return lambda: dist.all_to_all_single(other, whole, received, sent[rank])
 
 
-def _pass_on(whole: torch.Tensor, rank: int) -> None:
+def _send_to_second(whole: torch.Tensor, rank: int) -> None:
     """From the first rank to the second."""
     if rank == 0:
         dist.send(whole, 1)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from traincast.calibration.bench.device import Device
-from traincast.costs.cpu.samples import COPY_DIRECTIONS, COPY_MEMORIES, copy_signature
+from traincast.costs.cpu.samples import COPY_DIRECTIONS, COPY_MEMORIES, make_copy_signature
 from traincast.ir.ops import Signature
 
 LEAST_BYTES, MOST_BYTES = 1 << 12, 1 << 26
@@ -35,20 +35,20 @@ class CopyTask:
     @property
     def signature(self) -> Signature:
         """The copy as a sample has it."""
-        return copy_signature(self.direction, self.memory, self.nbytes)
+        return make_copy_signature(self.direction, self.memory, self.nbytes)
 
 
-def ways(kind: str) -> tuple[tuple[str, str], ...]:
+def list_copy_ways(kind: str) -> tuple[tuple[str, str], ...]:
     """How copies go on a kind of device: (direction, memory of the host)."""
     return _WAYS if kind == "cuda" else ()
 
 
-def copy_plan(kind: str, seed: int = 0) -> Iterator[CopyTask]:
+def plan_copies(kind: str, seed: int = 0) -> Iterator[CopyTask]:
     """Copies without end for a kind of device, every way in turn, at sizes that are even in their logarithm."""
     first = float(np.random.default_rng((seed, 13)).random())
-    for turn in count() if ways(kind) else ():
+    for turn in count() if list_copy_ways(kind) else ():
         size = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** ((first + _GOLDEN * turn) % 1.0)
-        for direction, memory in ways(kind):
+        for direction, memory in list_copy_ways(kind):
             yield CopyTask(direction, memory, int(size) // 64 * 64)
 
 
@@ -57,7 +57,7 @@ class CopyCall:
 
     def __init__(self, task: CopyTask, device: Device, *, sets: int) -> None:
         self._asynchronous = task.memory == "pinned"
-        self._pairs = [_buffers(task, device) for _ in range(sets)]
+        self._pairs = [_allocate_copy_buffers(task, device) for _ in range(sets)]
 
     def __call__(self, number: int = 0) -> None:
         """Copies once."""
@@ -65,7 +65,7 @@ class CopyCall:
         target.copy_(source, non_blocking=self._asynchronous)
 
 
-def _buffers(task: CopyTask, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+def _allocate_copy_buffers(task: CopyTask, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where a copy goes, and where it comes from."""
     there = device.allocate((task.nbytes,), "uint8")
     host = torch.ones(task.nbytes, dtype=torch.uint8)  # zeros could be pages that nobody has written yet

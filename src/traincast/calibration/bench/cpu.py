@@ -39,12 +39,12 @@ class CpuDevice:
         """The processor as the system names it, its threads, and the libraries behind torch's kernels."""
         return Identity(
             device=self.kind,
-            name=_cpu_field("model name") or platform.machine(),
+            name=_read_cpu_field("model name") or platform.machine(),
             threads=torch.get_num_threads(),
             locked_clock_mhz=0.0,
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             torch=torch.__version__,
-            libraries=_libraries() + ("+kept-malloc" if self._keeps else ""),
+            libraries=_list_libraries() + ("+kept-malloc" if self._keeps else ""),
         )
 
     def allocate(self, shape: Sequence[int], dtype: str = "float32") -> torch.Tensor:
@@ -91,20 +91,20 @@ class CpuDevice:
     def clock_mhz(self) -> float:
         """What the system says of its first processor."""
         try:
-            return float(_cpu_field("cpu MHz") or 0.0)
+            return float(_read_cpu_field("cpu MHz") or 0.0)
         except ValueError:
             return 0.0
 
     def free_bytes(self) -> int:
         """Memory that the system can give without swapping."""
-        return free_memory_bytes()
+        return read_free_memory_bytes()
 
     def neighbours(self) -> str:
         """Its two clocks tell during a run."""
         return ""
 
 
-def free_memory_bytes() -> int:
+def read_free_memory_bytes() -> int:
     """Memory of this machine that new tensors can have without swapping; a very large number where it does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
@@ -127,7 +127,7 @@ def keep_memory() -> bool:
     return all(mallopt(option, value) == 1 for option, value in _KEEP.items())
 
 
-def _cpu_field(field: str) -> str:
+def _read_cpu_field(field: str) -> str:
     """A field of the first processor in Linux's list; "" elsewhere."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -136,7 +136,7 @@ def _cpu_field(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-def _libraries() -> str:
+def _list_libraries() -> str:
     backends: Any = torch.backends
     names = [name for name in ("mkl", "mkldnn") if getattr(backends, name).is_available()]
     return "+".join([backends.cpu.get_cpu_capability(), *names])

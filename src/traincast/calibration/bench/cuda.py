@@ -29,7 +29,7 @@ class CudaDevice:
 
     def __init__(self, index: int = 0, locked_mhz: float = 0.0) -> None:
         if not torch.cuda.is_available():
-            raise TraincastError(f"{_why_none()}; or give `device='cpu'`")
+            raise TraincastError(f"{_explain_no_gpu()}; or give `device='cpu'`")
         count = torch.cuda.device_count()
         if not 0 <= index < count:
             raise TraincastError(f"no GPU {index}; this machine has {count}")
@@ -95,7 +95,7 @@ class CudaDevice:
         if self._lead_cycles is None:
             self._lead_cycles = self._cycles(_LEAD_SECONDS)
         if self._lead_cycles:
-            _sleep(self._lead_cycles)
+            _queue_sleep(self._lead_cycles)
 
     def flush(self, nbytes: int | None = None) -> None:
         """Writes so much of a buffer, by default more than the caches hold."""
@@ -127,9 +127,9 @@ class CudaDevice:
     def _cycles(self, seconds: float) -> int:
         """Cycles that take so long, which depends on the chip; 0 where a GPU cannot be made to wait."""
         try:
-            _sleep(_PROBE_CYCLES)  # the first one loads the kernel
+            _queue_sleep(_PROBE_CYCLES)  # the first one loads the kernel
             begin = self.mark()
-            _sleep(_PROBE_CYCLES)
+            _queue_sleep(_PROBE_CYCLES)
             end = self.mark()
         except (AttributeError, RuntimeError):
             return 0
@@ -157,12 +157,12 @@ class CudaDevice:
         return f"cuda:{self.index}"
 
 
-def _sleep(cycles: int) -> None:
+def _queue_sleep(cycles: int) -> None:
     wait: Any = torch.cuda._sleep
     wait(cycles)
 
 
-def _why_none() -> str:
+def _explain_no_gpu() -> str:
     """Why torch sees no GPU."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built for CPUs alone: install a build for CUDA or ROCm"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.calibration.bench.timing import BUSY_NEIGHBOURS, DRIFTED, drift_of
+from traincast.calibration.bench.timing import BUSY_NEIGHBOURS, DRIFTED, compute_drift
 from traincast.costs.cpu.collectives import is_collective
-from traincast.costs.cpu.samples import CALM, Sample, calm_samples
+from traincast.costs.cpu.samples import CALM, Sample, select_calm_samples
 
 _FEWEST = 8  # samples that a run must have for anything to be said of it
 _SPREAD = 0.25  # of repetitions, beyond which a sample is not used
 
 
-def run_notes(samples: Sequence[Sample], clocks_mhz: tuple[float, float]) -> list[str]:
+def note_disturbances(samples: Sequence[Sample], clocks_mhz: tuple[float, float]) -> list[str]:
     """What to say of the samples of one run, in their order; `clocks_mhz` are the device's before and after it."""
     notes = []
     before, after = clocks_mhz
@@ -28,12 +28,12 @@ def run_notes(samples: Sequence[Sample], clocks_mhz: tuple[float, float]) -> lis
         notes.append(
             f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them, then measure anew"
         )
-    drift = drift_of(np.array([sample.reference_busy for sample in single]))
+    drift = compute_drift(np.array([sample.reference_busy for sample in single]))
     if drift > DRIFTED:
         notes.append(
             f"the reference drifted by {drift - 1:.0%} (throttling or neighbours); samples have it divided out"
         )
-    slow = len(single) - len(calm_samples(single))
+    slow = len(single) - len(select_calm_samples(single))
     if slow:
         notes.append(
             f"{slow} of {len(single)} samples were taken while the reference was {CALM - 1:.0%} or more above that of "

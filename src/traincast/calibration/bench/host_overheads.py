@@ -23,7 +23,7 @@ NAME = "traincast::overhead"
 _WARM_UPS = 3  # the optimizer's state, then the allocator's cache
 
 
-def overhead_signature(kind: str, name: str) -> Signature:
+def make_overhead_signature(kind: str, name: str) -> Signature:
     """An overhead ("T2") of an op, an issuer or a runtime call as the signature of a sample."""
     return Signature(NAME, (), (), (("overhead", kind), ("of", name)))
 
@@ -33,7 +33,7 @@ def is_overhead(signature: Signature | None) -> bool:
     return signature is not None and signature.name == NAME
 
 
-def overhead_of(signature: Signature) -> tuple[str, str]:
+def parse_overhead_signature(signature: Signature) -> tuple[str, str]:
     """(type, what it belongs to) of a sample's signature."""
     kind, name = signature.scalar("overhead"), signature.scalar("of")
     if kind not in TYPES or not isinstance(name, str):
@@ -41,7 +41,7 @@ def overhead_of(signature: Signature) -> tuple[str, str]:
     return str(kind), name
 
 
-def traced_overheads(device: Device, reference: Reference, small: SmallStep) -> Iterator[tuple[str, Sample]]:
+def trace_overheads(device: Device, reference: Reference, small: SmallStep) -> Iterator[tuple[str, Sample]]:
     """Every overhead of one traced step: (key, sample) with its mean; the last has the step's name for a key."""
     import torch
 
@@ -62,6 +62,6 @@ def traced_overheads(device: Device, reference: Reference, small: SmallStep) -> 
             (times.compute_mean_below(LONGEST_GAP), 0.0) if kind == "T1" else times.compute_robust_moments()
         )
         yield small.name if number == len(rows) else f"{small.name}-{kind}-{name}", Sample(
-            signature=overhead_signature(kind, name), between=0, access="", wall=mean, busy=mean,
+            signature=make_overhead_signature(kind, name), between=0, access="", wall=mean, busy=mean,
             reference_wall=beside.wall, reference_busy=beside.busy, spread=deviation / mean if mean else 0.0,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from traincast.calibration.bench.device import Device, Identity, run_timed
-from traincast.calibration.bench.timing import Reference, Series, Summary, run_series, summarise
+from traincast.calibration.bench.timing import Reference, Series, Summary, run_series, summarise_series
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 from traincast.utils.results import Records, Result
@@ -103,8 +103,8 @@ def measure_step(
     """
     if not 3 <= repeats <= MOST_REPEATS:
         raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
-    with _readable(name, device):
-        before = _on_gpus()
+    with _catch_step_errors(name, device):
+        before = _count_gpu_allocations()
         step = make_step()
         if not callable(step):
             raise TraincastError(f"{name} gave a {type(step).__name__}, no step: let it return a function to call")
@@ -112,15 +112,15 @@ def measure_step(
             step()
         device.synchronise()
         _check_place(name, device, before)
-        many = _steps_of_a_block(step, device)
+        many = _choose_steps_per_block(step, device)
         series = run_series(
-            device, Reference(device), _block(step, many), repeats=repeats, seconds=seconds, progress=progress
+            device, Reference(device), _repeat_step(step, many), repeats=repeats, seconds=seconds, progress=progress
         ).of_each(many)
         if trace is not None:
             record_trace(step, device, trace)
     return Measured(
         workload=name, batch_size=batch_size, seq_len=seq_len, identity=device.identity(), clock=clock,
-        summary=summarise(series, clock, nominal), series=series,
+        summary=summarise_series(series, clock, nominal), series=series,
         notes=(*series.notes(), *filter(None, [device.neighbours()])),
         trace="" if trace is None else str(trace),
     )  # fmt: skip
@@ -128,14 +128,14 @@ def measure_step(
 
 def _check_place(name: str, device: Device, before: int) -> None:
     """Rejects a step that ran elsewhere than where it is timed: its time would be that of something else."""
-    after = _on_gpus()
+    after = _count_gpu_allocations()
     if device.kind == "cuda" and 0 < after == before:
         raise TraincastError(f"{name} put nothing on the GPU; let it make its tensors there, or give `device='cpu'`")
     if device.kind == "cpu" and after > before:
         raise TraincastError(f"{name} runs on a GPU, and this would time its launches alone; give `device='cuda'`")
 
 
-def _on_gpus() -> int:
+def _count_gpu_allocations() -> int:
     """How many tensors this process has put on its current GPU so far; 0 where the allocator does not say."""
     import torch
 
@@ -143,7 +143,7 @@ def _on_gpus() -> int:
     return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0)) if started() else 0
 
 
-def _steps_of_a_block(step: Step, device: Device) -> int:
+def _choose_steps_per_block(step: Step, device: Device) -> int:
     """On a GPU this many steps run without waiting in between, as in training: the host is ahead of the GPU there."""
     if device.kind == "cpu":
         return 1
@@ -151,7 +151,7 @@ def _steps_of_a_block(step: Step, device: Device) -> int:
     return max(1, min(_MOST_IN_A_BLOCK, math.ceil(_BLOCK_SECONDS / max(once, 1e-6))))
 
 
-def _block(step: Step, many: int) -> Step:
+def _repeat_step(step: Step, many: int) -> Step:
     def run() -> None:
         for _ in range(many):
             step()
@@ -181,7 +181,7 @@ def record_trace(step: Step, device: Device, path: Path) -> None:
 
 
 @contextmanager
-def _readable(name: str, device: Device) -> Any:
+def _catch_step_errors(name: str, device: Device) -> Any:
     """What goes wrong in a user's step, in one line."""
     import torch
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from math import exp, log
 
 from traincast.calibration.bench.plans import FAR_BYTES, Task
-from traincast.costs.cpu.caches import Operand, operands
-from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
-from traincast.costs.cpu.features import TABLE_KINDS, kind_of, rough_seconds, touched_bytes
-from traincast.costs.cpu.op_costs import price_ops, table_access
+from traincast.costs.cpu.caches import Operand, list_operands
+from traincast.costs.cpu.cpu_ops import make_cpu_ops, runs_no_kernel
+from traincast.costs.cpu.features import TABLE_KINDS, count_touched_bytes, estimate_rough_seconds, get_kind
+from traincast.costs.cpu.op_costs import price_ops, read_table_access
 from traincast.costs.cpu.profile import Profile
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
@@ -28,32 +28,34 @@ class Coverage:
     unsure."""
 
     def __init__(self, program: Program, access: Sequence[str] = (), profile: Profile | None = None) -> None:
-        distributions = table_access(program, access)
-        found = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, distributions.get(op, "")))
+        distributions = read_table_access(program, access)
+        found = list_operands(
+            program, 2.0 * FAR_BYTES, lambda op, one: count_touched_bytes(one, distributions.get(op, ""))
+        )
         self._calls: Counter[Task] = Counter()
         seconds: dict[Task, float] = defaultdict(float)
         errors: dict[Task, float] = defaultdict(float)
         cost = iter(() if profile is None else price_ops(program, profile, access))
         for op in program.ops:
-            for signature in cpu_ops(op.signature):
+            for signature in make_cpu_ops(op.signature):
                 price = next(cost, None)
                 if runs_no_kernel(signature):
                     continue
                 row, code = found[op.index]
-                between = _state(signature, row)
+                between = _choose_state(signature, row)
                 far = bool(between) and code > _CODE_NEAR
                 task = Task(signature, between, far, distributions.get(op.index, ""))
                 self._calls[task] += 1
-                known = rough_seconds(signature) if price is None else price.seconds
+                known = estimate_rough_seconds(signature) if price is None else price.seconds
                 seconds[task] += known
                 errors[task] += known * (_UNKNOWN if price is None else price.sigma)
         total = sum(seconds.values()) or 1.0
         self._parts = {
-            task: Part(took / total, errors[task] / took, kind_of(task.signature))
+            task: Part(took / total, errors[task] / took, get_kind(task.signature))
             for task, took in seconds.items()
             if took > 0
         }
-        self._rough = {task: calls * rough_seconds(task.signature) for task, calls in self._calls.items()}
+        self._rough = {task: calls * estimate_rough_seconds(task.signature) for task, calls in self._calls.items()}
         self._measured: dict[Task, float] = {}
 
     @property
@@ -69,8 +71,8 @@ class Coverage:
         shares: dict[str, float] = defaultdict(float)
         errors: dict[str, float] = defaultdict(float)
         for task, part in self._parts.items():
-            shares[kind_of(task.signature)] += part.share
-            errors[kind_of(task.signature)] += part.error
+            shares[get_kind(task.signature)] += part.share
+            errors[get_kind(task.signature)] += part.error
         return rank_by_remaining_width({kind: Part(share, errors[kind] / share) for kind, share in shares.items()})
 
     def add(self, task: Task, seconds: float) -> None:
@@ -83,9 +85,9 @@ class Coverage:
         done = sum(self._measured.values())
         if not done:
             return 0.0
-        speeds = {kind: self._slowness(kind) for kind in ("", *{kind_of(task.signature) for task in self._rough})}
+        speeds = {kind: self._slowness(kind) for kind in ("", *{get_kind(task.signature) for task in self._rough})}
         rest = sum(
-            (speeds[kind_of(task.signature)] or speeds[""]) * rough
+            (speeds[get_kind(task.signature)] or speeds[""]) * rough
             for task, rough in self._rough.items()
             if task not in self._measured
         )
@@ -93,13 +95,13 @@ class Coverage:
 
     def _slowness(self, kind: str) -> float:
         """Measured over guessed seconds of a kind ("": of all); 0 where none was measured."""
-        some = [task for task in self._measured if kind in ("", kind_of(task.signature))]
+        some = [task for task in self._measured if kind in ("", get_kind(task.signature))]
         return sum(self._measured[task] for task in some) / sum(self._rough[task] for task in some) if some else 0.0
 
 
-def _state(signature: Signature, row: Sequence[Operand]) -> int:
+def _choose_state(signature: Signature, row: Sequence[Operand]) -> int:
     """The bytes between calls that are most like where the operands are: the table's of a lookup, else on average."""
-    counted = row[:1] if kind_of(signature) in TABLE_KINDS else row
+    counted = row[:1] if get_kind(signature) in TABLE_KINDS else row
     total = sum(operand.nbytes for operand in counted)
     if not total:
         return _STATES[0]

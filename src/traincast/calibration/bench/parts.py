@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from traincast.calibration.bench.collectives import list_job_collectives, make_collective_job, plan_collectives
-from traincast.calibration.bench.copies import copy_plan
+from traincast.calibration.bench.copies import plan_copies
 from traincast.calibration.bench.device import Device
 from traincast.calibration.bench.ranks import run_ranks
 from traincast.calibration.bench.store import Store
@@ -37,7 +37,7 @@ _MOST_TRACES = 12  # of small steps on a GPU: their ops are the same few
 _MOST_STEPS, _MOST_COPIES, _MOST_EXCHANGES = 120, 60, 280  # more say nothing new of a dozen curves
 
 
-def possible_ranks(device: Device, most: int | None = None) -> int:
+def count_possible_ranks(device: Device, most: int | None = None) -> int:
     """How many processes of one thread each this machine can measure together, at `most` this many (None: eight GPUs,
     two cores); one exchanges nothing."""
     if device.kind == "cuda":
@@ -48,7 +48,7 @@ def possible_ranks(device: Device, most: int | None = None) -> int:
     return min(cores, most or 2)
 
 
-def planned_parts(kind: str, host: float, together: float, copies: float, exchanges: float) -> dict[str, int]:
+def plan_parts(kind: str, host: float, together: float, copies: float, exchanges: float) -> dict[str, int]:
     """How many measurements a kind of device gets in this many seconds of each part; together and of collectives, where
     it has two cores or GPUs."""
     parts = {
@@ -63,28 +63,28 @@ def planned_parts(kind: str, host: float, together: float, copies: float, exchan
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
     """Small steps: on a CPU their ops inside, and what the host takes alongside them, each at two times; on a GPU its
     overheads, traced. What to say where that cannot be done."""
-    from traincast.calibration.bench.small_steps import small_steps
+    from traincast.calibration.bench.small_steps import draw_small_steps
 
     reference, start = Reference(device), time.monotonic()
     most = _MOST_STEPS if device.kind == "cpu" else _MOST_TRACES
-    drawn = list(islice((s for s in small_steps(seed) if device.kind == "cpu" or not s.tables), most))
+    drawn = list(islice((s for s in draw_small_steps(seed) if device.kind == "cpu" or not s.tables), most))
     for turn, share in (("", _FIRST_SHARE), (AGAIN, 1.0)) if device.kind == "cpu" else (("", 1.0),):
         for small in drawn:
             if time.monotonic() - start > share * seconds or (turn and small.name not in store):
                 break
             if small.name + turn not in store:  # that of the host comes last: a step that was interrupted is run again
-                notes = _measure_small(device, reference, small, store, turn)
+                notes = _measure_small_step(device, reference, small, store, turn)
                 if notes:
                     return notes
             progress()
     return []
 
 
-def _measure_small(device: Device, reference: Reference, small: SmallStep, store: Store, turn: str) -> list[str]:
-    from traincast.calibration.bench.host_overheads import traced_overheads
+def _measure_small_step(device: Device, reference: Reference, small: SmallStep, store: Store, turn: str) -> list[str]:
+    from traincast.calibration.bench.host_overheads import trace_overheads
     from traincast.calibration.bench.inside import measure_inside
 
-    measured = measure_inside if device.kind == "cpu" else traced_overheads
+    measured = measure_inside if device.kind == "cpu" else trace_overheads
     try:
         rows = list(measured(device, reference, small))
     except (RuntimeError, TraincastError) as error:  # a GPU whose profiler sees nothing has its kernels still
@@ -100,32 +100,37 @@ def measure_together(
 ) -> list[str]:
     """The first small steps once more, on all cores at once under DDP: what ops lose to neighbours that want the same
     caches and memory, and what the host takes for DDP and for calling collectives. On GPUs kernels hide it."""
-    ranks = possible_ranks(device)
+    ranks = count_possible_ranks(device)
     if device.kind != "cpu" or ranks < 2:
         return []
-    from traincast.calibration.bench.inside import capture_first, inside_key, inside_samples, step_of_ranks
-    from traincast.calibration.bench.small_steps import small_steps
+    from traincast.calibration.bench.inside import (
+        capture_first,
+        make_inside_key,
+        make_inside_samples,
+        make_rank_step_sample,
+    )
+    from traincast.calibration.bench.small_steps import draw_small_steps
 
-    first = list(islice(small_steps(seed), min(_MOST_STEPS, round(seconds / _TOGETHER_SECONDS))))
-    steps = {small.name: small for small in first if inside_key(small, ranks) not in store}
+    first = list(islice(draw_small_steps(seed), min(_MOST_STEPS, round(seconds / _TOGETHER_SECONDS))))
+    steps = {small.name: small for small in first if make_inside_key(small, ranks) not in store}
 
     def hear(result: dict[str, Any]) -> None:
         series = Series(*(np.array(result[name]) for name in ("thread", "thread", "beside", "beside")))
         times = {clock: np.array(result[f"op_{clock}"]) for clock in ("wall", "busy")}
         small = steps[result["small_step"]["name"]]
         walls = Series(*(np.array(result[name]) for name in ("together", "thread", "beside_wall", "beside")))
-        samples = inside_samples(small, series, result["names"], times, ranks)
-        for key, sample in (step_of_ranks(small, walls, ranks), *samples):
+        samples = make_inside_samples(small, series, result["names"], times, ranks)
+        for key, sample in (make_rank_step_sample(small, walls, ranks), *samples):
             if key not in store:
                 store.append(key, sample)
         progress()
 
     capture_first(steps.values(), ranks)
     jobs = [{"small_step": small.to_dict(), "seconds": 0.0, "most": 1} for small in steps.values()]
-    return _together(jobs, ranks, hear, seconds, device) if jobs else []
+    return _run_rank_jobs(jobs, ranks, hear, seconds, device) if jobs else []
 
 
-def _together(
+def _run_rank_jobs(
     jobs: list[dict[str, Any]], ranks: int, hear: Callable[[dict[str, Any]], None], seconds: float, device: Device
 ) -> list[str]:
     """Jobs of several ranks; what to say where they cannot be run: a cluster's rules may forbid sockets, and single ops
@@ -142,7 +147,7 @@ def measure_copies(device: Device, store: Store, seed: int, seconds: float, prog
     from traincast.calibration.bench.bench import measure_copy
 
     reference, end = Reference(device), time.monotonic() + seconds
-    for task in _first_copies(device.kind, seed):
+    for task in _list_first_copies(device.kind, seed):
         if time.monotonic() > end:
             break
         if task.key not in store:
@@ -155,8 +160,8 @@ def measure_copies(device: Device, store: Store, seed: int, seconds: float, prog
     return []
 
 
-def _first_copies(kind: str, seed: int) -> Iterator[CopyTask]:
-    for _, task in zip(range(_MOST_COPIES), copy_plan(kind, seed), strict=False):
+def _list_first_copies(kind: str, seed: int) -> Iterator[CopyTask]:
+    for _, task in zip(range(_MOST_COPIES), plan_copies(kind, seed), strict=False):
         yield task
 
 
@@ -164,20 +169,20 @@ def measure_collectives(
     device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]
 ) -> list[str]:
     """Collectives between as many ranks as this machine has cores or GPUs for; what to say when there are none."""
-    ranks = possible_ranks(device)
+    ranks = count_possible_ranks(device)
     if ranks < 2:
         return ["collectives were not measured: one core or GPU has nobody to communicate with"]
-    jobs = _jobs(store, ranks, seed, round(seconds / _JOB_SECONDS))
+    jobs = _list_next_jobs(store, ranks, seed, round(seconds / _JOB_SECONDS))
 
     def hear(result: dict[str, Any]) -> None:
         exchanges = list_job_collectives(result, ranks)
         store.append(make_collective_key(exchanges), make_collective_sample(result, exchanges))
         progress()
 
-    return _together(jobs, ranks, hear, seconds, device) if jobs else []
+    return _run_rank_jobs(jobs, ranks, hear, seconds, device) if jobs else []
 
 
-def _jobs(store: Store, ranks: int, seed: int, number: int) -> list[dict[str, Any]]:
+def _list_next_jobs(store: Store, ranks: int, seed: int, number: int) -> list[dict[str, Any]]:
     """The next this many collectives that the store does not hold."""
     jobs: list[dict[str, Any]] = []
     for _, exchanges in zip(range(_MOST_EXCHANGES), plan_collectives(ranks, seed), strict=False):

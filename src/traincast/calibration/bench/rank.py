@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from traincast.calibration.bench.collectives import collective_work
+from traincast.calibration.bench.collectives import make_collective_call
 from traincast.calibration.bench.device import Device, Seconds, run_timed
 from traincast.calibration.bench.opening import open_device
 from traincast.calibration.bench.orders import JOBS, LAUNCHER, MEETING, RESULTS
@@ -63,11 +63,11 @@ def measure_together(
     Where the reference took longer than `calm` seconds in more than half of them (neighbours), they are done again, up
     to twice."""
     if isinstance(work, Prepared) and device.kind == "cuda":
-        return _kernels_together(work, reference, seconds, device, most)
-    steps, repeats = _sizes(work, seconds, device, most)
+        return _measure_kernels_together(work, reference, seconds, device, most)
+    steps, repeats = _choose_repeats(work, seconds, device, most)
     taken, busy, beside = list[float](), list[float](), list[Seconds]()
     for turn in range(repeats * _ROUNDS):
-        if turn and turn % repeats == 0 and _calm_on_all([one.busy for one in beside], calm, device):
+        if turn and turn % repeats == 0 and _is_calm_on_all([one.busy for one in beside], calm, device):
             break
         dist.barrier()
         beside.append(reference.seconds())
@@ -75,20 +75,20 @@ def measure_together(
             work.prepare()
         device.synchronise()
         dist.barrier()
-        lasted = _one_after_the_other(work, steps, device)
+        lasted = _time_consecutive_steps(work, steps, device)
         taken.append(lasted[0])
         busy.append(lasted[1])
     dist.barrier()
     beside.append(reference.seconds())
     return {
-        "step": _slowest(taken, device),
-        "busy": _mean(busy, device),
-        "reference": _mean(_between([one.wall for one in beside]), device),
-        "reference_busy": _mean(_between([one.busy for one in beside]), device),
+        "step": _reduce_max(taken, device),
+        "busy": _reduce_mean(busy, device),
+        "reference": _reduce_mean(_average_neighbours([one.wall for one in beside]), device),
+        "reference_busy": _reduce_mean(_average_neighbours([one.busy for one in beside]), device),
     }
 
 
-def _one_after_the_other(work: Work, steps: int, device: Device) -> FloatArray:
+def _time_consecutive_steps(work: Work, steps: int, device: Device) -> FloatArray:
     """Medians over this many steps of their seconds on the wall's clock and of the processor, without the first, which
     finds its place in the caches taken by the reference. Single steps that the system interrupts do not count: with a
     rank on every core there is no other for whatever else runs on the machine."""
@@ -101,19 +101,19 @@ def _one_after_the_other(work: Work, steps: int, device: Device) -> FloatArray:
     return np.asarray(np.median(lasted[min(1, steps - 1) :], axis=0))
 
 
-def _calm_on_all(references: list[float], calm: float, device: Device) -> bool:
+def _is_calm_on_all(references: list[float], calm: float, device: Device) -> bool:
     """Whether on every rank at least half of the references took no longer than that."""
     longer = sum(one > calm for one in references) / len(references)
-    return _slowest([longer], device)[0] <= 0.5
+    return _reduce_max([longer], device)[0] <= 0.5
 
 
-def _kernels_together(
+def _measure_kernels_together(
     work: Prepared, reference: Reference, seconds: float, device: Device, most: int
 ) -> dict[str, list[float]]:
     """As `measure_together`, of kernels alone: every GPU is kept busy until its host has launched them. Several calls
     wait in the queue one behind the other, as in NCCL's own benchmark, whose curves this is compared with: what ranks
     leave the barrier apart is then divided by their number."""
-    _, repeats = _sizes(work, seconds / _CALLS, device, most)
+    _, repeats = _choose_repeats(work, seconds / _CALLS, device, most)
     taken, beside = [], []
 
     def prepare() -> None:
@@ -129,17 +129,17 @@ def _kernels_together(
         beside.append(reference.seconds())
         taken.append(run_timed(device, calls, prepare, queued=True).wall / _CALLS)
     beside.append(reference.seconds())
-    lasted = _slowest(taken, device)
-    references = _mean(_between([one.wall for one in beside]), device)
+    lasted = _reduce_max(taken, device)
+    references = _reduce_mean(_average_neighbours([one.wall for one in beside]), device)
     return {"step": lasted, "busy": lasted, "reference": references, "reference_busy": references}
 
 
-def _between(values: list[float]) -> list[float]:
+def _average_neighbours(values: list[float]) -> list[float]:
     """The geometric means of neighbours."""
     return [math.sqrt(before * after) for before, after in pairwise(values)]
 
 
-def _sizes(work: Work, seconds: float, device: Device, most: int) -> tuple[int, int]:
+def _choose_repeats(work: Work, seconds: float, device: Device, most: int) -> tuple[int, int]:
     """How often the work runs between two looks at the clock, and how many looks there are; the same on all ranks."""
     for _ in range(_WARM_UPS):
         work()
@@ -148,21 +148,21 @@ def _sizes(work: Work, seconds: float, device: Device, most: int) -> tuple[int, 
     begin = time.perf_counter()
     work()
     device.synchronise()
-    once = _slowest([time.perf_counter() - begin], device)[0]
+    once = _reduce_max([time.perf_counter() - begin], device)[0]
     steps = 1 if isinstance(work, Prepared) else max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / once)))
     return steps, max(min(_LEAST, most), min(most, round(seconds / (steps * once))))
 
 
-def _slowest(values: list[float], device: Device) -> list[float]:
-    return _reduced(values, dist.ReduceOp.MAX, device)
+def _reduce_max(values: list[float], device: Device) -> list[float]:
+    return _all_reduce(values, dist.ReduceOp.MAX, device)
 
 
-def _mean(values: list[float], device: Device) -> list[float]:
+def _reduce_mean(values: list[float], device: Device) -> list[float]:
     ranks = dist.get_world_size()
-    return [value / ranks for value in _reduced(values, dist.ReduceOp.SUM, device)]
+    return [value / ranks for value in _all_reduce(values, dist.ReduceOp.SUM, device)]
 
 
-def _reduced(values: list[float], how: Any, device: Device) -> list[float]:
+def _all_reduce(values: list[float], how: Any, device: Device) -> list[float]:
     numbers = torch.tensor(values, dtype=torch.float64)
     if device.kind == "cuda":  # NCCL takes nothing else
         numbers = numbers.cuda()
@@ -170,7 +170,7 @@ def _reduced(values: list[float], how: Any, device: Device) -> list[float]:
     return [float(value) for value in numbers]
 
 
-def _own_core(rank: int, ranks: int) -> None:
+def _pin_own_core(rank: int, ranks: int) -> None:
     """A core for each rank, where the system has them: its threads then compete with each other, not with those of
     other ranks."""
     if hasattr(os, "sched_setaffinity"):
@@ -191,7 +191,7 @@ def _end_with_launcher() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def serve(
+def serve_jobs(
     folder: Path,
     works: Works,
     after: Callable[[dict[str, Any], Work, Reference], dict[str, Any]] = lambda *_: {},
@@ -204,7 +204,7 @@ def serve(
     collective = dist.FileStore(str(folder / MEETING), ranks)  # type: ignore[attr-defined]
     dist.init_process_group(BACKENDS[device.kind], store=collective, rank=rank, world_size=ranks)
     if device.kind == "cpu":
-        _own_core(rank, ranks)
+        _pin_own_core(rank, ranks)
     reference = Reference(device)
     with (folder / RESULTS).open("a", encoding="utf-8") as results:
         for job in order["jobs"]:
@@ -224,7 +224,7 @@ def serve(
 
 def make_collective_step(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Work:
     """The collective of a job as a step calls it: its buffers were written a little before."""
-    work = collective_work(job, rank, ranks, device)
+    work = make_collective_call(job, rank, ranks, device)
 
     def prepare() -> None:
         work()
@@ -233,7 +233,7 @@ def make_collective_step(job: dict[str, Any], rank: int, ranks: int, device: Dev
     return Prepared(work, prepare)
 
 
-def small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Work:
+def make_small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Work:
     """The small step of a job."""
     from traincast.calibration.bench.small_steps import SmallStep
 
@@ -241,13 +241,13 @@ def small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Wo
     return small.make(small.batch_size, rank=rank, world_size=ranks)
 
 
-def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[str, Any]:
+def measure_ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[str, Any]:
     """Of a small step, what its own thread takes of the processor ("thread", seconds, and "alongside", the reference),
     how long it took on the wall's clock until the last rank was done ("together", and "beside_wall"), and its ops timed
     on all ranks at once: names, and times in units of the reference."""
     if "small_step" not in job:
         return {}
-    from traincast.calibration.bench.inside import ops_inside
+    from traincast.calibration.bench.inside import time_ops_inside
 
     taken, walls, beside = list[float](), list[float](), list[Seconds]()
     for _ in range(_THREAD_STEPS):
@@ -258,8 +258,8 @@ def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[
         work()
         taken.append(time.thread_time() - begin)
         walls.append(time.perf_counter() - began)
-    walls, beside_wall = (_slowest(some, reference.device) for some in (walls, [one.wall for one in beside]))
-    names, times = ops_inside(work, reference, repeats=_THREAD_STEPS)
+    walls, beside_wall = (_reduce_max(some, reference.device) for some in (walls, [one.wall for one in beside]))
+    names, times = time_ops_inside(work, reference, repeats=_THREAD_STEPS)
     return {
         "thread": taken,
         "beside": [one.busy for one in beside],
@@ -272,4 +272,8 @@ def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), {"collective": make_collective_step, "small_step": small_step_work}, ops_together)
+    serve_jobs(
+        Path(sys.argv[1]),
+        {"collective": make_collective_step, "small_step": make_small_step_work},
+        measure_ops_together,
+    )

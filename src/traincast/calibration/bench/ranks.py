@@ -37,20 +37,20 @@ def run_ranks(
 ) -> None:
     """Lets `ranks` processes do the jobs one after the other; `each` hears the result of every job as it comes. After
     `seconds` no further job is waited for. A rank runs `module`, see `benching.rank.serve`."""
-    with _folder_of(jobs, device) as folder:
-        port = _free_port()
+    with _write_job_folder(jobs, device) as folder:
+        port = _find_free_port()
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                processes.append(_start(rank, ranks, port, folder, module))
-            complete = _follow(processes, folder, len(jobs), each, time.monotonic() + seconds)
-            _end(processes, _END_SECONDS if complete else 0.0)
+                processes.append(_start_rank(rank, ranks, port, folder, module))
+            complete = _follow_results(processes, folder, len(jobs), each, time.monotonic() + seconds)
+            _end_processes(processes, _END_SECONDS if complete else 0.0)
         finally:
-            _end(processes, 0.0)
+            _end_processes(processes, 0.0)
 
 
 @contextmanager
-def _folder_of(jobs: Sequence[Mapping[str, Any]], device: str) -> Iterator[Path]:
+def _write_job_folder(jobs: Sequence[Mapping[str, Any]], device: str) -> Iterator[Path]:
     """A folder with the jobs in it, while ranks work."""
     try:
         made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -66,7 +66,7 @@ def _folder_of(jobs: Sequence[Mapping[str, Any]], device: str) -> Iterator[Path]
         yield folder
 
 
-def _start(rank: int, ranks: int, port: int, folder: Path, module: str) -> subprocess.Popen[bytes]:
+def _start_rank(rank: int, ranks: int, port: int, folder: Path, module: str) -> subprocess.Popen[bytes]:
     """One rank, with the environment that torchrun gives."""
     environment = {
         **os.environ,
@@ -81,16 +81,16 @@ def _start(rank: int, ranks: int, port: int, folder: Path, module: str) -> subpr
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     command = [sys.executable, "-m", module, str(folder)]
-    with _words(folder, rank).open("wb") as words:
+    with _name_output_file(folder, rank).open("wb") as words:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
 
 
-def _words(folder: Path, rank: int) -> Path:
+def _name_output_file(folder: Path, rank: int) -> Path:
     """What a rank says."""
     return folder / f"rank{rank}.txt"
 
 
-def _follow(
+def _follow_results(
     processes: Sequence[subprocess.Popen[bytes]],
     folder: Path,
     expected: int,
@@ -111,18 +111,18 @@ def _follow(
         failed = [rank for rank, code in enumerate(ended) if code]
         if on_result < expected and (failed or all(code == 0 for code in ended)):
             rank = failed[0] if failed else 0
-            raise TraincastError(f"rank {rank} of {len(processes)} ended early: {_last_words(folder, rank)}")
+            raise TraincastError(f"rank {rank} of {len(processes)} ended early: {_read_last_output(folder, rank)}")
         if on_result < expected:
             time.sleep(_LOOK_SECONDS)
     return on_result == expected
 
 
-def _last_words(folder: Path, rank: int) -> str:
-    lines = _words(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+def _read_last_output(folder: Path, rank: int) -> str:
+    lines = _name_output_file(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return " ".join(lines[-1].split())[:_ERROR_LENGTH] if lines else "it said nothing"
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _end_processes(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     """Ranks get so long to end by themselves and are then ended: one alone would wait for the other for ever."""
     deadline = time.monotonic() + seconds
     for process in processes:
@@ -133,7 +133,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     """A port nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -67,26 +67,26 @@ def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
     if part("open", lambda: opened.append(open_it()) or "done"):  # type: ignore[func-returns-value]
         device = opened[0]
         part("identity", lambda: ", ".join(f"{k} {v}" for k, v in device.identity().to_dict().items()))
-        part("clock", lambda: _clock(device))
-        part("memory", lambda: _memory(device))
-        part("timer", lambda: _timer(device))
+        part("clock", lambda: _check_clock(device))
+        part("memory", lambda: _check_memory(device))
+        part("timer", lambda: _check_timer(device))
         part("flush", lambda: f"{1e3 * run_timed(device, device.flush).wall:.2f} ms")
-        part("reference", lambda: _reference(device))
-        for name, work in [*_copies(device), ("profiler", lambda: _profiler(device)), *_ops(device)]:
+        part("reference", lambda: _check_reference(device))
+        for name, work in [*_check_copies(device), ("profiler", lambda: _check_profiler(device)), *_check_ops(device)]:
             part(name, work)
-        part("collectives", lambda: _collectives(device))
-        part("store", lambda: _store(device))
+        part("collectives", lambda: _check_collectives(device))
+        part("store", lambda: _check_store(device))
     return SelfCheck(kind, tuple(parts))
 
 
-def _clock(device: Device) -> str:
+def _check_clock(device: Device) -> str:
     from traincast.calibration.bench.timing import Reference
 
     now = Reference(device).clock_mhz()
     return f"{now:.0f} MHz under load" if now else "cannot be read (on NVIDIA: pip install nvidia-ml-py)"
 
 
-def _memory(device: Device) -> str:
+def _check_memory(device: Device) -> str:
     made = [device.allocate((256, 256), dtype) for dtype in _TYPES]
     right = all(tensor.dtype is getattr(torch, dtype) for tensor, dtype in zip(made, _TYPES, strict=True))
     if not right or bool(made[0].isnan().any()):
@@ -94,7 +94,7 @@ def _memory(device: Device) -> str:
     return ", ".join(filter(None, [f"{device.free_bytes() / 1e9:.1f} GB free", device.neighbours()]))
 
 
-def _timer(device: Device) -> str:
+def _check_timer(device: Device) -> str:
     """The device's own clock against the host's, over work that is long enough for both."""
     from traincast.calibration.bench.timing import Reference
 
@@ -112,10 +112,10 @@ def _timer(device: Device) -> str:
     passed = time.perf_counter() - begin
     if not 0.5 * passed < taken < 1.05 * passed:
         raise RuntimeError(f"{1e3 * taken:.2f} ms by the device's clock, {1e3 * passed:.2f} by the host's")
-    return f"{1e3 * taken:.2f} ms, by the host's clock {1e3 * passed:.2f}; nothing at all {_nothing(device)}"
+    return f"{1e3 * taken:.2f} ms, by the host's clock {1e3 * passed:.2f}; nothing at all {_check_empty_timing(device)}"
 
 
-def _nothing(device: Device) -> str:
+def _check_empty_timing(device: Device) -> str:
     """What two marks with nothing between are apart, and a small op whose launch is left out and counted."""
     small = device.allocate((256, 256))
     empty = min(run_timed(device, lambda: None, queued=True).wall for _ in range(5))
@@ -126,30 +126,30 @@ def _nothing(device: Device) -> str:
     return f"{1e6 * empty:.1f} us, a small op {1e6 * alone:.1f} (with its launch {1e6 * launched:.1f})"
 
 
-def _reference(device: Device) -> str:
-    from traincast.calibration.bench.timing import Reference, run_series, summarise
+def _check_reference(device: Device) -> str:
+    from traincast.calibration.bench.timing import Reference, run_series, summarise_series
 
     reference = Reference(device)
-    figures = summarise(run_series(device, reference, reference.seconds, repeats=9), "wall")
+    figures = summarise_series(run_series(device, reference, reference.seconds, repeats=9), "wall")
     if figures.spread > _STEADY:
         raise RuntimeError(f"its time varies by {figures.spread:.0%}; end other programs")
     return f"{1e3 * figures.reference:.3f} ms, spread {figures.spread:.1%}"
 
 
-def _copies(device: Device) -> list[tuple[str, Callable[[], str]]]:
+def _check_copies(device: Device) -> list[tuple[str, Callable[[], str]]]:
     """Every way of copying once, a megabyte."""
-    from traincast.calibration.bench.copies import CopyCall, CopyTask, ways
+    from traincast.calibration.bench.copies import CopyCall, CopyTask, list_copy_ways
 
     def once(task: CopyTask) -> str:
         call = CopyCall(task, device, sets=1)
         call(0)
         return f"{1e6 * run_timed(device, lambda: call(0)).wall:.1f} us for {task.nbytes >> 20} MB"
 
-    tasks = [CopyTask(direction, memory, 1 << 20) for direction, memory in ways(device.kind)]
+    tasks = [CopyTask(direction, memory, 1 << 20) for direction, memory in list_copy_ways(device.kind)]
     return [(f"copy {task.direction}, {task.memory}", lambda task=task: once(task)) for task in tasks]  # type: ignore[misc]
 
 
-def _profiler(device: Device) -> str:
+def _check_profiler(device: Device) -> str:
     from traincast.calibration.bench.measure import record_trace
 
     left, right = (device.allocate((64, 64)) for _ in range(2))
@@ -163,13 +163,13 @@ def _profiler(device: Device) -> str:
     return f"{len(events)} events, {kernels} kernels"
 
 
-def _collectives(device: Device) -> str:
+def _check_collectives(device: Device) -> str:
     from traincast.calibration.bench.collectives import make_collective_job
-    from traincast.calibration.bench.parts import possible_ranks
+    from traincast.calibration.bench.parts import count_possible_ranks
     from traincast.calibration.bench.ranks import run_ranks
     from traincast.costs.cpu.collectives import CpuCollective
 
-    ranks = possible_ranks(device)
+    ranks = count_possible_ranks(device)
     if ranks < 2:
         return "not tried: one core or GPU has nobody to communicate with"
     on_result: list[dict[str, Any]] = []
@@ -180,26 +180,28 @@ def _collectives(device: Device) -> str:
     return f"all-reduce of 1 MB between {ranks} ranks in {1e3 * median(on_result[0]['step']):.2f} ms"
 
 
-def _store(device: Device) -> str:
-    from traincast.calibration.bench.bench import measure_task, task_key
-    from traincast.calibration.bench.plans import plan
+def _check_store(device: Device) -> str:
+    from traincast.calibration.bench.bench import make_task_key, measure_task
+    from traincast.calibration.bench.plans import plan_benchmarks
     from traincast.calibration.bench.store import Store
     from traincast.calibration.bench.timing import Reference
 
-    task = next(islice(plan(1, ("relu",)), 1))
+    task = next(islice(plan_benchmarks(1, ("relu",)), 1))
     with TemporaryDirectory() as folder:
-        Store(Path(folder), device.identity()).append(task_key(task), measure_task(device, Reference(device), task))
+        Store(Path(folder), device.identity()).append(
+            make_task_key(task), measure_task(device, Reference(device), task)
+        )
         held = Store(Path(folder), device.identity())
     return f"{len(held)} sample written and read again"
 
 
-def _ops(device: Device) -> list[tuple[str, Callable[[], str]]]:
+def _check_ops(device: Device) -> list[tuple[str, Callable[[], str]]]:
     """One op of every kind of the plan, small: that it runs, and how long."""
     from traincast.calibration.bench.calls import OpCall
-    from traincast.calibration.bench.plans import KINDS, plan
+    from traincast.calibration.bench.plans import KINDS, plan_benchmarks
 
     def once(kind: str) -> str:
-        task = next(islice(plan(1, (kind,)), 1))
+        task = next(islice(plan_benchmarks(1, (kind,)), 1))
         call = OpCall(task.signature, device)
         call()
         return f"{1e6 * run_timed(device, call).wall:.1f} us"

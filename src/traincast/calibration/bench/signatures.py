@@ -12,7 +12,7 @@ Random = np.random.Generator
 MOST_FLOPS = 2.5e9  # of one call: 25 ms of a core
 
 
-def spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> TensorSpec:
+def make_spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> TensorSpec:
     """A dense tensor; with `transposed` its last two dimensions are the other way round in memory."""
     laid = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
     stride, step = [0] * len(shape), 1
@@ -23,7 +23,7 @@ def spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> Tenso
     return TensorSpec(tuple(shape), tuple(stride), dtype)
 
 
-def op(
+def make_op(
     name: str, inputs: list[tuple[str, TensorSpec]], outputs: list[TensorSpec], overload: str = "", /, **scalars: Scalar
 ) -> Signature:
     """A signature from named tensors."""
@@ -32,7 +32,7 @@ def op(
     return Signature(f"aten::{name}", made, tuple(outputs), tuple(scalars.items()), groups, overload)
 
 
-def size(random: Random, low: float, high: float) -> int:
+def draw_size(random: Random, low: float, high: float) -> int:
     """A size between two, even in its logarithm."""
     exact = float(2.0 ** random.uniform(math.log2(low), math.log2(high)))
     if random.random() < 0.15:

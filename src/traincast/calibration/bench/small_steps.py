@@ -77,8 +77,8 @@ class SmallStep:
             for rows, lookups, distribution in self.tables
         ]
         offsets = [torch.arange(0, batch_size * lookups, lookups) for _, lookups, _ in self.tables]
-        optimizer = _optimizer(self.optimizer, model.parameters())
-        measure = _criterion(self.loss, batch_size, self.hidden)
+        optimizer = _make_optimizer(self.optimizer, model.parameters())
+        measure = _make_criterion(self.loss, batch_size, self.hidden)
 
         def step() -> None:
             optimizer.zero_grad()
@@ -88,7 +88,7 @@ class SmallStep:
         return step
 
 
-def _optimizer(name: str, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+def _make_optimizer(name: str, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     """As after some training: squares of gradients have been added up for every weight. Units that a few samples leave
     dead would have none, and the root of a zero among other numbers takes up to four times as long."""
     if name == "sgd":
@@ -102,7 +102,7 @@ def _optimizer(name: str, parameters: Iterator[nn.Parameter]) -> torch.optim.Opt
     return adam
 
 
-def _criterion(loss: str, samples: int, columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def _make_criterion(loss: str, samples: int, columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """A loss of what the model gives, with targets that it keeps."""
     if loss == "classes":
         classes = torch.arange(samples) % columns
@@ -147,7 +147,7 @@ class _Dense(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(of.norms))
         channels = [3, *[max(width // 8, 8)] * of.convolutions]
         self.images = nn.ModuleList(
-            _image_layer(read, made, pooled=of.pooled) for read, made in zip(channels, channels[1:], strict=False)
+            _make_image_layer(read, made, pooled=of.pooled) for read, made in zip(channels, channels[1:], strict=False)
         )
         self.attention = nn.ModuleList(_Attention(width) for _ in range(of.attention))
         self.words = nn.Embedding(of.words, width) if of.words else None
@@ -171,7 +171,7 @@ class _Dense(nn.Module):
         return x if self.last is None else self.last(x)
 
 
-def _image_layer(read: int, made: int, *, pooled: bool) -> nn.Module:
+def _make_image_layer(read: int, made: int, *, pooled: bool) -> nn.Module:
     if not pooled:
         return nn.Conv2d(read, made, 3, padding=1)
     return nn.Sequential(
@@ -196,7 +196,7 @@ class _Attention(nn.Module):
         return x + seen
 
 
-def small_steps(seed: int = 0) -> Iterator[SmallStep]:
+def draw_small_steps(seed: int = 0) -> Iterator[SmallStep]:
     """Steps without end, which differ in how often each event of the host occurs and in how far data is moved between
     two uses of it."""
     random = np.random.default_rng((seed, 7, _DRAW))
@@ -216,20 +216,22 @@ def small_steps(seed: int = 0) -> Iterator[SmallStep]:
             layers=layers, norms=int(random.integers(0, 5)), views=int(random.integers(0, 10)),
             convolutions=int(random.integers(1, 4)) if not tables and random.random() < 0.5 else 0,
             pooled=bool(random.random() < 0.5), attention=attention,
-            words=_drawn(random, 500, 10_000) if attention else 0, loss=str(random.choice(_LOSSES)),
-            tables=_tables(random, tables, width), optimizer=optimizer,
+            words=_draw_number(random, 500, 10_000) if attention else 0, loss=str(random.choice(_LOSSES)),
+            tables=_draw_tables(random, tables, width), optimizer=optimizer,
         )  # fmt: skip
         number += 1
 
 
-def _tables(random: np.random.Generator, count: int, width: int) -> tuple[tuple[int, int, str], ...]:
+def _draw_tables(random: np.random.Generator, count: int, width: int) -> tuple[tuple[int, int, str], ...]:
     """This many of (rows, lookups per sample, which rows), all together no larger than tables of a step may be."""
     most = _TABLE_BYTES / (4 * width)
-    drawn = [(_drawn(random, 1e3, 1e6), _drawn(random, 1, 40), str(random.choice(_LAWS))) for _ in range(count)]
+    drawn = [
+        (_draw_number(random, 1e3, 1e6), _draw_number(random, 1, 40), str(random.choice(_LAWS))) for _ in range(count)
+    ]
     share = min(1.0, most / max(sum(rows for rows, _, _ in drawn), 1))
     return tuple((max(int(rows * share), 1), lookups, distribution) for rows, lookups, distribution in drawn)
 
 
-def _drawn(random: np.random.Generator, low: float, high: float) -> int:
+def _draw_number(random: np.random.Generator, low: float, high: float) -> int:
     """A number between two, even in its logarithm."""
     return round(float(2.0 ** random.uniform(*np.log2((low, high)))))

@@ -19,7 +19,7 @@ import polars as pl
 
 from traincast.calibration.bench.device import Identity
 from traincast.calibration.bench.store_files import read_rows
-from traincast.costs.cpu.samples import Sample, parse_row, sample_row
+from traincast.costs.cpu.samples import Sample, format_sample, parse_row
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
@@ -88,7 +88,7 @@ class Store:
         self.claim()
         assert self.identity is not None
         identity = json.dumps(self.identity.to_dict(), sort_keys=True)
-        row = {"key": key, "number": self._next, "identity": identity} | sample_row(sample)
+        row = {"key": key, "number": self._next, "identity": identity} | format_sample(sample)
         self._write(f"{_SINGLE}{self._next:06d}.parquet", [row])
         self._rows[key] = row
         self._next += 1
@@ -143,13 +143,14 @@ class Store:
         where = format_path(self.folder)
         if len(known) > 1:
             raise TraincastError(
-                f"store '{where}' mixes devices, threads, clocks or versions: {_differences(known)}; measure into a "
+                f"store '{where}' mixes devices, threads, clocks or versions: {_list_differences(known)}; "
+                "measure into a "
                 "new folder"
             )
         if not known:
             return wanted
         held = Identity(**json.loads(known.pop()))
-        differing = [] if wanted is None else _differing(wanted, held)
+        differing = [] if wanted is None else _list_differing_fields(wanted, held)
         if differing:
             raise TraincastError(
                 f"store '{where}' is of another machine or set-up: {'; '.join(differing)}; give another folder with "
@@ -158,7 +159,7 @@ class Store:
         return held
 
 
-def _differing(here: Identity, held: Identity) -> list[str]:
+def _list_differing_fields(here: Identity, held: Identity) -> list[str]:
     """The fields in which two identities differ, each with both values."""
     pairs = [(name, value, held.to_dict()[name]) for name, value in here.to_dict().items()]
     return [
@@ -169,7 +170,7 @@ def _differing(here: Identity, held: Identity) -> list[str]:
     ]
 
 
-def _differences(identities: set[str]) -> str:
+def _list_differences(identities: set[str]) -> str:
     """The fields in which identities differ."""
     tables = [json.loads(text) for text in sorted(identities)]
     fields = [name for name in tables[0] if len({str(table.get(name)) for table in tables}) > 1]

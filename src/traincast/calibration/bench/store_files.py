@@ -31,17 +31,17 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         for identity in identities:
             Identity(**json.loads(identity))
         for row in rows:
-            _check(row)
+            _check_row(row)
     except FileNotFoundError:
         raise
     except (TraincastError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise _damaged(file, str(error)) from None
+        raise _describe_damage(file, str(error)) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(file, f"it holds no samples: {error!r}") from None
+        raise _describe_damage(file, f"it holds no samples: {error!r}") from None
     return rows
 
 
-def _check(row: dict[str, Any]) -> None:
+def _check_row(row: dict[str, Any]) -> None:
     """Raises what is wrong with a row."""
     sample = parse_row(row)
     if not isinstance(row["key"], str) or not isinstance(row["number"], int):
@@ -52,7 +52,7 @@ def _check(row: dict[str, Any]) -> None:
         raise ValueError("a reference took no time")
 
 
-def _damaged(file: Path, reason: str) -> TraincastError:
+def _describe_damage(file: Path, reason: str) -> TraincastError:
     notes = " ".join(reason.split())[:160]
     return TraincastError(
         f"'{format_path(file)}' is damaged ({notes}); move it away: only its samples are measured again"

@@ -44,13 +44,13 @@ class Reference:
         left, right, out = (device.allocate((side, side)) for _ in range(3))
         self.device = device
         self._work: Callable[[], Any] = lambda: torch.mm(left, right, out=out)
-        with full_precision():
+        with use_full_precision():
             for _ in range(3):  # libraries choose and load their kernels at the first calls
                 self._work()
 
     def seconds(self) -> Seconds:
         """The product once more, its operands in the cache: run twice, timed the second time."""
-        with full_precision():
+        with use_full_precision():
             self._work()
             return run_timed(self.device, self._work, queued=True)
 
@@ -66,7 +66,7 @@ class Reference:
         if not self.device.clock_mhz():
             return 0.0
         many = math.ceil(_WARMING_SECONDS / max(self.seconds().wall, 1e-6))
-        with full_precision():
+        with use_full_precision():
             for _ in range(min(many, _MOST_WARMING)):
                 self._work()
             now = self.device.clock_mhz()  # before waiting: GEMMs are still under way
@@ -75,11 +75,11 @@ class Reference:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def use_full_precision() -> Iterator[None]:
     """fp32 GEMMs in fp32, whatever the step alongside them has chosen (TF32 on a GPU, bf16 on a CPU)."""
     import torch
 
-    settings = _precisions()
+    settings = _find_precision_switches()
     if not settings:  # before PyTorch 2.9, which warns of the older switch and rejects to read it alongside its own
         chosen = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -98,7 +98,7 @@ def full_precision() -> Iterator[None]:
             one.fp32_precision = chosen
 
 
-def _precisions() -> list[Any]:
+def _find_precision_switches() -> list[Any]:
     """Where libraries are told how to multiply fp32 numbers; none where PyTorch has one switch for all."""
     import torch
 
@@ -159,7 +159,7 @@ class Series:
 
     def drift(self) -> tuple[str, ...]:
         """What moved the clock, or the reference otherwise."""
-        moved = drift_of(self.reference_busy)
+        moved = compute_drift(self.reference_busy)
         if moved <= DRIFTED:
             return ()
         return (
@@ -168,7 +168,7 @@ class Series:
         )
 
 
-def drift_of(reference: FloatArray) -> float:
+def compute_drift(reference: FloatArray) -> float:
     """How far the slowest quarter of a run is from its fastest, as a factor; 1 for a run too short to say."""
     if len(reference) < _FEWEST_FOR_DRIFT:
         return 1.0
@@ -216,12 +216,12 @@ class Summary:
     reference: float
 
 
-def summarise(series: Series, clock: str, nominal: float | None = None) -> Summary:
+def summarise_series(series: Series, clock: str, nominal: float | None = None) -> Summary:
     """The figures of a series; ratios become seconds of a machine whose reference takes `nominal` seconds (None: the
     median of this run)."""
     nominal = float(np.median(series.reference(clock))) if nominal is None else nominal
     ratios = np.sort(series.ratios(clock))
-    low, high = median_interval(ratios)
+    low, high = compute_median_interval(ratios)
     middle = float(np.median(ratios))
     deviation = 1.4826 * float(np.median(np.abs(ratios - middle)))  # of a normal distribution
     return Summary(
@@ -235,7 +235,7 @@ def summarise(series: Series, clock: str, nominal: float | None = None) -> Summa
     )
 
 
-def median_interval(ordered: FloatArray) -> tuple[float, float]:
+def compute_median_interval(ordered: FloatArray) -> tuple[float, float]:
     """The 90 % confidence interval of the median: order statistics, for any distribution (wide when there are few)."""
     count = len(ordered)
     reach = 0.5 * _Z90 * math.sqrt(count)

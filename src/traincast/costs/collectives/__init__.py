@@ -1,6 +1,6 @@
 """Collectives over a topology: calls, curves fitted to measurements, and links where nothing was measured."""
 
-from traincast.costs.collectives.calls import COLLECTIVE, bus_factor, even_bytes
-from traincast.costs.collectives.model import CollectiveModel, shipped_collectives
+from traincast.costs.collectives.calls import COLLECTIVE, get_bus_factor, share_bytes_evenly
+from traincast.costs.collectives.model import CollectiveModel, load_shipped_collectives
 
-__all__ = ["COLLECTIVE", "CollectiveModel", "bus_factor", "even_bytes", "shipped_collectives"]
+__all__ = ["COLLECTIVE", "CollectiveModel", "get_bus_factor", "load_shipped_collectives", "share_bytes_evenly"]

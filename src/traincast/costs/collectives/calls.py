@@ -11,10 +11,10 @@ from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.ir.collectives import COLLECTIVES
 from traincast.utils.errors import TraincastError
 
-__all__ = ["COLLECTIVE", "bus_factor", "even_bytes"]
+__all__ = ["COLLECTIVE", "get_bus_factor", "share_bytes_evenly"]
 
 
-def bus_factor(kind: str, ranks: int) -> float:
+def get_bus_factor(kind: str, ranks: int) -> float:
     """How many times the busiest link of a node carries the message: bus bandwidth = bytes * factor / seconds.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
@@ -24,7 +24,7 @@ def bus_factor(kind: str, ranks: int) -> float:
     return record.bus_whole + record.bus_share * ((ranks - 1) / ranks)
 
 
-def even_bytes(splits: npt.ArrayLike, node: Sequence[int] | None = None) -> float:
+def share_bytes_evenly(splits: npt.ArrayLike, node: Sequence[int] | None = None) -> float:
     """`bytes` of the even all-to-all that takes as long as this uneven one.
 
     `splits[i][j]` bytes go from rank i to rank j. The collective lasts as long as its busiest sender or receiver; with

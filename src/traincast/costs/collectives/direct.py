@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.collectives.links import LinkModel, measured_kind
+from traincast.costs.collectives.links import LinkModel, name_measured_kind
 from traincast.hardware.topology import Topology
 from traincast.utils.arrays import FloatArray
 
@@ -33,22 +33,24 @@ class Places:
     rate: float
 
 
-def direct_seconds(kind: str, message: FloatArray, places: Places, links: LinkModel, topology: Topology) -> FloatArray:
+def estimate_direct_seconds(
+    kind: str, message: FloatArray, places: Places, links: LinkModel, topology: Topology
+) -> FloatArray:
     """Seconds of a collective of this kind, `message` bytes of every rank."""
     mates = (places.per_node - 1) / places.per_node
     inside = message * mates / places.rate
-    network = links.network[measured_kind(kind)]
+    network = links.network[name_measured_kind(kind)]
     adapter = topology.get_network_bandwidth(places.per_node) / places.per_node / network.slowdown
     floor = links.floor("all_to_all", max(2, places.per_node), topology)
     flights = _FLIGHTS * topology.network_latency if places.nodes > 1 else 0.0
-    if measured_kind(kind) == "all_reduce":
+    if name_measured_kind(kind) == "all_reduce":
         between = message / places.per_node / adapter if places.nodes > 1 else np.zeros_like(message)
-        return floor + flights + _one_shot(message, inside, between)
+        return floor + flights + _estimate_one_shot_seconds(message, inside, between)
     between = message * (places.nodes - 1) / places.nodes / adapter
     return floor + flights + inside + between
 
 
-def _one_shot(message: FloatArray, inside: FloatArray, between: FloatArray) -> FloatArray:
+def _estimate_one_shot_seconds(message: FloatArray, inside: FloatArray, between: FloatArray) -> FloatArray:
     """Each GPU sums its part of the block from all node mates, switches sum it over nodes, and every GPU fetches the
     parts of its mates. One kernel does the first of all blocks, then the last."""
     blocks = np.clip(message / _LEAST_BLOCK, 1.0, _BLOCKS)

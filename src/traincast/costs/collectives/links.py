@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.collectives.calls import bus_factor
+from traincast.costs.collectives.calls import get_bus_factor
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.utils.arrays import FloatArray
@@ -55,26 +55,26 @@ class LinkModel:
 
     def floor(self, kind: str, ranks: int, topology: Topology) -> float:
         """Seconds of an empty message inside a node."""
-        coefficients = self.node[measured_kind(kind)]
-        return coefficients.launch + coefficients.hops * steps(kind, ranks) * topology.link_latency
+        coefficients = self.node[name_measured_kind(kind)]
+        return coefficients.launch + coefficients.hops * count_ring_steps(kind, ranks) * topology.link_latency
 
     def inside(self, kind: str, message: FloatArray, ranks: int, topology: Topology) -> FloatArray:
         """Seconds inside one node."""
-        coefficients = self.node[measured_kind(kind)]
-        x = message * bus_factor(kind, ranks) / node_bandwidth(kind, ranks, topology)
+        coefficients = self.node[name_measured_kind(kind)]
+        x = message * get_bus_factor(kind, ranks) / get_node_bandwidth(kind, ranks, topology)
         return self.floor(kind, ranks, topology) + coefficients.ramp * np.sqrt(x) + coefficients.slowdown * x
 
     def node_rate(self, kind: str, ranks: int, topology: Topology) -> float:
         """Bus bandwidth in bytes per second that the largest messages reach inside a node."""
-        return node_bandwidth(kind, ranks, topology) / self.node[measured_kind(kind)].slowdown
+        return get_node_bandwidth(kind, ranks, topology) / self.node[name_measured_kind(kind)].slowdown
 
     def across(
         self, kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, floor: float, rate: float
     ) -> FloatArray:
         """Seconds across nodes, given the floor and the bus bandwidth (`rate`) of the ranks of one node."""
-        network = self.network[measured_kind(kind)]
+        network = self.network[name_measured_kind(kind)]
         hop = network.hops * topology.network_latency
-        x = network_seconds(kind, message, ranks, nodes, topology, span=network.span, rate=rate)
+        x = estimate_network_seconds(kind, message, ranks, nodes, topology, span=network.span, rate=rate)
         route = COLLECTIVES[kind].route
         if route is Route.PAIR:
             return floor + hop + network.slowdown * x
@@ -86,7 +86,7 @@ class LinkModel:
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain data."""
-        plain: dict[str, Any] = _rounded(asdict(self))
+        plain: dict[str, Any] = _round_number(asdict(self))
         return plain
 
     @staticmethod
@@ -100,35 +100,35 @@ class LinkModel:
         )
 
 
-def measured_kind(kind: str) -> str:
+def name_measured_kind(kind: str) -> str:
     """The collective whose coefficients and curves stand for this one: itself, or one that moves its bytes alike."""
     return COLLECTIVES[kind].like or kind
 
 
-def on_ring(kind: str) -> bool:
+def runs_on_ring(kind: str) -> bool:
     """Whether the bytes of a collective go round a ring inside a node."""
     return COLLECTIVES[kind].route in (Route.RING, Route.RING_OR_TREE)
 
 
-def steps(kind: str, ranks: int) -> float:
+def count_ring_steps(kind: str, ranks: int) -> float:
     """Hops that an empty message makes one after the other: round the ring, or as peers are served side by side."""
-    return float(ranks - 1) if on_ring(kind) else float(np.log2(ranks))
+    return float(ranks - 1) if runs_on_ring(kind) else float(np.log2(ranks))
 
 
-def node_bandwidth(kind: str, ranks: int, topology: Topology) -> float:
+def get_node_bandwidth(kind: str, ranks: int, topology: Topology) -> float:
     """What the data sheet of the links offers to one rank, in bytes per second."""
-    return topology.get_ring_bandwidth(ranks) if on_ring(kind) else topology.get_all_to_all_bandwidth(ranks)
+    return topology.get_ring_bandwidth(ranks) if runs_on_ring(kind) else topology.get_all_to_all_bandwidth(ranks)
 
 
-def network_seconds(
+def estimate_network_seconds(
     kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, span: float, rate: float
 ) -> FloatArray:
     """Seconds the bytes need on the busiest link when several nodes take part and links run at full rate."""
     per_node = -(-ranks // nodes)
     network = topology.get_network_bandwidth(per_node)
-    if on_ring(kind):
+    if runs_on_ring(kind):
         bandwidth = network if per_node == 1 else min(network, span * rate)
-        return message * bus_factor(kind, ranks) / bandwidth
+        return message * get_bus_factor(kind, ranks) / bandwidth
     if COLLECTIVES[kind].route is Route.PAIR:
         return message / topology.adapter_bandwidth
     out = message * per_node * (nodes - 1) / nodes / network
@@ -136,7 +136,7 @@ def network_seconds(
     return np.maximum(out, within)
 
 
-def _rounded(value: Any) -> Any:
+def _round_number(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return {key: _round_number(entry) for key, entry in value.items()}
     return float(f"{value:.5g}")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.collectives.calls import COLLECTIVE, bus_factor
+from traincast.costs.collectives.calls import COLLECTIVE, get_bus_factor
 from traincast.costs.collectives.curve import Curve
-from traincast.costs.collectives.direct import Places, direct_seconds
-from traincast.costs.collectives.links import LinkModel, measured_kind, node_bandwidth, steps
+from traincast.costs.collectives.direct import Places, estimate_direct_seconds
+from traincast.costs.collectives.links import LinkModel, count_ring_steps, get_node_bandwidth, name_measured_kind
 from traincast.costs.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM, Route
@@ -52,13 +52,13 @@ class CollectiveModel:
                 raise make_unknown_error(
                     "set of collective curves", part, self.sets, "Leave 'curves' out to predict from links."
                 )
-            for key, places in self.sets[max(versions, key=_version)].items():
+            for key, places in self.sets[max(versions, key=_read_version)].items():
                 merged[key] = {**merged.get(key, {}), **places}
         return merged
 
     def predict(self, calls: Calls, topology: Topology) -> Estimate:
         """Device time of every call on this topology, from the moment the last rank arrives."""
-        _check(calls, topology)
+        _check_request(calls, topology)
         curves = self.curve_set(topology.curves) if topology.curves else {}
         estimate = Estimate.zeros(len(calls))
         shape = (len(COLLECTIVE.kinds), len(COMPUTE_TYPES), _MAX_RANKS + 1, _MAX_RANKS + 1)
@@ -84,7 +84,7 @@ class CollectiveModel:
         if nodes == 1:
             size = message / topology.link_speed
             seconds, sigma, known = self._inside(kind, compute, size, ranks, topology, curves)
-            return topology.get_correction(_likes(kind)) * seconds, sigma, known
+            return topology.get_correction(_find_alike(kind)) * seconds, sigma, known
         per_node = max(2, -(-ranks // nodes))
         floor, rate = self.node_limits(kind, compute, per_node, topology, curves)
 
@@ -92,7 +92,7 @@ class CollectiveModel:
             return self.links.across(kind, size, ranks, nodes, topology, floor=floor, rate=rate)
 
         seconds, sigma = by_links(message), np.full(len(message), self.links.network_sigma)
-        exact = _places(curves, kind, compute).get((ranks, nodes))
+        exact = _describe_places(curves, kind, compute).get((ranks, nodes))
         if exact is None:
             return seconds, sigma, np.zeros(len(message), dtype=bool)
         # clusters were measured on large messages: below, the links' shape, joined where the curve begins
@@ -109,7 +109,7 @@ class CollectiveModel:
         per_node = -(-ranks // nodes)
         _, rate = self.node_limits("all_gather", compute, max(2, per_node), topology, curves)
         places = Places(per_node=per_node, nodes=nodes, rate=rate)
-        seconds = direct_seconds(kind, message, places, self.links, topology)
+        seconds = estimate_direct_seconds(kind, message, places, self.links, topology)
         return seconds, np.full(len(message), self.links.network_sigma), np.zeros(len(message), dtype=bool)
 
     def node_limits(
@@ -121,14 +121,14 @@ class CollectiveModel:
         if COLLECTIVES[kind].route is Route.PAIR:
             return floor, topology.link_speed * self.links.node_rate(kind, 2, topology)
         large = self._inside(kind, compute, np.array([1e10, 2e10]), ranks, topology, curves)[0]
-        return floor, topology.link_speed * 1e10 * bus_factor(kind, ranks) / float(large[1] - large[0])
+        return floor, topology.link_speed * 1e10 * get_bus_factor(kind, ranks) / float(large[1] - large[0])
 
     def _inside(
         self, kind: str, compute: str, message: FloatArray, ranks: int, topology: Topology, curves: CurveSet
     ) -> Answer:
-        places = {n: curve for (n, nodes), curve in _places(curves, kind, compute).items() if nodes == 1}
+        places = {n: curve for (n, nodes), curve in _describe_places(curves, kind, compute).items() if nodes == 1}
         if not places:
-            sibling = _sibling(kind, message, ranks)
+            sibling = _find_sibling(kind, message, ranks)
             if curves and sibling is not None:
                 seconds, sigma, known = self._inside(sibling[0], compute, sibling[1], sibling[2], topology, curves)
                 return seconds, np.hypot(sigma, DERIVED_SIGMA), known & (kind in ("barrier", "all_to_all_v"))
@@ -151,7 +151,7 @@ class CollectiveModel:
         share = np.interp(np.log(ranks), np.log(nearest), np.arange(len(nearest), dtype=float))
         work = np.zeros(len(message))
         for position, n in enumerate(nearest):
-            scale = _per_byte(kind, ranks, topology) / _per_byte(kind, n, topology)
+            scale = _estimate_per_byte(kind, ranks, topology) / _estimate_per_byte(kind, n, topology)
             weight = 1.0 if len(nearest) == 1 else (share if position else 1 - share)
             work += weight * scale * (places[n].at(message) - places[n].floor)
         sigma = np.hypot(places[nearest[0]].sigma_at(message), self.ranks_sigma)
@@ -162,10 +162,13 @@ class CollectiveModel:
             links = self.links
             return places[pair[0]].floor * links.floor(kind, ranks, topology) / links.floor(kind, pair[0], topology)
         low, high = pair
-        slope = (places[high].floor - places[low].floor) / (steps(kind, high) - steps(kind, low))
+        slope = (places[high].floor - places[low].floor) / (count_ring_steps(kind, high) - count_ring_steps(kind, low))
         # a lucky or noisy point must not let the floor fall as ranks are added
         slope = max(slope, 0.0)
-        return max(places[low].floor + slope * (steps(kind, ranks) - steps(kind, low)), 0.5 * places[low].floor)
+        return max(
+            places[low].floor + slope * (count_ring_steps(kind, ranks) - count_ring_steps(kind, low)),
+            0.5 * places[low].floor,
+        )
 
     def save(self, path: Path) -> None:
         """Writes the model and where it came from as JSON; the same bytes every time."""
@@ -201,12 +204,12 @@ class CollectiveModel:
 
 
 @cache
-def shipped_collectives() -> CollectiveModel:
+def load_shipped_collectives() -> CollectiveModel:
     """The model that comes with the package."""
     return CollectiveModel.load(PROFILE)
 
 
-def _places(curves: CurveSet, kind: str, compute: str) -> dict[Place, Curve]:
+def _describe_places(curves: CurveSet, kind: str, compute: str) -> dict[Place, Curve]:
     wanted = "int" if compute in INTEGERS else "float"
     for dtype in (wanted, "any", "float"):
         if (kind, dtype) in curves:
@@ -214,31 +217,31 @@ def _places(curves: CurveSet, kind: str, compute: str) -> dict[Place, Curve]:
     return {}
 
 
-def _sibling(kind: str, message: FloatArray, ranks: int) -> tuple[str, FloatArray, int] | None:
+def _find_sibling(kind: str, message: FloatArray, ranks: int) -> tuple[str, FloatArray, int] | None:
     """The kind, message and ranks whose curve stands for this one."""
-    record, other = COLLECTIVES[kind], measured_kind(kind)
+    record, other = COLLECTIVES[kind], name_measured_kind(kind)
     if other == kind:
         return None
     if record.route is Route.PAIR:
         return other, 2 * message, 2
-    return other, message * bus_factor(kind, ranks) / bus_factor(other, ranks), ranks
+    return other, message * get_bus_factor(kind, ranks) / get_bus_factor(other, ranks), ranks
 
 
-def _likes(kind: str) -> tuple[str, ...]:
+def _find_alike(kind: str) -> tuple[str, ...]:
     """The kinds of which measurements stand for this one, itself first."""
     record = COLLECTIVES[kind]
     return kind, record.uneven_form_of, record.like, UNEVEN_FORM.get(kind, "")
 
 
-def _per_byte(kind: str, ranks: int, topology: Topology) -> float:
-    return bus_factor(kind, ranks) / node_bandwidth(kind, ranks, topology)
+def _estimate_per_byte(kind: str, ranks: int, topology: Topology) -> float:
+    return get_bus_factor(kind, ranks) / get_node_bandwidth(kind, ranks, topology)
 
 
-def _version(name: str) -> tuple[int, ...]:
+def _read_version(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.partition("@")[2].split(".") if part.isdigit())
 
 
-def _check(calls: Calls, topology: Topology) -> None:
+def _check_request(calls: Calls, topology: Topology) -> None:
     size, ranks, nodes = calls["bytes"], calls["ranks"], calls["nodes"]
     if not np.all(np.isfinite(size) & (size >= 0) & (size <= _MAX_BYTES)):
         raise TraincastError("a collective has a message that is not between 0 and 1e15 bytes")

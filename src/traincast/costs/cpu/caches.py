@@ -93,12 +93,12 @@ Touched = Callable[[int, Signature], Sequence[float]]
 """How many bytes an op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
 
 
-def whole_tensors(_: int, signature: Signature) -> list[float]:
+def list_whole_tensors(_: int, signature: Signature) -> list[float]:
     """All of every tensor."""
     return [float(spec.nbytes) for spec in (*signature.inputs, *signature.outputs)]
 
 
-def operands(program: Program, farthest: float, touched: Touched = whole_tensors) -> list[Found]:
+def list_operands(program: Program, farthest: float, touched: Touched = list_whole_tensors) -> list[Found]:
     """The operands of every op, inputs before outputs, and its code, in a step that follows one of its kind.
 
     `farthest` is the distance in bytes beyond which all is equally far.
@@ -122,7 +122,7 @@ def _replay_accesses(program: Program, memory: _Memory, touched: Touched, offset
         signature = program.signatures[number]
         code = memory.touch(-1 - names.setdefault(signature.name, len(names)), CODE_BYTES)
         sizes = touched(op, signature)
-        for size, storage in zip(sizes, _storages(program, op), strict=True):
+        for size, storage in zip(sizes, _list_storages(program, op), strict=True):
             key = int(keys[storage])
             if c.storage_alloc[storage] == op and key not in memory.touched:
                 memory.allocate(key, int(nbytes[storage]))
@@ -136,7 +136,7 @@ def _replay_accesses(program: Program, memory: _Memory, touched: Touched, offset
     return rows
 
 
-def _storages(program: Program, op: int) -> list[int]:
+def _list_storages(program: Program, op: int) -> list[int]:
     """The storages of an op's inputs and outputs."""
     c = program.columns
     read = c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]
@@ -144,7 +144,7 @@ def _storages(program: Program, op: int) -> list[int]:
     return [int(c.tensor_storage[tensor]) for tensor in (*read.tolist(), *made.tolist())]
 
 
-def by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
+def split_by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
     """Bytes that come from the L2 cache, from the L3 and from memory: float64[3].
 
     An operand is where its distance and its own size together say.
@@ -152,12 +152,12 @@ def by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
     levels = np.zeros(3)
     for operand in operands:
         reach = operand.distance + operand.nbytes
-        inner, outer = _held(reach, l2), _held(reach, l3)
+        inner, outer = _count_held_bytes(reach, l2), _count_held_bytes(reach, l3)
         levels += operand.nbytes * np.array([inner, max(outer - inner, 0.0), 1 - max(outer, inner)])
     return levels
 
 
-def _held(reach: float, capacity: float) -> float:
+def _count_held_bytes(reach: float, capacity: float) -> float:
     """The share of data last touched this many bytes ago that a cache still holds: what comes in takes the place of
     anything in it, so less and less remains. (Had the oldest to go first, all would stay up to the capacity and none
     beyond; samples show no such step.)"""

@@ -13,7 +13,7 @@ from math import log2
 import numpy as np
 
 from traincast.costs.cpu.estimator import KindModel, fit_kind
-from traincast.costs.cpu.samples import FIFTHS, Sample, calm_samples
+from traincast.costs.cpu.samples import FIFTHS, Sample, select_calm_samples
 from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.arrays import FloatArray
@@ -51,7 +51,7 @@ class CollectiveModels:
 
     def cost(self, exchanges: Sequence[CpuCollective]) -> float:
         """Seconds of a collective from what its ranks call."""
-        return self.seconds[self._key(exchanges)].predict(*_features(exchanges))[0]
+        return self.seconds[self._key(exchanges)].predict(*_describe_collective(exchanges))[0]
 
     def knows(self, exchanges: Sequence[CpuCollective]) -> bool:
         """Whether this collective, or what stands for it, was measured."""
@@ -63,7 +63,7 @@ class CollectiveModels:
 
     def sigma(self, exchanges: Sequence[CpuCollective]) -> float:
         """Spread of the logarithm of a collective's time."""
-        return self.widened * self.seconds[self._key(exchanges)].predict(*_features(exchanges))[1]
+        return self.widened * self.seconds[self._key(exchanges)].predict(*_describe_collective(exchanges))[1]
 
     def _key(self, exchanges: Sequence[CpuCollective]) -> str:
         """The model of these collectives, or of what stands for them."""
@@ -85,13 +85,13 @@ class CollectiveModels:
         return None
 
 
-def _features(exchanges: Sequence[CpuCollective]) -> tuple[FloatArray, FloatArray]:
+def _describe_collective(exchanges: Sequence[CpuCollective]) -> tuple[FloatArray, FloatArray]:
     """Terms and place of a collective; an uneven one counts as an even one that moves as many bytes between ranks."""
-    size, uneven = _size(exchanges)
+    size, uneven = _count_bytes(exchanges)
     return np.array([1.0, size, max(size - _NEAR_BYTES, 0.0)]), np.array([log2(max(size, 1.0)), uneven])
 
 
-def _size(exchanges: Sequence[CpuCollective]) -> tuple[float, float]:
+def _count_bytes(exchanges: Sequence[CpuCollective]) -> tuple[float, float]:
     """Bytes of the message, and how unevenly ranks send (0: all alike, to 1)."""
     if not exchanges[0].sent:
         return float(max(exchange.message_bytes for exchange in exchanges)), 0.0
@@ -136,49 +136,49 @@ def list_collectives(signature: Signature, ranks: int) -> list[CpuCollective]:
 def fit_collectives(samples: Sequence[Sample], reference: float) -> tuple[CollectiveModels, list[ErrorRow]]:
     """Models of all samples, with the errors that fits on four fifths of them make on the others, each fifth in turn:
     a store has some ten of each kind. Ranks wait, so that the wall's clock counts."""
-    steady = [sample for sample in calm_samples(samples) if sample.spread < _DISTURBED]
+    steady = [sample for sample in select_calm_samples(samples) if sample.spread < _DISTURBED]
     points = [
         point
         for fifth in range(FIFTHS)
-        for point in _held_out(
+        for point in _measure_held_out(
             [s for s in steady if s.fifth != fifth], [s for s in steady if s.fifth == fifth], reference
         )
     ]
-    models = _models(steady, reference)
+    models = _fit_models(steady, reference)
     if not points:
         return models, []
     guessed, measured, sigmas, fifths = (np.array(column) for column in list(zip(*points, strict=True))[:4])
     off = np.abs(np.log(guessed / measured)) / sigmas
-    others = np.array([_widened(off[fifths != fifth]) for fifth in fifths])
+    others = np.array([_widen_sigma(off[fifths != fifth]) for fifth in fifths])
     inside = is_within_interval(guessed, measured, others * sigmas)
     row = compute_error_row("held out", FAMILY, guessed, measured, [point[4] for point in points], inside=inside)
-    return replace(models, widened=_widened(off)), [row]
+    return replace(models, widened=_widen_sigma(off)), [row]
 
 
-def _held_out(
+def _measure_held_out(
     kept: Sequence[Sample], held: Sequence[Sample], reference: float
 ) -> Iterator[tuple[float, float, float, int, str]]:
     """Predicted and measured seconds, spread, fifth and name of samples that took no part."""
-    models = _models(kept, reference).seconds
+    models = _fit_models(kept, reference).seconds
     for sample in held:
-        met = list_collectives(_signature(sample), sample.ranks)
+        met = list_collectives(_make_signature(sample), sample.ranks)
         key = f"{sample.ranks} {met[0].kind}"
         if key in models:
-            predicted, sigma = models[key].predict(*_features(met))
+            predicted, sigma = models[key].predict(*_describe_collective(met))
             name = f"{met[0].kind} of {met[0].message_bytes:,} bytes"
             yield predicted, reference * sample.ratio("wall"), sigma, sample.fifth, name
 
 
-def _widened(off: FloatArray) -> float:
+def _widen_sigma(off: FloatArray) -> float:
     """By which factor deviations must be larger for 90 % of what is off by this many of them to be inside."""
     return max(1.0, float(f"{np.quantile(off, 0.9) / Z90:.4g}")) if len(off) else 1.0
 
 
-def _models(samples: Sequence[Sample], reference: float) -> CollectiveModels:
+def _fit_models(samples: Sequence[Sample], reference: float) -> CollectiveModels:
     kinds: dict[str, list[tuple[FloatArray, FloatArray, float]]] = {}
     for sample in samples:
-        met = list_collectives(_signature(sample), sample.ranks)
-        point = (*_features(met), reference * sample.ratio("wall"))
+        met = list_collectives(_make_signature(sample), sample.ranks)
+        point = (*_describe_collective(met), reference * sample.ratio("wall"))
         kinds.setdefault(f"{sample.ranks} {met[0].kind}", []).append(point)
     return CollectiveModels(
         {
@@ -189,6 +189,6 @@ def _models(samples: Sequence[Sample], reference: float) -> CollectiveModels:
     )
 
 
-def _signature(sample: Sample) -> Signature:
+def _make_signature(sample: Sample) -> Signature:
     assert sample.signature is not None
     return sample.signature

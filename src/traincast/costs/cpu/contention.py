@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traincast.costs.cpu.features import family_of, kind_of
-from traincast.costs.cpu.samples import Sample, signature_text
+from traincast.costs.cpu.features import get_family, get_kind
+from traincast.costs.cpu.samples import Sample, format_signature
 
 _PRIOR = 12.0  # ops that weigh as much as their family, or as no loss at all
 _LIMITS = (1.0, 3.0)  # of a factor: nobody gains by neighbours, and beyond, something else was measured
@@ -26,7 +26,7 @@ class Contention:
 
     def factor(self, ranks: int, kind: str) -> float:
         """The factor of a kind; of its family where it was not measured, 1 where nothing was."""
-        family = self.factors.get(f"{ranks} {family_of(kind)}", 1.0)
+        family = self.factors.get(f"{ranks} {get_family(kind)}", 1.0)
         return self.factors.get(f"{ranks} {kind}", family)
 
 
@@ -36,37 +36,37 @@ def fit_crowding(samples: Iterable[Sample], clock: str) -> Contention:
     together: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.found and sample.ranks == 1:
-            alone.setdefault(_what(sample), []).append(sample.ratio(clock))
+            alone.setdefault(_name_what(sample), []).append(sample.ratio(clock))
         elif sample.found:
             together.setdefault(sample.ranks, []).append(sample)
     factors: dict[str, float] = {}
     for ranks, some in together.items():
         pairs: dict[str, list[tuple[float, float]]] = {}
         for sample in some:
-            if _what(sample) in alone:
+            if _name_what(sample) in alone:
                 assert sample.signature is not None
-                before = float(np.median(alone[_what(sample)]))
-                pairs.setdefault(kind_of(sample.signature), []).append((before, sample.ratio(clock)))
-        factors |= {f"{ranks} {name}": round(value, 4) for name, value in _factors(pairs).items()}
+                before = float(np.median(alone[_name_what(sample)]))
+                pairs.setdefault(get_kind(sample.signature), []).append((before, sample.ratio(clock)))
+        factors |= {f"{ranks} {name}": round(value, 4) for name, value in _measure_factors(pairs).items()}
     return Contention(factors)
 
 
-def _what(sample: Sample) -> tuple[str, str]:
+def _name_what(sample: Sample) -> tuple[str, str]:
     """What is equal of an op timed alone and together."""
     assert sample.signature is not None
-    return signature_text(sample.signature), sample.access
+    return format_signature(sample.signature), sample.access
 
 
-def _factors(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
+def _measure_factors(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
     """Of families towards 1 and of kinds towards their family, the more so the fewer ops there are."""
     families: dict[str, list[tuple[float, float]]] = {}
     for kind, some in pairs.items():
-        families.setdefault(family_of(kind), []).extend(some)
-    found = {family: _shrunk(some, 1.0) for family, some in families.items()}
-    return found | {kind: _shrunk(some, found[family_of(kind)]) for kind, some in pairs.items()}
+        families.setdefault(get_family(kind), []).extend(some)
+    found = {family: _shrink_factor(some, 1.0) for family, some in families.items()}
+    return found | {kind: _shrink_factor(some, found[get_family(kind)]) for kind, some in pairs.items()}
 
 
-def _shrunk(pairs: Sequence[tuple[float, float]], towards: float) -> float:
+def _shrink_factor(pairs: Sequence[tuple[float, float]], towards: float) -> float:
     """Time together over time alone, long ops counting more."""
     alone, together = (sum(column) for column in zip(*pairs, strict=True))
     trust = len(pairs) / (len(pairs) + _PRIOR)

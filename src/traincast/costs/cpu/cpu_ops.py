@@ -32,17 +32,17 @@ _RENAMED = {
 }
 
 
-def cpu_ops(signature: Signature) -> tuple[Signature, ...]:
+def make_cpu_ops(signature: Signature) -> tuple[Signature, ...]:
     """What the CPU runs for an op of the capture; nothing for views, transfers, synchronisation and collectives."""
     name = signature.name
     if name in VIEWS or name.startswith(_ELSEWHERE) or _is_transfer(signature):
         return ()
     if name.startswith(_FOREACH):
-        return _one_by_one(signature)
+        return _split_foreach(signature)
     if name == "aten::native_dropout":
-        return _dropout(signature)
+        return _replace_dropout(signature)
     if name == "aten::native_dropout_backward":
-        return (_elementwise("mul", signature.inputs[:1] * 2, signature.outputs[0]),)
+        return (_replace_elementwise("mul", signature.inputs[:1] * 2, signature.outputs[0]),)
     return (replace(signature, name=_RENAMED.get(name, name)),)
 
 
@@ -57,7 +57,7 @@ def _is_transfer(signature: Signature) -> bool:
     return signature.name in _TRANSFERS and len(places) > 1
 
 
-def _one_by_one(signature: Signature) -> tuple[Signature, ...]:
+def _split_foreach(signature: Signature) -> tuple[Signature, ...]:
     """Optimizers on a CPU loop over their parameters."""
     counts = [count for _, count in signature.groups]
     many = max(counts, default=0)
@@ -74,23 +74,23 @@ def _one_by_one(signature: Signature) -> tuple[Signature, ...]:
             if count
         )
         groups = tuple((group, 1) for group, count in signature.groups if count)
-        ops.append(Signature(name, inputs, inputs[:1], _numbers(scalars), groups, signature.overload))
+        ops.append(Signature(name, inputs, inputs[:1], _count_numbers(scalars), groups, signature.overload))
     return tuple(ops)
 
 
-def _numbers(scalars: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Scalar], ...]:
+def _count_numbers(scalars: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Scalar], ...]:
     return tuple((key, value) for key, value in scalars if isinstance(value, (int, float)))
 
 
-def _dropout(signature: Signature) -> tuple[Signature, ...]:
+def _replace_dropout(signature: Signature) -> tuple[Signature, ...]:
     """A mask drawn, scaled in place, and applied."""
     spec = signature.inputs[0]
     return (
-        _elementwise("bernoulli_", (spec,), spec),
-        _elementwise("div_", (spec,), spec),
-        _elementwise("mul", (spec, spec), spec),
+        _replace_elementwise("bernoulli_", (spec,), spec),
+        _replace_elementwise("div_", (spec,), spec),
+        _replace_elementwise("mul", (spec, spec), spec),
     )
 
 
-def _elementwise(name: str, inputs: tuple[TensorSpec, ...], output: TensorSpec) -> Signature:
+def _replace_elementwise(name: str, inputs: tuple[TensorSpec, ...], output: TensorSpec) -> Signature:
     return Signature(f"aten::{name}", inputs, (output,), (), tuple(("", 1) for _ in inputs))

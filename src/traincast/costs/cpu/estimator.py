@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.cpu.process import Process, alike, find_process, make_default_process
+from traincast.costs.cpu.process import Process, compute_covariance, find_process, make_default_process
 from traincast.utils.arrays import BoolArray, FloatArray
 
 _SWEEPS = 400  # of coordinate descent, at most
@@ -45,7 +45,7 @@ class KindModel:
         base = max(float(terms @ self.coefficients), 1e-9)
         if not len(self.places):
             return base, _RESIDUAL_SIGMA
-        near = self.amplitude**2 * alike(place[None, :], self.places, self.lengths)[0]
+        near = self.amplitude**2 * compute_covariance(place[None, :], self.places, self.lengths)[0]
         variance = self.amplitude**2 - float(near @ self.inverse @ near)
         sigma = float(np.sqrt(max(variance, 0.0) + self.noise**2))
         return base * float(np.exp(near @ self.weights)), max(sigma, _LEAST_SIGMA)
@@ -101,7 +101,7 @@ def fit_kind(
         coefficients = fit_terms(terms, seconds)
     residuals = np.log(seconds / np.maximum(terms @ coefficients, 1e-9))
     first = like.process if like is not None and len(like.places) else find_process(places, residuals)
-    steady = _steady(places, residuals, first)
+    steady = _select_steady(places, residuals, first)
     places, residuals = places[steady], residuals[steady]
     process = find_process(places, residuals, first)
     inverse, weights = process.solved(places, residuals)
@@ -122,7 +122,7 @@ def fit_few(terms: FloatArray, places: FloatArray, seconds: FloatArray, prices: 
     )  # fmt: skip
 
 
-def _steady(places: FloatArray, residuals: FloatArray, process: Process) -> BoolArray:
+def _select_steady(places: FloatArray, residuals: FloatArray, process: Process) -> BoolArray:
     """Which samples agree with what all others say of them: those that something disturbed would bend the rest."""
     inverse, weights = process.solved(places, residuals)
     own = np.diag(inverse)
@@ -135,14 +135,14 @@ def fit_terms(terms: FloatArray, seconds: FloatArray, most: FloatArray | None = 
     errors would come out low, the more so the more the samples scatter. What no sample has a unit of (bytes from a
     memory that none came from, but for a rounding) has no price."""
     terms = np.where(np.max(terms, axis=0, initial=0.0) < _LEAST_TERM, 0.0, terms)
-    prices = non_negative(terms / seconds[:, None], np.ones(len(seconds)), most)
+    prices = solve_non_negative(terms / seconds[:, None], np.ones(len(seconds)), most)
     for _ in range(_ROUNDS):
         guess = np.maximum(terms @ prices, 1e-9)
-        prices = non_negative(terms / guess[:, None], 1.0 + np.clip(np.log(seconds / guess), -0.5, 0.5), most)
+        prices = solve_non_negative(terms / guess[:, None], 1.0 + np.clip(np.log(seconds / guess), -0.5, 0.5), most)
     return prices
 
 
-def non_negative(columns: FloatArray, target: FloatArray, most: FloatArray | None = None) -> FloatArray:
+def solve_non_negative(columns: FloatArray, target: FloatArray, most: FloatArray | None = None) -> FloatArray:
     """Least squares with coefficients from zero to `most`, by coordinate descent on columns of equal size."""
     scale = np.linalg.norm(columns, axis=0)
     scale[scale == 0] = 1.0

@@ -12,7 +12,7 @@ from math import expm1, log2, prod
 
 import numpy as np
 
-from traincast.costs.cpu.caches import CODE_BYTES, Operand, by_level
+from traincast.costs.cpu.caches import CODE_BYTES, Operand, split_by_level
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.models.embeddings.access import Uniform, make_row_classes, parse_access
 from traincast.utils.arrays import FloatArray
@@ -72,13 +72,13 @@ class Caches:
     l3: float
 
 
-def kind_of(signature: Signature) -> str:
+def get_kind(signature: Signature) -> str:
     """The kind of an op: those of one kind share a model."""
     name = signature.name.partition("::")[2]
     if _is_sparse(signature, "other"):
         return "sparse_add" if _is_sparse(signature, "self") else "sparse_update"
     if name in _GEMMS:
-        return _gemm_kind(name, signature)
+        return _get_gemm_kind(name, signature)
     if name == "convolution_backward":
         return "conv_backward"
     if name in ("convolution", "mkldnn_convolution", "_convolution"):
@@ -87,7 +87,7 @@ def kind_of(signature: Signature) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def _gemm_kind(name: str, signature: Signature) -> str:
+def _get_gemm_kind(name: str, signature: Signature) -> str:
     """Batched, with a vector (or of two), or plain: libraries have other kernels for each."""
     if "b" in name.replace("addmm", ""):
         return "bmm"
@@ -95,7 +95,7 @@ def _gemm_kind(name: str, signature: Signature) -> str:
     return "gemv" if 1 in (*left.shape, right.shape[-1]) else "gemm"
 
 
-def family_of(kind: str) -> str:
+def get_family(kind: str) -> str:
     """The family under which the error of a kind is reported."""
     if kind in _GEMM_KINDS:
         return "gemm"
@@ -112,7 +112,7 @@ def _is_sparse(signature: Signature, argument: str) -> bool:
     return signature.scalar(f"{argument}_layout") == "sparse_coo"
 
 
-def describe(
+def describe_op(
     signature: Signature,
     operands: Iterable[Operand],
     caches: Caches,
@@ -123,29 +123,29 @@ def describe(
 ) -> Features:
     """The features of an op whose operands are where they are said to, and its code as many bytes away; `inside` a
     step, between other ops, or called by itself."""
-    kind = kind_of(signature)
+    kind = get_kind(signature)
     given = tuple(operands)
-    levels = by_level(given, caches.l2, caches.l3)
-    if family_of(kind).startswith("embedding"):
+    levels = split_by_level(given, caches.l2, caches.l3)
+    if get_family(kind).startswith("embedding"):
         table = given[:1] if kind in TABLE_KINDS else ()
-        work, place = _lookup_work(signature, access, by_level(table, caches.l2, caches.l3))
+        work, place = _count_lookup_work(signature, access, split_by_level(table, caches.l2, caches.l3))
     else:
-        work, place = _work(kind, signature)
-    fetched = by_level([Operand(CODE_BYTES, int(code))], caches.l2, caches.l3)[1:] / CODE_BYTES
+        work, place = _count_work(kind, signature)
+    fetched = split_by_level([Operand(CODE_BYTES, int(code))], caches.l2, caches.l3)[1:] / CODE_BYTES
     state = [*(_STATE * levels[1:] / max(float(levels.sum()), 1.0)), *(_CODE_STATE * fetched), _INSIDE * inside]
-    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, fetched, work]), np.array([*place, *state]))
+    return Features(kind, get_family(kind), np.concatenate([[1.0], levels, fetched, work]), np.array([*place, *state]))
 
 
-def _work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
+def _count_work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
     """Terms of work besides bytes, and the place among shapes."""
     if kind in _GEMM_KINDS:
-        return _gemm_work(signature)
+        return _count_gemm_work(signature)
     if kind.startswith("conv"):
-        return _conv_work(kind, signature)
-    return _elementwise_work(signature)
+        return _count_conv_work(kind, signature)
+    return _count_elementwise_work(signature)
 
 
-def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
+def _count_gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     name = signature.name.partition("::")[2]
     first = _GEMMS[name]
     left, right = signature.inputs[first], signature.inputs[first + 1]
@@ -155,16 +155,16 @@ def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     place = [log2(max(size, 1)) for size in (m, n, k)] + [3.0 * flag for flag in transposed]
     flops = 2.0 * batch * m * n * k
     # kernels work in tiles: the last one costs as much as a full one
-    tiled = [2.0 * batch * _tiled(m, 8) * n * k, 2.0 * batch * m * _tiled(n, _LANES) * k]
+    tiled = [2.0 * batch * _count_tiles(m, 8) * n * k, 2.0 * batch * m * _count_tiles(n, _LANES) * k]
     packed = [float(batch * m * k), float(batch * n * k), float(batch * m * n)]
-    last = log2(max(_tiled(n, _LANES) / max(n, 1), 1.0))
+    last = log2(max(_count_tiles(n, _LANES) / max(n, 1), 1.0))
     ragged = [_RAGGED * (length % _LANES > 0) for length in (m, n, k)] + [_RAGGED * (n % _LEAST_LANES > 0)]
     # columns that are one behind the other are dot products where they are few, and packed where they are many
     narrow = 2.0 * transposed[1] * max(log2(_LANES / max(n, 1)), 0.0)
     return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1)), *ragged, narrow]
 
 
-def _tiled(size: int, tile: int) -> int:
+def _count_tiles(size: int, tile: int) -> int:
     return -(-size // tile) * tile
 
 
@@ -172,40 +172,40 @@ def _is_transposed(spec: TensorSpec) -> bool:
     return len(spec.shape) >= 2 and spec.stride[-1] != 1 and spec.shape[-1] != 1
 
 
-def _conv_work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
+def _count_conv_work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
     backward = kind == "conv_backward"
     data, weight = (signature.inputs[1], signature.inputs[2]) if backward else signature.inputs[:2]
     out = signature.inputs[0] if backward else signature.outputs[0]
     pixels = prod(out.shape) / max(out.shape[1], 1)
     # channels come in blocks of the vector's lanes; images of a few channels have kernels of their own
-    inner = weight.shape[1] if weight.shape[1] < 8 else _tiled(weight.shape[1], _LANES)
-    outer = _tiled(out.shape[1], _LANES)
+    inner = weight.shape[1] if weight.shape[1] < 8 else _count_tiles(weight.shape[1], _LANES)
+    outer = _count_tiles(out.shape[1], _LANES)
     area = prod(weight.shape[2:])
     flops = 2.0 * pixels * outer * inner * area
     mask = signature.scalar("output_mask")
     wanted = [float(bool(one)) for one in mask[:2]] if isinstance(mask, tuple) else [0.0, 1.0]
     blocked = [data.numel * inner / max(weight.shape[1], 1), pixels * outer, float(outer * inner * area)]
     stride = signature.scalar("stride")
-    step = max(map(_whole, stride)) if isinstance(stride, tuple) and stride else 1
+    step = max(map(_count_whole, stride)) if isinstance(stride, tuple) and stride else 1
     groups = signature.scalar("groups")
     sizes = (pixels, out.shape[1], weight.shape[1], area, data.shape[-1], data.shape[0])
     place = [log2(max(size, 1)) for size in sizes]
     work = [wanted[0] * flops, wanted[1] * flops, *blocked, float(data.shape[0])]
-    return work, [*place, 2.0 * step, 3.0 * wanted[0], log2(_whole(groups))]
+    return work, [*place, 2.0 * step, 3.0 * wanted[0], log2(_count_whole(groups))]
 
 
-def _whole(value: object) -> int:
+def _count_whole(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def lookups_of(signature: Signature) -> tuple[int, int, int]:
+def count_lookups(signature: Signature) -> tuple[int, int, int]:
     """(lookups, rows of the table, row bytes) of an embedding op."""
-    kind = kind_of(signature)
+    kind = get_kind(signature)
     if kind in ("sparse_add", "sparse_update"):
         indices, values = signature.inputs[-2:]
         rows = signature.inputs[0].shape[0] if kind == "sparse_update" else 0
         return indices.shape[-1], rows, values.itemsize * prod(values.shape[1:])
-    weights = _whole(signature.scalar("num_weights"))
+    weights = _count_whole(signature.scalar("num_weights"))
     if kind in ("_embedding_bag", "embedding"):
         table, indices = signature.inputs[0], signature.inputs[1]
         return indices.numel, table.shape[0], table.itemsize * table.shape[1]
@@ -213,7 +213,7 @@ def lookups_of(signature: Signature) -> tuple[int, int, int]:
     return indices.numel, weights, gradient.itemsize * gradient.shape[-1]
 
 
-def unique_rows(rows: int, lookups: int, access: str) -> float:
+def count_unique_rows(rows: int, lookups: int, access: str) -> float:
     """Different rows among this many lookups."""
     if rows <= 0:
         return float(lookups)
@@ -221,10 +221,10 @@ def unique_rows(rows: int, lookups: int, access: str) -> float:
     return min(make_row_classes(distribution, rows).count_unique_rows(lookups), float(rows))
 
 
-def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple[list[float], list[float]]:
+def _count_lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple[list[float], list[float]]:
     """`levels` are the bytes of the table by where they are: a row from further away is a wait of its own."""
-    lookups, rows, row_bytes = lookups_of(signature)
-    unique = unique_rows(rows, lookups, access)
+    lookups, rows, row_bytes = count_lookups(signature)
+    unique = count_unique_rows(rows, lookups, access)
     bags = signature.outputs[0].shape[0] if signature.outputs and signature.outputs[0].shape else 1
     again = (lookups - unique) * row_bytes
     table = float(max(rows, 1) * row_bytes)
@@ -233,7 +233,9 @@ def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple
     # address of its page; but rows in one page, and pages in one line of the page table, are looked for once, so that
     # each of many lookups takes less time
     unknown = max(1.0 - _TRANSLATED_BYTES / table, 0.0)
-    pages, simulations = (unknown * _touched_blocks(table, block, unique) for block in (_PAGE_BYTES, _WALKED_BYTES))
+    pages, simulations = (
+        unknown * _count_touched_blocks(table, block, unique) for block in (_PAGE_BYTES, _WALKED_BYTES)
+    )
     translations = [unknown * unique, pages, simulations, simulations * far / max(unique, 1.0)]
     waits = [unique, near, far, *translations, float(levels[1]), float(levels[2])]
     work = [float(lookups), again, lookups * float(row_bytes), *waits]
@@ -242,52 +244,52 @@ def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple
     return work, place
 
 
-def _touched_blocks(table: float, block: float, rows: float) -> float:
+def _count_touched_blocks(table: float, block: float, rows: float) -> float:
     """How many blocks of this many bytes of a table hold one or more of this many rows that are anywhere in it."""
     blocks = max(table / block, 1.0)
     return blocks * -expm1(-rows / blocks)
 
 
-def counted_flops(features: Features) -> float:
+def count_op_flops(features: Features) -> float:
     """Multiplications and additions of a GEMM or a convolution; 0 for other ops."""
-    return float(features.terms[_flop_terms(features)].sum())
+    return float(features.terms[_list_flop_terms(features)].sum())
 
 
-def _flop_terms(features: Features) -> slice:
+def _list_flop_terms(features: Features) -> slice:
     return slice(WORK, WORK + {"gemm": 1, "conv": 2}.get(features.family, 0))
 
 
-def rough_prices(features: Features) -> FloatArray:
+def estimate_rough_prices(features: Features) -> FloatArray:
     """About what each term of an op costs on a core of any kind, in seconds."""
     prices = np.zeros(len(features.terms))
     prices[0], prices[1:4] = _ROUGH_CALL, _ROUGH_BYTE
-    prices[_flop_terms(features)] = _ROUGH_FLOP
+    prices[_list_flop_terms(features)] = _ROUGH_FLOP
     return prices
 
 
-def rough_seconds(signature: Signature) -> float:
+def estimate_rough_seconds(signature: Signature) -> float:
     """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s)."""
-    features = describe(signature, (), Caches(1.0, 1.0))
-    return float(features.terms @ rough_prices(features)) + _ROUGH_BYTE * sum(touched_bytes(signature))
+    features = describe_op(signature, (), Caches(1.0, 1.0))
+    return float(features.terms @ estimate_rough_prices(features)) + _ROUGH_BYTE * sum(count_touched_bytes(signature))
 
 
-def touched_bytes(signature: Signature, access: str = "") -> list[float]:
+def count_touched_bytes(signature: Signature, access: str = "") -> list[float]:
     """Bytes that an op touches of each input and output: of a table only the rows that are looked up."""
     sizes = [float(spec.nbytes) for spec in (*signature.inputs, *signature.outputs)]
-    kind = kind_of(signature)
+    kind = get_kind(signature)
     if kind in TABLE_KINDS:
-        lookups, rows, row_bytes = lookups_of(signature)
-        sizes[0] = min(sizes[0], unique_rows(rows, lookups, access) * row_bytes)
+        lookups, rows, row_bytes = count_lookups(signature)
+        sizes[0] = min(sizes[0], count_unique_rows(rows, lookups, access) * row_bytes)
         if kind == "sparse_update":
             sizes[len(signature.inputs)] = 0.0  # written in place: the same rows
     return sizes
 
 
-def _elementwise_work(signature: Signature) -> tuple[list[float], list[float]]:
+def _count_elementwise_work(signature: Signature) -> tuple[list[float], list[float]]:
     specs = (*signature.inputs, *signature.outputs)
     made = signature.outputs[0].numel if signature.outputs else 1
     window = signature.scalar("kernel_size")
-    pooled = made * prod(map(_whole, window)) if isinstance(window, tuple) else 0
+    pooled = made * prod(map(_count_whole, window)) if isinstance(window, tuple) else 0
     numel = max(pooled, *(spec.numel for spec in specs), 1)
     strided = sum(spec.numel for spec in specs if _is_transposed(spec))
     blocks = any(not spec.is_contiguous for spec in specs)

@@ -23,7 +23,7 @@ class Machine(Platform):
     profile: Profile
 
 
-def machine_platform(profile: Profile, key: str = "here") -> Machine:
+def make_machine_platform(profile: Profile, key: str = "here") -> Machine:
     """The platform of a profile that `traincast fit` wrote."""
     identity = profile.identity
     device = cpu_device(
@@ -33,7 +33,7 @@ def machine_platform(profile: Profile, key: str = "here") -> Machine:
     return Machine(key=key, device=device, profile=profile)
 
 
-def home() -> Path:
+def get_profile_home() -> Path:
     """Where stores and profiles of this machine are kept: $TRAINCAST_HOME, else the user's data folder."""
     named = os.environ.get("TRAINCAST_HOME")
     if named:
@@ -42,9 +42,9 @@ def home() -> Path:
     return (Path(data) if data else Path.home() / ".local" / "share") / "traincast"
 
 
-def profile_file() -> Path:
+def get_profile_file() -> Path:
     """The profile that `here` means."""
-    return home() / "here.toml"
+    return get_profile_home() / "here.toml"
 
 
 def is_here(on: str) -> bool:
@@ -56,7 +56,7 @@ def find_profile(on: str | Profile) -> Profile:
     """The profile of `here`, or of a file."""
     if isinstance(on, Profile):
         return on
-    path = profile_file() if on == HERE else Path(on)
+    path = get_profile_file() if on == HERE else Path(on)
     if not path.is_file():
         raise TraincastError(
             f"no profile '{format_path(path)}'; measure this machine with 'traincast bench', then fit its `store` with "
@@ -68,4 +68,4 @@ def find_profile(on: str | Profile) -> Profile:
 def load_machine(on: str | Profile = HERE) -> Machine:
     """The platform of `here`, of a profile's file, or of a profile: what `predict_step` takes."""
     key = HERE if isinstance(on, Profile) or on == HERE else Path(on).stem
-    return machine_platform(find_profile(on), key)
+    return make_machine_platform(find_profile(on), key)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from traincast.costs.cpu.caches import Found, Operand, operands
-from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
-from traincast.costs.cpu.features import counted_flops, describe, family_of, kind_of, touched_bytes
+from traincast.costs.cpu.caches import Found, Operand, list_operands
+from traincast.costs.cpu.cpu_ops import make_cpu_ops, runs_no_kernel
+from traincast.costs.cpu.features import count_op_flops, count_touched_bytes, describe_op, get_family, get_kind
 from traincast.costs.cpu.profile import Profile
 from traincast.ir.ops import Op, Signature
 from traincast.ir.program import Program
@@ -30,7 +30,7 @@ class PricedOp(NamedTuple):
     flops: float = 0.0
 
 
-def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
+def read_table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
     """The access distribution of every op that works on an embedding table, by op number. Tables are told apart by the
     order of their lookups in the forward pass."""
     if not access:
@@ -39,11 +39,11 @@ def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
     distributions: dict[int, str] = {}
     remaining = list(access)
     for op in program.ops:
-        kind = kind_of(op.signature)
+        kind = get_kind(op.signature)
         if kind in ("_embedding_bag", "embedding") and remaining and op.inputs[0].storage not in by_storage:
             distribution = remaining.pop(0)
             by_storage[op.inputs[0].storage] = by_storage[op.inputs[1].storage] = distribution
-        if family_of(kind).startswith("embedding"):
+        if get_family(kind).startswith("embedding"):
             known = [by_storage[tensor.storage] for tensor in op.inputs if tensor.storage in by_storage]
             if known:
                 distributions[op.index] = known[0]
@@ -55,18 +55,18 @@ def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
 def price_ops(program: Program, profile: Profile, access: Sequence[str] = (), *, ranks: int = 1) -> list[PricedOp]:
     """Every op that a CPU runs in a step, while as many ranks compute on cores of one machine. `access` says of every
     embedding table which rows its lookups touch."""
-    distributions = table_access(program, access)
-    rows = operands(
-        program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, distributions.get(op, ""))
+    distributions = read_table_access(program, access)
+    rows = list_operands(
+        program, 2 * profile.caches.l3, lambda op, signature: count_touched_bytes(signature, distributions.get(op, ""))
     )
     return [
-        _price(profile, op, signature, rows[op.index], distributions.get(op.index, ""), ranks)
+        _price_op(profile, op, signature, rows[op.index], distributions.get(op.index, ""), ranks)
         for op in program.ops
-        for signature in cpu_ops(op.signature)
+        for signature in make_cpu_ops(op.signature)
     ]
 
 
-def op_deviations(cost: Sequence[PricedOp], host: float, profile: Profile) -> dict[str, float]:
+def collect_op_deviations(cost: Sequence[PricedOp], host: float, profile: Profile) -> dict[str, float]:
     """Standard deviations of a step in seconds, which are independent: ops of one kind err alike, kinds and the host
     (`host` seconds) apart."""
     total = host + sum(one.seconds for one in cost)
@@ -78,15 +78,15 @@ def op_deviations(cost: Sequence[PricedOp], host: float, profile: Profile) -> di
     }
 
 
-def _price(profile: Profile, op: Op, signature: Signature, found: Found, distribution: str, ranks: int) -> PricedOp:
-    kind = kind_of(signature)
+def _price_op(profile: Profile, op: Op, signature: Signature, found: Found, distribution: str, ranks: int) -> PricedOp:
+    kind = get_kind(signature)
     if runs_no_kernel(signature):
         return PricedOp(op, kind, 0.0, 0.0, True)
     row, code = found
     if len(op.signature.inputs) != len(signature.inputs):  # one tensor of a list, or one part of a fused op
         farthest = max((operand.distance for operand in row), default=0)
         row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
-    features = describe(signature, row, profile.caches, distribution, code=code, inside=True)
+    features = describe_op(signature, row, profile.caches, distribution, code=code, inside=True)
     seconds, sigma, known = profile.seconds(features)
     longer = (1.0 + profile.longer) * profile.crowding.factor(ranks, kind)
-    return PricedOp(op, kind, longer * seconds, sigma, known, counted_flops(features))
+    return PricedOp(op, kind, longer * seconds, sigma, known, count_op_flops(features))

@@ -29,7 +29,9 @@ class Process(NamedTuple):
 
     def covariance(self, places: FloatArray) -> FloatArray:
         """Of residuals at these places (n x n)."""
-        return np.asarray(self.amplitude**2 * alike(places, places, self.lengths) + self.noise**2 * np.eye(len(places)))
+        return np.asarray(
+            self.amplitude**2 * compute_covariance(places, places, self.lengths) + self.noise**2 * np.eye(len(places))
+        )
 
     def solved(self, places: FloatArray, residuals: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The inverse of the covariance, and the pull of every sample."""
@@ -39,13 +41,13 @@ class Process(NamedTuple):
         return inverse, inverse @ residuals
 
 
-def alike(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
+def compute_covariance(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
     """How alike places are, from 1 (equal) to 0: once differentiable in the distance, as real kernels are rough."""
-    apart = _apart(left, right, lengths)
+    apart = _measure_distance(left, right, lengths)
     return np.asarray((1.0 + apart) * np.exp(-apart))
 
 
-def _apart(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
+def _measure_distance(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
     left, right = left / lengths, right / lengths
     squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2.0 * left @ right.T
     return np.asarray(np.sqrt(3.0 * np.maximum(squares, 0.0)))
@@ -64,10 +66,10 @@ def find_process(places: FloatArray, residuals: FloatArray, start: Process | Non
         return make_default_process(places.shape[1], amplitude, _NOISE[2])
     chosen = np.linspace(0, len(residuals) - 1, min(len(residuals), _SEARCHED)).astype(int)
     begin = start or make_default_process(places.shape[1], amplitude, _NOISE[1])
-    return _climbed(places[chosen], residuals[chosen], begin, _SWEEPS if start is None else _FEWER_SWEEPS)
+    return _climb_likelihood(places[chosen], residuals[chosen], begin, _SWEEPS if start is None else _FEWER_SWEEPS)
 
 
-def _climbed(places: FloatArray, residuals: FloatArray, begin: Process, sweeps: int) -> Process:
+def _climb_likelihood(places: FloatArray, residuals: FloatArray, begin: Process, sweeps: int) -> Process:
     """Uphill in the logarithms of all parameters at once, each with a step of its own that grows while its slope keeps
     its sign; the best of all that were tried."""
     many = places.shape[1]
@@ -75,24 +77,24 @@ def _climbed(places: FloatArray, residuals: FloatArray, begin: Process, sweeps: 
     at = np.clip(np.log([*begin.lengths, begin.amplitude, begin.noise]), low, high)
     step, slope, best = np.full(many + 2, _STEPS[1]), np.zeros(many + 2), (-np.inf, at)
     for _ in range(sweeps):
-        found, uphill = _likelihood(places, residuals, at)
+        found, uphill = _compute_likelihood(places, residuals, at)
         best = max(best, (found, at), key=lambda tried: tried[0])
         turned = uphill * slope
         step = np.clip(step * np.where(turned > 0, _FASTER, np.where(turned < 0, _SLOWER, 1.0)), _STEPS[0], _STEPS[2])
         slope = np.where(turned < 0, 0.0, uphill)
         at = np.clip(at + np.sign(slope) * step, low, high)
-    return _process(best[1])
+    return _make_process(best[1])
 
 
-def _process(logarithms: FloatArray) -> Process:
+def _make_process(logarithms: FloatArray) -> Process:
     *lengths, amplitude, noise = np.exp(logarithms)
     return Process(np.array(lengths), float(amplitude), float(noise))
 
 
-def _likelihood(places: FloatArray, residuals: FloatArray, logarithms: FloatArray) -> tuple[float, FloatArray]:
+def _compute_likelihood(places: FloatArray, residuals: FloatArray, logarithms: FloatArray) -> tuple[float, FloatArray]:
     """The logarithm of how likely residuals and lengths are, but for a constant, and its slope in each parameter."""
-    lengths, amplitude, noise = _process(logarithms)
-    apart = _apart(places, places, lengths)
+    lengths, amplitude, noise = _make_process(logarithms)
+    apart = _measure_distance(places, places, lengths)
     fading = np.exp(-apart)
     near = amplitude**2 * (1.0 + apart) * fading
     try:

@@ -65,8 +65,8 @@ def save_profile(profile: Profile, path: str | Path) -> None:
         "identity": dict(profile.identity),
         "host_seconds": dict(profile.host),
         "crowding": {json.dumps(name): factor for name, factor in profile.crowding.factors.items()},
-        **_tables("models", profile.models),
-        **_tables("exchanges", profile.exchanges.seconds),
+        **_write_tables("models", profile.models),
+        **_write_tables("exchanges", profile.exchanges.seconds),
     }  # fmt: skip
     lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
     for name, table in tables.items():
@@ -77,11 +77,11 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
-def _tables(title: str, models: Mapping[str, KindModel]) -> dict[str, dict[str, Any]]:
+def _write_tables(title: str, models: Mapping[str, KindModel]) -> dict[str, dict[str, Any]]:
     return {f"{title}.{json.dumps(name)}": model.to_dict() for name, model in models.items()}
 
 
-def _models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
+def _read_models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
     """Models of a part that profiles of earlier versions do not have."""
     return {name: KindModel.from_dict(data) for name, data in table.get(title, {}).items()}
 
@@ -111,13 +111,13 @@ def load_profile(path: str | Path) -> Profile:
             clock=str(table["clock"]),
             reference=float(table["reference_seconds"]),
             caches=Caches(float(table["l2_bytes"]), float(table["l3_bytes"])),
-            models=_models({"models": table["models"]}, "models"),
+            models=_read_models({"models": table["models"]}, "models"),
             host={name: float(value) for name, value in table["host_seconds"].items()},
             host_spread=float(table["host_spread"]),
             errors=tuple(table.get("errors", ())),
             samples=int(table["samples"]),
             exchanges=CollectiveModels(
-                _models(table, "exchanges"),
+                _read_models(table, "exchanges"),
                 widened=float(table.get("exchanges_widened", 1.0)),
                 late=float(table.get("exchanges_late", 0.0)),
             ),

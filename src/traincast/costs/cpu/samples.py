@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from traincast.costs.cpu.caches import Operand
-from traincast.costs.cpu.features import Caches, Features, describe, touched_bytes
+from traincast.costs.cpu.features import Caches, Features, count_touched_bytes, describe_op
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -62,17 +62,17 @@ class Sample:
         """What its time depends on."""
         assert self.signature is not None
         if self.found:
-            sizes = touched_bytes(self.signature, self.access)
+            sizes = count_touched_bytes(self.signature, self.access)
             inside = [Operand(int(size), int(away)) for size, away in zip(sizes, self.found, strict=False)]
-            return describe(self.signature, inside, caches, self.access, code=self.found[-1], inside=True)
-        operands = call_operands(self.signature, self.access, self.between, code_far=self.code_far)
+            return describe_op(self.signature, inside, caches, self.access, code=self.found[-1], inside=True)
+        operands = list_call_operands(self.signature, self.access, self.between, code_far=self.code_far)
         code = sum(operand.nbytes for operand in operands) + (self.between if self.code_far else 0)
-        return describe(self.signature, operands, caches, self.access, code=code)
+        return describe_op(self.signature, operands, caches, self.access, code=code)
 
     @property
     def fifth(self) -> int:
         """Which fifth of the samples it belongs to (0 to 4), by what was run: all samples of one op are in one."""
-        text = signature_text(self.signature) if self.signature else repr(self.events)
+        text = format_signature(self.signature) if self.signature else repr(self.events)
         return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % FIFTHS
 
     @property
@@ -81,7 +81,7 @@ class Sample:
         return self.fifth == 0
 
 
-def calm_samples(samples: Sequence[Sample]) -> list[Sample]:
+def select_calm_samples(samples: Sequence[Sample]) -> list[Sample]:
     """Those taken while the reference was as fast as on the calm machine; all, where there are
     few or the machine was hardly ever so."""
     if len(samples) < _FEWEST:
@@ -93,18 +93,18 @@ def calm_samples(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample, kept in zip(samples, calm, strict=True) if kept]
 
 
-def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
+def group_visits(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Samples of the same op in the same state, measured at several times, side by side; the order is that of the first
     of each."""
     found: dict[tuple[object, ...], list[Sample]] = {}
     for sample in samples:
-        text = signature_text(sample.signature) if sample.signature else ""
+        text = format_signature(sample.signature) if sample.signature else ""
         same = (text, sample.between, sample.code_far, sample.access, sample.found, sample.ranks)
         found.setdefault(same, []).append(sample)
     return list(found.values())
 
 
-def mean_visit(several: Sequence[Sample]) -> Sample:
+def average_visits(several: Sequence[Sample]) -> Sample:
     """One sample out of several of the same: geometric means, so that its ratio to the reference is that of theirs."""
     if len(several) == 1:
         return several[0]
@@ -118,11 +118,13 @@ def mean_visit(several: Sequence[Sample]) -> Sample:
     )  # fmt: skip
 
 
-def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:
+def list_call_operands(
+    signature: Signature, access: str, between: int, *, code_far: bool = False
+) -> tuple[Operand, ...]:
     """Where the operands of a microbenchmark are: behind the rest of the last call on them and, if there are bytes
     between, behind those and (its code not being far) another call of the same size. What is written in place was just
     read."""
-    sizes = touched_bytes(signature, access)
+    sizes = count_touched_bytes(signature, access)
     total, inputs = sum(sizes), len(signature.inputs)
     away = between + (0.0 if code_far else total) if between else 0.0
     in_place = signature.name.endswith("_")
@@ -132,13 +134,13 @@ def call_operands(signature: Signature, access: str, between: int, *, code_far: 
     )
 
 
-def signature_text(signature: Signature) -> str:
+def format_signature(signature: Signature) -> str:
     """A signature as JSON; the same for the same op."""
-    tensors = [[spec_row(spec) for spec in part] for part in (signature.inputs, signature.outputs)]
+    tensors = [[format_spec(spec) for spec in part] for part in (signature.inputs, signature.outputs)]
     return json.dumps([signature.name, signature.overload, *tensors, signature.scalars, signature.groups])
 
 
-def spec_row(spec: TensorSpec) -> list[Any]:
+def format_spec(spec: TensorSpec) -> list[Any]:
     """A tensor as a row of JSON."""
     return [spec.shape, spec.stride, spec.dtype]
 
@@ -151,7 +153,7 @@ def parse_signature(text: str) -> Signature:
             str(name),
             tuple(TensorSpec(tuple(shape), tuple(stride), dtype) for shape, stride, dtype in inputs),
             tuple(TensorSpec(tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs),
-            tuple((str(key), _frozen(value)) for key, value in scalars),
+            tuple((str(key), _freeze_value(value)) for key, value in scalars),
             tuple((str(key), int(number)) for key, number in groups),
             str(overload),
         )
@@ -159,14 +161,14 @@ def parse_signature(text: str) -> Signature:
         raise TraincastError(f"a sample of the store is damaged: {error}; measure it again") from None
 
 
-def _frozen(value: Any) -> Scalar:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def _freeze_value(value: Any) -> Scalar:
+    return tuple(_freeze_value(item) for item in value) if isinstance(value, list) else value
 
 
-def sample_row(sample: Sample) -> dict[str, Any]:
+def format_sample(sample: Sample) -> dict[str, Any]:
     """The sample as a row of a table."""
     return {
-        "op": "" if sample.signature is None else signature_text(sample.signature),
+        "op": "" if sample.signature is None else format_signature(sample.signature),
         "between": sample.between,
         "code_far": sample.code_far,
         "access": sample.access,
@@ -202,7 +204,7 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
         raise TraincastError(f"a sample of the store is damaged: {error!r}; measure it again") from None
 
 
-def copy_signature(direction: str, memory: str, nbytes: int) -> Signature:
+def make_copy_signature(direction: str, memory: str, nbytes: int) -> Signature:
     """A copy of `nbytes` bytes between host and GPU as the signature of a sample."""
     scalars = (("direction", direction), ("memory", memory))
     return Signature(_COPY, (TensorSpec((nbytes,), (1,), "uint8"),), (), scalars, (("self", 1),))
@@ -213,7 +215,7 @@ def is_copy(signature: Signature | None) -> bool:
     return signature is not None and signature.name == _COPY
 
 
-def copy_of(signature: Signature) -> tuple[str, str, int]:
+def read_copy(signature: Signature) -> tuple[str, str, int]:
     """(direction, memory, bytes) of a sample's signature."""
     direction, memory = signature.scalar("direction"), signature.scalar("memory")
     if direction not in COPY_DIRECTIONS or memory not in COPY_MEMORIES or not signature.inputs:

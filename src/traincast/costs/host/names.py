@@ -18,7 +18,7 @@ _REPLACED = {
 }
 
 
-def current_name(op: str) -> str:
+def get_current_name(op: str) -> str:
     """The name that a top-level op of an older trace has in host profiles."""
     numbered = f"{op}0" if _UNNUMBERED.match(op) and not op.startswith(_PYTHON_NODES) else op
     return _REPLACED.get(numbered, numbered)
@@ -30,7 +30,7 @@ PYTHON, NODE, ENGINE = ISSUERS = ("python", "node", "engine")
 _NODE_MARKS = ("Backward", "AccumulateGrad", "torch::autograd::CppNode")
 
 
-def issuer(op: str, *, main: bool) -> str:
+def get_issuer(op: str, *, main: bool) -> str:
     """One of `ISSUERS`; `main` says that the op runs on the main thread."""
     if main:
         return PYTHON

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.host.names import ISSUERS, issuer
+from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
 from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE
 from traincast.utils.arrays import FloatArray
@@ -53,7 +53,7 @@ class HostProfile:
 
     def gap_seconds(self, names: Sequence[str], *, main: bool) -> FloatArray:
         """T1 in seconds before each of these ops on the main thread, or on another one: float64[n]."""
-        return np.array([self.t1[issuer(name, main=main)] for name in names], dtype=np.float64)
+        return np.array([self.t1[get_issuer(name, main=main)] for name in names], dtype=np.float64)
 
     def scaled(self, factor: float) -> HostProfile:
         """The same profile on a host that takes `factor` times as long for everything."""
@@ -79,7 +79,7 @@ def _look_up(table: Mapping[str, float], name: str) -> float:
 
 
 @cache
-def profile_names() -> tuple[str, ...]:
+def list_host_profiles() -> tuple[str, ...]:
     """Names of the built-in host profiles."""
     return tuple(sorted(entry.name[:-5] for entry in _DATA.iterdir() if entry.name.endswith(".json")))
 
@@ -89,8 +89,10 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
     """A built-in host profile, of a host that takes `slowness` times as long."""
     if slowness != 1.0:
         return load_host_profile(name).scaled(slowness)
-    if name not in profile_names():
-        raise make_unknown_error("host profile", name, profile_names(), f"Use one of {', '.join(profile_names())}.")
+    if name not in list_host_profiles():
+        raise make_unknown_error(
+            "host profile", name, list_host_profiles(), f"Use one of {', '.join(list_host_profiles())}."
+        )
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
 
 

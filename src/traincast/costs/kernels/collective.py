@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from traincast.costs.kernels.call import Family
-from traincast.costs.kernels.operands import compute_of
+from traincast.costs.kernels.operands import get_compute_type
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import memcpy
+from traincast.costs.kernels.streaming.launches import make_memcpy
 from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, Route
 from traincast.ir.ops import Scalar, Signature
 from traincast.utils.errors import TraincastError, make_unknown_error
@@ -24,13 +24,13 @@ RECORD = FamilyRecord(family=COLLECTIVE, package=__name__, lowering=("",))
 
 
 @lowers(*COLLECTIVE_OPS, *LIBRARY_OPS)
-def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_collective(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for the group; alone in its group, a rank copies its input to the output, if they differ."""
     kind, group, size = (signature.scalar(name) for name in ("collective", "group", "bytes"))
     record = COLLECTIVES.get(str(kind))
     if record is not None and record.route is Route.PAIR and signature.scalar("source") is not None:
         group = (signature.scalar("source"), signature.scalar("target"))
-    nodes = _nodes(group, context.gpus_per_node) if isinstance(group, tuple) else 0
+    nodes = _count_nodes(group, context.gpus_per_node) if isinstance(group, tuple) else 0
     if not isinstance(kind, str) or not isinstance(size, int) or not isinstance(group, tuple) or not nodes:
         raise TraincastError(
             f"{signature.name} does not say what it communicates (collective, group, bytes); capture it"
@@ -38,13 +38,13 @@ def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ..
     if record is None or kind not in COLLECTIVE.kinds:
         raise make_unknown_error("collective", kind, COLLECTIVE.kinds, f"Correct {signature.name}.")
     if len(group) < 2:
-        return () if record.in_place or size == 0 else (memcpy("d2d", size),)
-    compute = compute_of(signature.inputs[0]) if signature.inputs else "fp32"
+        return () if record.in_place or size == 0 else (make_memcpy("d2d", size),)
+    compute = get_compute_type(signature.inputs[0]) if signature.inputs else "fp32"
     return (COLLECTIVE.call(kind, compute, bytes=size, ranks=len(group), nodes=nodes),)
 
 
 @lru_cache(maxsize=1024)  # a group of a thousand ranks is in as many programs
-def _nodes(group: tuple[Scalar, ...], gpus_per_node: int) -> int:
+def _count_nodes(group: tuple[Scalar, ...], gpus_per_node: int) -> int:
     """How many nodes the ranks of a group are on; 0 for a group that is not made of ranks."""
     ranks = [rank for rank in group if isinstance(rank, int)]
     if not ranks or len(ranks) != len(group):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.operands import aten_names, integer_argument, on_device
+from traincast.costs.kernels.operands import is_on_device, make_aten_names, read_integer_argument
 from traincast.costs.kernels.registry import Control, ControlKind, Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, memcpy, reduction
+from traincast.costs.kernels.streaming.launches import (
+    STREAM_SYNCHRONIZE,
+    make_elementwise_call,
+    make_memcpy,
+    make_reduction_call,
+)
 from traincast.ir.ops import Signature
 from traincast.utils.errors import TraincastError
 
@@ -32,7 +37,7 @@ _OTHER = (
     "profiler::_record_function_enter_new",
     "profiler::_record_function_exit",
 )
-MOVES_NOTHING = frozenset((*aten_names(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
+MOVES_NOTHING = frozenset((*make_aten_names(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
 """Names of ops that hand out memory or look at it in another way."""
 _MOST_NUMBERS = 1 << 20  # of events and streams; the simulator keeps a clock for each
 _KINDS = {
@@ -45,42 +50,46 @@ _KINDS = {
 
 
 @lowers(*sorted(MOVES_NOTHING))
-def free_of_device_work(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_free_op(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Nothing runs on the device."""
     return ()
 
 
-def _number(signature: Signature, name: str) -> int:
-    number = integer_argument(signature, name, -1)
+def _read_number(signature: Signature, name: str) -> int:
+    number = read_integer_argument(signature, name, -1)
     if not -1 <= number < _MOST_NUMBERS:
         raise TraincastError(f"{name} {number} is not from -1 to {_MOST_NUMBERS - 1}")
     return number
 
 
 @lowers(*_KINDS)
-def control(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_control(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A control op is one control item."""
-    return (Control(_KINDS[signature.name], event=_number(signature, "event"), stream=_number(signature, "stream")),)
+    return (
+        Control(
+            _KINDS[signature.name], event=_read_number(signature, "event"), stream=_read_number(signature, "stream")
+        ),
+    )
 
 
 @lowers("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")
-def item(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_item(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """`item()`: the value is copied to the host, which waits for it."""
     source = signature.inputs[0]
-    if not on_device(source):
+    if not is_on_device(source):
         return ()
-    return (memcpy("d2h_pageable", source.itemsize), STREAM_SYNCHRONIZE)
+    return (make_memcpy("d2h_pageable", source.itemsize), STREAM_SYNCHRONIZE)
 
 
 @lowers("aten::equal")
-def equal(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_equal(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """`torch.equal`: compare, reduce, and hand the answer to the host."""
     left = signature.inputs[0]
-    if not on_device(left):
+    if not is_on_device(left):
         return ()
     return (
-        elementwise("compare", signature.inputs, (left,)),
-        reduction("full", left, ()),
-        memcpy("d2h_pageable", 1),
+        make_elementwise_call("compare", signature.inputs, (left,)),
+        make_reduction_call("full", left, ()),
+        make_memcpy("d2h_pageable", 1),
         STREAM_SYNCHRONIZE,
     )

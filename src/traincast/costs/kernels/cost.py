@@ -11,9 +11,9 @@ import numpy as np
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.families import Roofline, shipped_model
+from traincast.costs.kernels.families import Roofline, load_shipped_model
 from traincast.costs.kernels.given import GIVEN
-from traincast.costs.kernels.in_step import seconds_in_step
+from traincast.costs.kernels.in_step import convert_seconds_in_step
 from traincast.costs.kernels.lowered import LoweredProgram
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
@@ -57,17 +57,17 @@ def _roofline() -> Roofline:
 
 def price_calls(calls: Calls, device: Device, *, roofline_only: bool = False) -> tuple[Estimate, Source]:
     """Device time of calls of one family on this device."""
-    model = None if roofline_only else shipped_model(calls.family.name)
+    model = None if roofline_only else load_shipped_model(calls.family.name)
     source = Source.ROOFLINE if model is None else Source.MODEL
     predictor = _roofline() if model is None else model
     estimate = predictor.predict(calls, device)
     allowed = np.flatnonzero(calls.is_compute("tf32"))
     if not len(allowed):
         return estimate, source
-    return _faster(estimate, allowed, predictor.predict(calls.take(allowed).computing_in("fp32"), device)), source
+    return _take_faster(estimate, allowed, predictor.predict(calls.take(allowed).computing_in("fp32"), device)), source
 
 
-def _faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
+def _take_faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
     """The estimate with those of `rows` replaced that `other`, which is of these rows alone, does in less time.
 
     Where TF32 is allowed, libraries still have their fp32 kernels to choose from.
@@ -78,22 +78,24 @@ def _faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
     return whole
 
 
-def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False, in_step: InStep = SHIPPED) -> Costs:
+def price_in_step(
+    lowered: LoweredProgram, device: Device, *, roofline_only: bool = False, in_step: InStep = SHIPPED
+) -> Costs:
     """Device time of every distinct call of a program on this device, as part of a step: `in_step` is what steps add
     to kernels that run alone (a roofline stays one). `price_calls` gives the time of kernels alone.
 
     Collectives are left at zero: their time is that of all ranks of the group together.
     """
     costs = price_alone(lowered, device, roofline_only=roofline_only)
-    return costs if roofline_only else costs_in_step(costs, lowered, device, in_step)
+    return costs if roofline_only else convert_to_in_step(costs, lowered, device, in_step)
 
 
-def costs_in_step(costs: Costs, lowered: LoweredProgram, device: Device, in_step: InStep) -> Costs:
+def convert_to_in_step(costs: Costs, lowered: LoweredProgram, device: Device, in_step: InStep) -> Costs:
     """The costs of a program's calls in a step, from those that they have alone."""
     seconds = costs.seconds.copy()
     for rows, calls in lowered.by_family():
         members = [lowered.calls[row] for row in rows.tolist()]
-        seconds[rows] = seconds_in_step(calls, members, seconds[rows], device, in_step)
+        seconds[rows] = convert_seconds_in_step(calls, members, seconds[rows], device, in_step)
     return replace(costs, seconds=seconds)
 
 

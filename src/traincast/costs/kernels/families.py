@@ -58,13 +58,13 @@ class Roofline:
 
 
 @cache
-def shipped_model(family: str) -> KernelModel | None:
+def load_shipped_model(family: str) -> KernelModel | None:
     """The fitted model of a family, read when first asked for; None where the roofline is all there is."""
     record = BY_NAME[family]
-    return record.model_class().from_state(_profile(record.profile)) if record.model else None
+    return record.model_class().from_state(_load_profile(record.profile)) if record.model else None
 
 
 @cache
-def _profile(name: str) -> State:
+def _load_profile(name: str) -> State:
     """A profile's numbers, once for the families that share it."""
     return load_state(PROFILES / name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, Family
-from traincast.costs.kernels.operands import compute_of, on_device
-from traincast.costs.kernels.physics import flop_rate, memory_seconds
+from traincast.costs.kernels.operands import get_compute_type, is_on_device
+from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_rate
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item
 from traincast.hardware.device import Device
@@ -25,14 +25,14 @@ RECORDS = (
 
 def lower_given(signature: Signature, cost: OpCost) -> tuple[Item, ...]:
     """Its kernel, which computes in the type of its first result."""
-    specs = [spec for spec in (*signature.outputs, *signature.inputs) if on_device(spec)]
+    specs = [spec for spec in (*signature.outputs, *signature.inputs) if is_on_device(spec)]
     seconds, flops, nbytes = cost.of(signature)
-    compute = compute_of(specs[0]) if specs else "fp32"
+    compute = get_compute_type(specs[0]) if specs else "fp32"
     return (GIVEN.call("given", compute, seconds=seconds, flops=flops, bytes=nbytes),)
 
 
 def given_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """What is given, or the longer of flops at the sustained rate and bytes at the bandwidth; a start on top of the
     latter two."""
-    work = np.maximum(calls["flops"] / flop_rate(calls, device), memory_seconds(calls["bytes"], device))
+    work = np.maximum(calls["flops"] / get_flop_rate(calls, device), estimate_memory_seconds(calls["bytes"], device))
     return np.asarray(np.maximum(calls["seconds"], np.where(work > 0, start + work, 0.0)))

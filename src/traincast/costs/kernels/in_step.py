@@ -22,27 +22,27 @@ _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused 
 _BACKWARD_FLOPS = 1.25  # five GEMMs where MFU counts four: scores are computed again
 
 
-def seconds_in_step(
+def convert_seconds_in_step(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
     """Seconds of these calls (`members`, of one family) in a step, from those they take alone."""
     if calls.family is GEMM:
-        return seconds * _gemm_factors(calls, members, seconds, device, numbers)
+        return seconds * _compute_gemm_factors(calls, members, seconds, device, numbers)
     if calls.family is ATTENTION:
-        return _attention_seconds(calls, members, seconds, device, numbers)
+        return _convert_attention_seconds(calls, members, seconds, device, numbers)
     return seconds
 
 
-def _gemm_factors(
+def _compute_gemm_factors(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
-    sustained = _power_factors(calls, seconds, device, numbers)
+    sustained = _compute_power_factors(calls, seconds, device, numbers)
     amd = device.vendor == "amd"
     rows = zip(members, sustained.tolist(), strict=True)
-    return np.array([_gemm_factor(call, power, numbers, amd=amd) for call, power in rows])
+    return np.array([_compute_gemm_factor(call, power, numbers, amd=amd) for call, power in rows])
 
 
-def _gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
+def _compute_gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
     if call.compute not in _BITS:
         return 1.0
     words = call.variant.split()
@@ -54,7 +54,7 @@ def _gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) 
     return factor * (numbers.untuned if amd and TUNED not in words else 1.0)
 
 
-def _power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: InStep) -> FloatArray:
+def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: InStep) -> FloatArray:
     """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
     wait for memory leave power to spare, and so do kernels that end before power is regulated (of a DLRM, not of an
     LLM) and a clock that is locked below."""
@@ -68,7 +68,7 @@ def _power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: I
     return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND) * regulated)
 
 
-def _attention_seconds(
+def _convert_attention_seconds(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
     factor = calls.per_compute(dict.fromkeys(_BITS, numbers.sustained.get(f"{device.arch} attention", 1.0)), 1.0)

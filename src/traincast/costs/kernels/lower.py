@@ -23,7 +23,7 @@ _WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
 @cache
-def registered_ops() -> frozenset[str]:
+def list_registered_ops() -> frozenset[str]:
     """Names of all ops with a lowering."""
     for module in (*_WITHOUT_FAMILY, *(module for record in RECORDS for module in record.lowering_modules())):
         import_module(module)
@@ -51,7 +51,7 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     given = context.cost_of(signature.name) if context.costs else None
     if given is not None:
         return lower_given(signature, given)
-    if signature.name not in registered_ops() and not _is_added(signature.name):
+    if signature.name not in list_registered_ops() and not _is_added(signature.name):
         return estimate_unknown(signature)
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
     if empty and signature.name.startswith("aten::"):
@@ -59,19 +59,21 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     try:
         items = LOWERINGS[signature.name](signature, context)
     except TraincastError as error:
-        raise _misfit(signature, str(error)) from None
+        raise _make_misfit_error(signature, str(error)) from None
     except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise _misfit(signature, str(error) or type(error).__name__) from error
+        raise _make_misfit_error(signature, str(error) or type(error).__name__) from error
     for item in items:
         if isinstance(item, KernelCall) and not all(0 <= value <= _LARGEST for value in item.values):
-            raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shorten_value(item.values)}")
+            raise _make_misfit_error(
+                signature, f"a {item.family.name} kernel would have sizes {shorten_value(item.values)}"
+            )
     variant = signature.scalar(VARIANT)
     if isinstance(variant, str):
         return tuple(replace(item, variant=variant) if isinstance(item, KernelCall) else item for item in items)
     return items
 
 
-def _misfit(signature: Signature, reason: str) -> TraincastError:
+def _make_misfit_error(signature: Signature, reason: str) -> TraincastError:
     """The gate between workloads of untrusted input and the engine: what an op has is not what its kernels need."""
     tensors = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in signature.inputs[:_SHOWN_TENSORS])
     more = ", ..." if len(signature.inputs) > _SHOWN_TENSORS else ""

@@ -14,7 +14,7 @@ from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import Control, LoweringContext
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
-from traincast.ir.symbolic import sizes_used, with_plain_sizes
+from traincast.ir.symbolic import list_size_indices, replace_indices_by_sizes
 from traincast.utils.arrays import BoolArray, IntArray
 
 _LONG_KEY = 1024  # bytes
@@ -64,7 +64,7 @@ def lower_programs(programs: Sequence[Program], context: LoweringContext) -> tup
     plain: dict[int, tuple[int, ...]] = {}
     for members in templates.values():
         alike = [programs[number] for number in members]
-        plain.update(zip(members, _numbers(alike, lowering), strict=True))
+        plain.update(zip(members, _number_calls(alike, lowering), strict=True))
     calls, controls, signatures = tuple(lowering.calls), tuple(lowering.controls), tuple(lowering.signatures)
     estimated = np.array([call.estimated for call in calls], dtype=np.bool_)
     return tuple(
@@ -105,7 +105,7 @@ class _Lowering:
         return number
 
 
-def _numbers(programs: Sequence[Program], lowering: _Lowering) -> list[tuple[int, ...]]:
+def _number_calls(programs: Sequence[Program], lowering: _Lowering) -> list[tuple[int, ...]]:
     """The numbers of the signatures of programs that share their symbolic ones; equal sizes are looked at once."""
     if len(programs) == 1:
         return [tuple([lowering.number(signature) for signature in programs[0].signatures])]
@@ -113,24 +113,24 @@ def _numbers(programs: Sequence[Program], lowering: _Lowering) -> list[tuple[int
     varies = np.any(values != values[0], axis=0)
     changing = np.flatnonzero(varies).tolist()
     symbolic, first = programs[0].symbolic, values[0].tolist()
-    used = [np.array(sizes_used(signature), dtype=np.int64) for signature in symbolic]
-    numbers = [lowering.number(*with_plain_sizes((signature,), first)) for signature in symbolic]
+    used = [np.array(list_size_indices(signature), dtype=np.int64) for signature in symbolic]
+    numbers = [lowering.number(*replace_indices_by_sizes((signature,), first)) for signature in symbolic]
     differ = [n for n, sizes in enumerate(used) if np.any(varies[sizes])]
-    known = {n: {_key(values[0, used[n]]): numbers[n]} for n in differ}
+    known = {n: {_make_key(values[0, used[n]]): numbers[n]} for n in differ}
     result = [tuple(numbers)]
     for row in values[1:]:
         sizes: list[int] = []
         for n in differ:
-            key = _key(row[used[n]])
+            key = _make_key(row[used[n]])
             if key not in known[n]:
-                sizes = sizes or _replaced(first, changing, row)
-                known[n][key] = lowering.number(*with_plain_sizes((symbolic[n],), sizes))
+                sizes = sizes or _replace_programs(first, changing, row)
+                known[n][key] = lowering.number(*replace_indices_by_sizes((symbolic[n],), sizes))
             numbers[n] = known[n][key]
         result.append(tuple(numbers))
     return result
 
 
-def _replaced(sizes: list[int], where: list[int], row: IntArray) -> list[int]:
+def _replace_programs(sizes: list[int], where: list[int], row: IntArray) -> list[int]:
     """A copy with other sizes at some places; the rest are the same objects, of which a thousand ranks have many."""
     copy = sizes.copy()
     for place, size in zip(where, row[where].tolist(), strict=True):
@@ -138,7 +138,7 @@ def _replaced(sizes: list[int], where: list[int], row: IntArray) -> list[int]:
     return copy
 
 
-def _key(sizes: IntArray) -> bytes:
+def _make_key(sizes: IntArray) -> bytes:
     """Sizes as a key; those of a collective between a thousand ranks as a digest, which takes less room."""
     data = sizes.tobytes()
     return data if len(data) <= _LONG_KEY else blake2b(data, digest_size=16).digest()
@@ -154,7 +154,7 @@ class OpCoverage:
     launches: int
 
 
-def coverage(program: Program, context: LoweringContext) -> list[OpCoverage]:
+def list_op_coverage(program: Program, context: LoweringContext) -> list[OpCoverage]:
     """Every op of the program, by name."""
     occurrences = Counter(program.columns.op_signature.tolist())
     rows: dict[str, tuple[int, bool, int]] = {}

@@ -15,25 +15,25 @@ _COMPUTE = {
 }  # fmt: skip
 
 
-def compute_of(spec: TensorSpec) -> str:
+def get_compute_type(spec: TensorSpec) -> str:
     """The compute type of a tensor's element type."""
     if spec.dtype not in _COMPUTE:
         raise make_unknown_error("element type", spec.dtype, _COMPUTE, "Cast the tensor to a known type.")
     return _COMPUTE[spec.dtype]
 
 
-def gemm_compute(spec: TensorSpec, *, tf32: bool) -> str:
+def get_gemm_compute_type(spec: TensorSpec, *, tf32: bool) -> str:
     """The type a product or convolution of such tensors computes in: fp32 becomes tf32 where that is allowed."""
-    compute = compute_of(spec)
+    compute = get_compute_type(spec)
     return "tf32" if compute == "fp32" and tf32 else compute
 
 
-def on_device(spec: TensorSpec) -> bool:
+def is_on_device(spec: TensorSpec) -> bool:
     """Whether the tensor lives in device memory."""
     return not spec.device.startswith("cpu")
 
 
-def operand(signature: Signature, name: str, position: int) -> TensorSpec | None:
+def find_operand(signature: Signature, name: str, position: int) -> TensorSpec | None:
     """The tensor passed as argument `name`; by position among the inputs when argument names are unknown."""
     if signature.groups:
         named = signature.tensors(name)
@@ -41,15 +41,15 @@ def operand(signature: Signature, name: str, position: int) -> TensorSpec | None
     return signature.inputs[position] if position < len(signature.inputs) else None
 
 
-def required(signature: Signature, name: str, position: int) -> TensorSpec:
+def require_operand(signature: Signature, name: str, position: int) -> TensorSpec:
     """As `operand`, for an argument that the op cannot do without."""
-    spec = operand(signature, name, position)
+    spec = find_operand(signature, name, position)
     if spec is None:
         raise TraincastError(f"it has no tensor '{name}'")
     return spec
 
 
-def read_operands(signature: Signature, *unread: str) -> list[TensorSpec]:
+def list_read_operands(signature: Signature, *unread: str) -> list[TensorSpec]:
     """The device tensors an op reads: all inputs but `out` and the arguments named `unread`.
 
     A host tensor among the inputs of a device op is a scalar passed by value.
@@ -59,10 +59,10 @@ def read_operands(signature: Signature, *unread: str) -> list[TensorSpec]:
     else:
         skip = {"out", *unread}
         specs = [s for name, _ in signature.groups if name not in skip for s in signature.tensors(name)]
-    return [spec for spec in specs if on_device(spec)]
+    return [spec for spec in specs if is_on_device(spec)]
 
 
-def real_bytes(spec: TensorSpec) -> int:
+def count_real_bytes(spec: TensorSpec) -> int:
     """Bytes behind a tensor: what broadcasting repeats (stride 0) counts once."""
     elements = 1
     for size, stride in zip(spec.shape, spec.stride, strict=True):
@@ -70,9 +70,9 @@ def real_bytes(spec: TensorSpec) -> int:
     return elements * spec.itemsize
 
 
-def total_bytes(specs: Iterable[TensorSpec]) -> int:
+def sum_real_bytes(specs: Iterable[TensorSpec]) -> int:
     """Real bytes of several tensors together."""
-    return sum(real_bytes(spec) for spec in specs)
+    return sum(count_real_bytes(spec) for spec in specs)
 
 
 def is_dense(spec: TensorSpec) -> bool:
@@ -87,7 +87,7 @@ def is_dense(spec: TensorSpec) -> bool:
     return True
 
 
-def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
+def has_same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether two tensors are in memory alike (strides of dimensions of size 1 do not matter)."""
     if a.shape != b.shape:
         return False
@@ -95,18 +95,18 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     return all(size == 1 or left == right for size, left, right in pairs)
 
 
-def integer_argument(signature: Signature, name: str, default: int = 0) -> int:
+def read_integer_argument(signature: Signature, name: str, default: int = 0) -> int:
     """The integer passed as argument `name`, or the default."""
     value = signature.scalar(name, default)
     return value if isinstance(value, int) else default
 
 
-def aten_names(*tables: str) -> tuple[str, ...]:
+def make_aten_names(*tables: str) -> tuple[str, ...]:
     """Names of ATen's ops from words."""
     return tuple(f"aten::{name}" for table in tables for name in table.split())
 
 
-def integer_sizes(value: Scalar, length: int, default: int) -> tuple[int, ...]:
+def read_integer_sizes(value: Scalar, length: int, default: int) -> tuple[int, ...]:
     """A size argument that may be missing, one number for all dimensions, or one number per dimension."""
     if value is None or value == ():
         return (default,) * length
@@ -116,7 +116,7 @@ def integer_sizes(value: Scalar, length: int, default: int) -> tuple[int, ...]:
     return (int(value),) * length
 
 
-def reduction_kind(source: TensorSpec, dims: Sequence[int]) -> str:
+def choose_reduction_kind(source: TensorSpec, dims: Sequence[int]) -> str:
     """How a reduction over `dims` walks memory: everything, along contiguous elements, or across them."""
     rank = len(source.shape)
     reduced = {dim % rank for dim in dims} if rank else set()

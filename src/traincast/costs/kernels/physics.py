@@ -23,32 +23,32 @@ _TENSOR_CORES = ("tf32", "fp16", "bf16", "fp8")
 _TENSOR_SHARE = 0.80  # of the tile's share: operands arrive late
 
 
-def clock_hz(device: Device) -> float:
+def get_clock_hz(device: Device) -> float:
     """Cycles per second of an SM: the clock it is locked to, else boost."""
     return 1e6 * (device.clock_mhz or device.boost_clock_mhz)
 
 
-def memory_seconds(nbytes: FloatArray, device: Device, share: float = DRAM_SHARE) -> FloatArray:
+def estimate_memory_seconds(nbytes: FloatArray, device: Device, share: float = DRAM_SHARE) -> FloatArray:
     """Time to move bytes once: at the L2's rate where they fit it, else at the DRAM's."""
     dram = share * device.dram_bandwidth
-    l2 = max(_L2_BYTES_PER_CLOCK * device.num_sms * clock_hz(device), 1.25 * dram)
+    l2 = max(_L2_BYTES_PER_CLOCK * device.num_sms * get_clock_hz(device), 1.25 * dram)
     kept = np.clip(2.0 - nbytes / (0.5 * device.l2_bytes), 0.0, 1.0)
     return np.asarray(kept * nbytes / l2 + (1.0 - kept) * nbytes / dram)
 
 
-def pinned_rate(device: Device) -> float:
+def get_pinned_rate(device: Device) -> float:
     """Bytes per second from or to pinned host memory, in one direction, while all that share the link copy."""
     return 1e9 / device.host_sharers * PCIE_GBS.get(device.pcie_gen, PCIE_GBS[5 if device.pcie_gen > 5 else 3])
 
 
-def flop_rate(calls: Calls, device: Device) -> FloatArray:
+def get_flop_rate(calls: Calls, device: Device) -> FloatArray:
     """Flop/s a long kernel sustains, by compute type."""
     rates = {name: device.get_sustained_flops(name) for name in COMPUTE_TYPES}
     shares = {name: _TENSOR_SHARE if name in _TENSOR_CORES and name in device.peak_flops else 1.0 for name in rates}
     return calls.per_compute({name: rates[name] * shares[name] for name in rates}, device.get_sustained_flops("fp32"))
 
 
-def gemm_arithmetic_seconds(
+def estimate_gemm_arithmetic_seconds(
     batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray, rate: FloatArray, device: Device
 ) -> FloatArray:
     """Arithmetic time of a GEMM: whole waves of tiles, the depth split where tiles are few; best tile."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls, Family
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import gemm_compute, integer_argument, required
-from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
+from traincast.costs.kernels.operands import get_gemm_compute_type, read_integer_argument, require_operand
+from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import elementwise
+from traincast.costs.kernels.streaming.launches import make_elementwise_call
 from traincast.hardware.device import Device
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.arrays import FloatArray
@@ -57,17 +57,22 @@ class _Layers:
     @staticmethod
     def of(signature: Signature, context: LoweringContext) -> _Layers:
         """From the arguments of `_cudnn_rnn` or its backward."""
-        source = required(signature, "input", 0)
-        mode, hidden = integer_argument(signature, "mode", -1), integer_argument(signature, "hidden_size")
+        source = require_operand(signature, "input", 0)
+        mode, hidden = read_integer_argument(signature, "mode", -1), read_integer_argument(signature, "hidden_size")
         if mode not in _GATES or hidden < 1:
             raise TraincastError(f"mode {mode} with {hidden} hidden units is no recurrent layer that cuDNN has")
-        steps, rows = _steps_and_rows(signature, source)
+        steps, rows = _count_steps_and_rows(signature, source)
         return _Layers(
-            gemm_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, rows, source.shape[-1],
-            hidden, integer_argument(signature, "proj_size") or hidden, _GATES[mode],
-            max(1, integer_argument(signature, "num_layers", 1)),
+            get_gemm_compute_type(source, tf32=context.tf32 or context.tf32_convolutions),
+            steps,
+            rows,
+            source.shape[-1],
+            hidden,
+            read_integer_argument(signature, "proj_size") or hidden,
+            _GATES[mode],
+            max(1, read_integer_argument(signature, "num_layers", 1)),
             2 if signature.scalar("bidirectional", False) else 1,
-        )  # fmt: skip
+        )
 
     def read(self, layer: int) -> int:
         """Columns that a layer reads: of the first one the input's, else what both directions below hand on."""
@@ -89,7 +94,7 @@ class _Layers:
         )  # fmt: skip
 
 
-def _steps_and_rows(signature: Signature, source: TensorSpec) -> tuple[int, int]:
+def _count_steps_and_rows(signature: Signature, source: TensorSpec) -> tuple[int, int]:
     """Time steps, and rows over all of them: packed sequences have fewer in later steps (`batch_sizes`)."""
     if len(source.shape) == 3:
         steps, batch = source.shape[1::-1] if signature.scalar("batch_first", False) else source.shape[:2]
@@ -100,7 +105,7 @@ def _steps_and_rows(signature: Signature, source: TensorSpec) -> tuple[int, int]
     return len(sizes), source.shape[0]
 
 
-def _projections(layers: _Layers) -> tuple[Item, ...]:
+def _count_projections(layers: _Layers) -> tuple[Item, ...]:
     """What turns hidden units into what is handed on, where that is less (`proj_size`)."""
     if layers.width == layers.hidden:
         return ()
@@ -108,18 +113,18 @@ def _projections(layers: _Layers) -> tuple[Item, ...]:
 
 
 @lowers("aten::_cudnn_rnn", "aten::miopen_rnn")
-def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_recurrent_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Of every layer: the product of all inputs with the input matrix, then step by step."""
     layers = _Layers.of(signature, context)
     rows, gates = layers.rows, layers.gates * layers.hidden
     items: tuple[Item, ...] = ()
     for layer in range(layers.layers):
-        items += (layers.product(rows, gates, layers.read(layer)), layers.loop("forward"), *_projections(layers))
+        items += (layers.product(rows, gates, layers.read(layer)), layers.loop("forward"), *_count_projections(layers))
     return items
 
 
 @lowers("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward")
-def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_recurrent_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Of every layer: back step by step, then the gradients of its input and of both its matrices."""
     layers = _Layers.of(signature, context)
     rows, gates = layers.rows, layers.gates * layers.hidden
@@ -128,7 +133,7 @@ def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     items: tuple[Item, ...] = ()
     for layer in reversed(range(layers.layers)):
         read = layers.read(layer)
-        items += (*2 * _projections(layers), layers.loop("backward"), layers.product(rows, read, gates))
+        items += (*2 * _count_projections(layers), layers.loop("backward"), layers.product(rows, read, gates))
         if weights_wanted:
             items += (layers.product(gates, read, rows), layers.product(gates, layers.width, rows))
     return items
@@ -138,10 +143,10 @@ def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
     "aten::_thnn_fused_gru_cell_backward",
 )  # fmt: skip
-def cell(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_recurrent_cell(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The pointwise part of one cell; its GEMMs are ops of their own."""
     made: list[TensorSpec] = [spec for spec in signature.outputs if spec.numel]
-    return (elementwise("tanh", signature.inputs, made),)
+    return (make_elementwise_call("tanh", signature.inputs, made),)
 
 
 def recurrent_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
@@ -150,9 +155,11 @@ def recurrent_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     batch, gates = calls["batch"], calls["gates"] * calls["hidden"]
     backward = calls.is_kind("backward")
     columns, depth = np.where(backward, calls["outputs"], gates), np.where(backward, gates, calls["outputs"])
-    product = gemm_arithmetic_seconds(calls["directions"], batch, columns, depth, flop_rate(calls, device), device)
+    product = estimate_gemm_arithmetic_seconds(
+        calls["directions"], batch, columns, depth, get_flop_rate(calls, device), device
+    )
     matrix = calls["directions"] * gates * calls["outputs"] * calls.item_bytes()
     tensors = np.array([_CELL_TENSORS[kind] for kind in calls.family.kinds])[calls.kind]
-    cell = memory_seconds(tensors * calls["directions"] * batch * gates * calls.item_bytes(), device)
-    step = np.maximum(product, memory_seconds(matrix, device)) + cell + _KERNELS * _QUEUED * start
+    cell = estimate_memory_seconds(tensors * calls["directions"] * batch * gates * calls.item_bytes(), device)
+    step = np.maximum(product, estimate_memory_seconds(matrix, device)) + cell + _KERNELS * _QUEUED * start
     return np.asarray(start + calls["steps"] * step)

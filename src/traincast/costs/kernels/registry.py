@@ -53,7 +53,7 @@ class LoweringContext:
         return next((cost for cost in self.costs if cost.op == op), None)
 
 
-def lowering_context(workload: Workload, device: Device | None = None, *, tf32: bool = False) -> LoweringContext:
+def make_lowering_context(workload: Workload, device: Device | None = None, *, tf32: bool = False) -> LoweringContext:
     """The context in which this workload's ops become kernels on this device (None: a GPU of compute capability 8.0
     without units for TF32). `tf32` allows it for all GEMMs and convolutions, else those run in it that the workload
     itself lets."""

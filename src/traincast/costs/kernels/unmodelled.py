@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, Family
-from traincast.costs.kernels.operands import aten_names, compute_of, on_device, total_bytes
-from traincast.costs.kernels.physics import flop_rate, memory_seconds
+from traincast.costs.kernels.operands import get_compute_type, is_on_device, make_aten_names, sum_real_bytes
+from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_rate
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item
 from traincast.hardware.device import Device
@@ -21,7 +21,7 @@ UNMODELLED = Family("unmodelled", ("stream", "product", "factorisation"), _FIELD
 """Ops whose flops follow from their shapes: no contraction, GEMMs, or a factorisation of matrices."""
 OPAQUE = Family("opaque", ("stream", "product"), _FIELDS)
 """Ops of untrusted input: what they compute cannot be known from shapes, so flops are a guess."""
-_PRODUCTS = frozenset(aten_names("""
+_PRODUCTS = frozenset(make_aten_names("""
     addbmm addbmm_ matmul linalg_matmul chain_matmul linalg_multi_dot linear_backward matmul_backward _trilinear
     bilinear _cdist_forward _cdist_backward _pdist_forward _pdist_backward _sparse_mm _sparse_addmm smm hspmm
     sspaddmm sparse_sampled_addmm _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward _sparse_sparse_matmul
@@ -30,7 +30,7 @@ _PRODUCTS = frozenset(aten_names("""
     _mixed_dtypes_linear _scaled_mm_v2 _scaled_grouped_mm_v2 _foreach_mm mkldnn_linear mkldnn_linear_backward
     fbgemm_linear_fp16_weight fbgemm_linear_int8_weight _wrapped_quantized_linear_prepacked
 """))  # fmt: skip
-_CONVOLUTIONS = frozenset(aten_names("""
+_CONVOLUTIONS = frozenset(make_aten_names("""
     conv_tbc conv_tbc_backward _convolution_double_backward slow_conv3d slow_conv_dilated2d slow_conv_dilated3d
     slow_conv_transpose2d slow_conv_transpose3d mkldnn_convolution miopen_convolution_relu
     miopen_convolution_add_relu conv_transpose1d conv_transpose2d conv_transpose3d _convolution_mode
@@ -48,15 +48,15 @@ _KNOWN = ("aten::", "prims::")
 _SHARE = {"stream": 0.5, "product": 0.6, "factorisation": 0.1}
 
 
-def _record(family: Family, sigma: float) -> FamilyRecord:
+def _make_record(family: Family, sigma: float) -> FamilyRecord:
     return FamilyRecord(
         family=family, package=__name__, lowering=(), roofline=":unmodelled_seconds", roofline_sigma=sigma
     )
 
 
 RECORDS = (
-    _record(UNMODELLED, 0.7),  # a factor of two either way: assumed of an op that nobody measured
-    _record(OPAQUE, 1.4),  # a factor of four: bytes and shapes may say nothing of what is computed
+    _make_record(UNMODELLED, 0.7),  # a factor of two either way: assumed of an op that nobody measured
+    _make_record(OPAQUE, 1.4),  # a factor of four: bytes and shapes may say nothing of what is computed
 )
 
 
@@ -64,15 +64,15 @@ def classify_arithmetic(signature: Signature) -> tuple[str, float]:
     """(kind of `UNMODELLED`, flops): "product" and "factorisation" contract, "stream" does not."""
     name, outputs = signature.name, [spec for spec in signature.outputs if spec.numel]
     if name in _PRODUCTS:
-        return "product", max((product_flops(signature.inputs, spec) for spec in outputs), default=0.0)
+        return "product", max((count_product_flops(signature.inputs, spec) for spec in outputs), default=0.0)
     if name in _CONVOLUTIONS:
-        return "product", _convolution_flops(signature.inputs, outputs)
+        return "product", _count_convolution_flops(signature.inputs, outputs)
     word = name.partition("::")[2]
     if word.startswith("_fft"):
         return "stream", sum(_OPS_PER_POINT * spec.numel * math.log2(max(2, spec.shape[-1])) for spec in outputs[:1])
     multiple = next((factor for part, factor in _FACTORISATIONS.items() if part in word), None)
     if multiple is not None and name.startswith("aten::"):
-        return "factorisation", multiple * _cubed(signature.inputs)
+        return "factorisation", multiple * _count_cubed_flops(signature.inputs)
     return "stream", float(max((spec.numel for spec in outputs), default=0))
 
 
@@ -82,12 +82,12 @@ def guess_contraction_flops(signature: Signature) -> float:
     most = 0.0
     for result in signature.outputs:
         for i, left in enumerate(signature.inputs):
-            if any(_contracts(left, right, result) for right in signature.inputs[i + 1 :]):
-                most = max(most, product_flops(signature.inputs, result))
+            if any(_is_contraction(left, right, result) for right in signature.inputs[i + 1 :]):
+                most = max(most, count_product_flops(signature.inputs, result))
     return most
 
 
-def product_flops(operands: Sequence[TensorSpec], result: TensorSpec) -> float:
+def count_product_flops(operands: Sequence[TensorSpec], result: TensorSpec) -> float:
     """Flops of a product of the two largest operands, whichever way they are stored: for m x k, k x n and m x n
     elements the root of all three together is m k n. Leading sizes that all three share are a stack of GEMMs."""
     largest = sorted(operands, key=lambda spec: spec.numel)[-2:]
@@ -101,7 +101,7 @@ def product_flops(operands: Sequence[TensorSpec], result: TensorSpec) -> float:
     return 2.0 * math.sqrt(math.prod(spec.numel for spec in (*largest, result)) / stack)
 
 
-def _contracts(left: TensorSpec, right: TensorSpec, result: TensorSpec) -> bool:
+def _is_contraction(left: TensorSpec, right: TensorSpec, result: TensorSpec) -> bool:
     if min(len(left.shape), len(right.shape)) < 2 or not result.shape:
         return False
     one, other, made = ({size for size in spec.shape if size > 1} for spec in (left, right, result))
@@ -109,7 +109,7 @@ def _contracts(left: TensorSpec, right: TensorSpec, result: TensorSpec) -> bool:
     return bool(gone) and bool((one - gone) & made) and bool((other - gone) & made)
 
 
-def _convolution_flops(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> float:
+def _count_convolution_flops(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> float:
     """Every element of the result meets the window of all its input channels: the weights that one channel has."""
     operands = sorted((spec for spec in inputs if len(spec.shape) > 2), key=lambda spec: spec.numel)
     if len(operands) < 2 or not outputs:
@@ -119,7 +119,7 @@ def _convolution_flops(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpe
     return 2.0 * result.numel * weight.numel / max(1, channels)
 
 
-def _cubed(inputs: Sequence[TensorSpec]) -> float:
+def _count_cubed_flops(inputs: Sequence[TensorSpec]) -> float:
     """Elements of the largest stack of matrices times their smaller side: n cubed for each square one."""
     matrices = [spec for spec in inputs if len(spec.shape) > 1]
     return max((float(spec.numel * min(spec.shape[-2:])) for spec in matrices), default=0.0)
@@ -131,8 +131,8 @@ def estimate_unknown(signature: Signature) -> tuple[Item, ...]:
     Of PyTorch's own ops it is known which contract. An op of anybody else may compute anything: its flops are guessed
     from its shapes, and its family says so with a wider interval.
     """
-    inputs = [spec for spec in signature.inputs if on_device(spec)]
-    outputs = [spec for spec in signature.outputs if on_device(spec)]
+    inputs = [spec for spec in signature.inputs if is_on_device(spec)]
+    outputs = [spec for spec in signature.outputs if is_on_device(spec)]
     if not inputs and not outputs:
         return ()
     specs = (*inputs, *outputs)
@@ -143,10 +143,10 @@ def estimate_unknown(signature: Signature) -> tuple[Item, ...]:
         family, kind = OPAQUE, "product" if flops else "stream"
     call = family.call(
         kind,
-        compute_of(outputs[0] if outputs else inputs[0]),
+        get_compute_type(outputs[0] if outputs else inputs[0]),
         elements=max(1, max(spec.numel for spec in specs)),
-        bytes_read=total_bytes(inputs),
-        bytes_written=total_bytes(outputs),
+        bytes_read=sum_real_bytes(inputs),
+        bytes_written=sum_real_bytes(outputs),
         tensors=len(specs),
         flops=flops,
         estimated=True,
@@ -157,6 +157,6 @@ def estimate_unknown(signature: Signature) -> tuple[Item, ...]:
 def unmodelled_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once, or the flops at a share of what the device sustains, whichever takes longer."""
     share = np.array([_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
-    rate = share * np.where(calls.is_kind("product"), flop_rate(calls, device), device.get_sustained_flops("fp32"))
-    moved = memory_seconds(calls["bytes_read"] + calls["bytes_written"], device)
+    rate = share * np.where(calls.is_kind("product"), get_flop_rate(calls, device), device.get_sustained_flops("fp32"))
+    moved = estimate_memory_seconds(calls["bytes_read"] + calls["bytes_written"], device)
     return np.asarray(start + np.maximum(calls["flops"] / rate, moved))

@@ -13,7 +13,7 @@ import numpy as np
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.conv.physics import output_positions
+from traincast.costs.kernels.conv.physics import count_output_positions
 from traincast.costs.kernels.gemm import GEMM
 from traincast.utils.arrays import FloatArray
 
@@ -35,18 +35,18 @@ def count_flops(calls: Calls) -> FloatArray:
     return np.zeros(len(calls)) if count is None else np.asarray(count(calls))
 
 
-def _gemm_flops(calls: Calls) -> FloatArray:
+def _count_gemm_flops(calls: Calls) -> FloatArray:
     return np.asarray(2.0 * np.maximum(calls["batch"], 1.0) * calls["m"] * calls["n"] * calls["k"])
 
 
-def _conv_flops(calls: Calls) -> FloatArray:
+def _count_conv_flops(calls: Calls) -> FloatArray:
     """The same number forwards and for either gradient: every pair of an output and an input of its window meets."""
-    positions = calls["batch"] * output_positions(calls)
+    positions = calls["batch"] * count_output_positions(calls)
     window = calls["kernel_h"] * calls["kernel_w"] * calls["in_channels"] / calls["groups"]
     return np.asarray(2.0 * positions * calls["out_channels"] * window)
 
 
-def _attention_flops(calls: Calls) -> FloatArray:
+def _count_attention_flops(calls: Calls) -> FloatArray:
     """A causal mask skips half of the pairs."""
     per_pair = np.array([_ATTENTION_FLOPS[kind.rpartition("_")[2]] for kind in calls.family.kinds])[calls.kind]
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
@@ -54,9 +54,9 @@ def _attention_flops(calls: Calls) -> FloatArray:
 
 
 _COUNTED: dict[str, Callable[[Calls], FloatArray]] = {
-    GEMM.name: _gemm_flops,
-    CONV.name: _conv_flops,
-    ATTENTION.name: _attention_flops,
+    GEMM.name: _count_gemm_flops,
+    CONV.name: _count_conv_flops,
+    ATTENTION.name: _count_attention_flops,
 }
 
 
@@ -66,35 +66,35 @@ def count_work(calls: Calls) -> Work | None:
     return None if function is None else function(calls)
 
 
-def _gemm(calls: Calls) -> Work:
+def _count_gemm_work(calls: Calls) -> Work:
     batch, m, n, k = (calls[name] for name in ("batch", "m", "n", "k"))
     return count_flops(calls), batch * (m * k + k * n + m * n) * calls.item_bytes()
 
 
-def _conv(calls: Calls) -> Work:
-    out = calls["batch"] * output_positions(calls)
+def _count_conv_work(calls: Calls) -> Work:
+    out = calls["batch"] * count_output_positions(calls)
     pixels = calls["batch"] * calls["in_h"] * calls["in_w"]
     weights = calls["in_channels"] / calls["groups"] * calls["out_channels"] * calls["kernel_h"] * calls["kernel_w"]
     elements = pixels * calls["in_channels"] + out * calls["out_channels"] + weights
     return count_flops(calls), elements * calls.item_bytes()
 
 
-def _attention(calls: Calls) -> Work:
+def _count_attention_work(calls: Calls) -> Work:
     rows = calls["batch"] * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
     passes = np.where(calls.is_kind("backward", "efficient_backward"), 4.0, 2.0)
     return count_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
 
 
-def _streaming(calls: Calls) -> Work:
+def _count_streaming_work(calls: Calls) -> Work:
     return calls["elements"], calls["bytes_read"] + calls["bytes_written"]
 
 
-def _rowwise(calls: Calls) -> Work:
+def _count_rowwise_work(calls: Calls) -> Work:
     elements = calls["rows"] * calls["cols"]
     return elements, 2.0 * elements * calls.item_bytes()
 
 
-def _embedding(calls: Calls) -> Work:
+def _count_embedding_work(calls: Calls) -> Work:
     """A sum of every element looked up; rows as they are asked for, once more where they are written back."""
     written = np.where(np.array(["backward" in kind for kind in calls.family.kinds])[calls.kind], 2.0, 1.0)
     pooled = calls["batch"] * calls["columns"] * calls["row_item_bytes"]
@@ -102,7 +102,14 @@ def _embedding(calls: Calls) -> Work:
 
 
 _WORK: dict[str, Callable[[Calls], Work]] = {
-    "gemm": _gemm, "conv": _conv, "attention": _attention, "embedding": _embedding,
-    "softmax": _rowwise, "norm": _rowwise,
-    "elementwise": _streaming, "reduction": _streaming, "pool": _streaming, "index": _streaming,
-}  # fmt: skip
+    "gemm": _count_gemm_work,
+    "conv": _count_conv_work,
+    "attention": _count_attention_work,
+    "embedding": _count_embedding_work,
+    "softmax": _count_rowwise_work,
+    "norm": _count_rowwise_work,
+    "elementwise": _count_streaming_work,
+    "reduction": _count_streaming_work,
+    "pool": _count_streaming_work,
+    "index": _count_streaming_work,
+}

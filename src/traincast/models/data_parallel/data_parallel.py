@@ -10,7 +10,7 @@ import numpy as np
 
 from traincast.ir.identity import follows_tensors
 from traincast.ir.ops import ACCUMULATE_GRAD, StorageKind
-from traincast.ir.program import Program, storages_of
+from traincast.ir.program import Program, find_storages_of_ops
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB
@@ -91,7 +91,7 @@ def add_ddp(
     _write_reduction(builder, group, gradients, limits, end)
     _hold_until_backward_returns(builder, end)
     tensors = [g.grad.tensor for g in gradients] + [buffer.tensor for buffer in sent]
-    return replace(builder.build_program(), rigid=program.rigid or why_rigid(program, tensors))
+    return replace(builder.build_program(), rigid=program.rigid or explain_fixed_size(program, tensors))
 
 
 def check_data_parallel(workload: Workload) -> None:
@@ -169,7 +169,7 @@ def find_end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int
     return last + int(others[0]) if len(others) else program.num_scopes
 
 
-def why_rigid(program: Program, tensors: Sequence[int]) -> str:
+def explain_fixed_size(program: Program, tensors: Sequence[int]) -> str:
     """Gradients and buffers whose bytes change with batch size or sequence length would be in other buckets there."""
     c = program.columns
     sizes = c.storage_bytes[c.tensor_storage[tensors]]
@@ -184,6 +184,6 @@ def _hold_until_backward_returns(builder: InsertingBuilder, end: int) -> None:
     c = program.columns
     last = int(c.scope_ptr[end]) - 1
     held = c.storage_free == last
-    held[storages_of(program, int(c.scope_ptr[program.op_scope[last]]), last + 1)] = False
+    held[find_storages_of_ops(program, int(c.scope_ptr[program.op_scope[last]]), last + 1)] = False
     for storage in np.flatnonzero(held).tolist():
         builder.insertion.free_storage(storage)

@@ -14,7 +14,7 @@ from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB, assign_buckets
-from traincast.models.data_parallel.data_parallel import check_data_parallel, why_rigid
+from traincast.models.data_parallel.data_parallel import check_data_parallel, explain_fixed_size
 from traincast.models.data_parallel.shard_builder import ShardBuilder
 from traincast.models.data_parallel.shards import keep_shards
 from traincast.models.data_parallel.units import NewGradient, Pass, Unit, find_new_gradients, find_units
@@ -63,7 +63,7 @@ def share_step(workload: Workload, gpus: int, sharding: Sharding, *, bucket_mb: 
     builder = ShardBuilder(program, group, copies)
     write(builder, gradients, sharding, limits)
     shared = keep_shards(builder.build_program(), program, builder.marks, parts=len(group.ranks), zero=sharding.zero)
-    rigid = program.rigid or why_rigid(program, [one.total.tensor for one in gradients])
+    rigid = program.rigid or explain_fixed_size(program, [one.total.tensor for one in gradients])
     return replace(workload, programs=(replace(shared, rigid=rigid),), ranks=(0,) * gpus)
 
 

@@ -58,7 +58,9 @@ class ShardBuilder(InsertingBuilder):
         dtypes = {p.used_as for p in parameters}
         mine = [self.share(p.numel) for p in parameters]
         dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
-        size = sum(mine) if dtype != "uint8" else sum(n * _bytes(p) for n, p in zip(mine, parameters, strict=True))
+        size = (
+            sum(mine) if dtype != "uint8" else sum(n * _count_bytes(p) for n, p in zip(mine, parameters, strict=True))
+        )
         self._open_before(scope, "fsdp::all_gather_copy_in", place)
         self.wait_for_event(self.record_event(0), self.copy_stream)
         flat = self.add_tensor((self.parts * size,), dtype)
@@ -151,5 +153,5 @@ class ShardBuilder(InsertingBuilder):
         return self._add_tensor(storage, (numel,), (1,), dtype, "cuda")
 
 
-def _bytes(parameter: Parameter) -> int:
+def _count_bytes(parameter: Parameter) -> int:
     return DTYPE_BYTES[parameter.used_as]

@@ -78,7 +78,7 @@ class _ShardEdit:
         outputs = [self._share(*one, phase) for one in zip(op.outputs, op.signature.outputs, strict=True)]
         forms = (tuple([form for _, form in side]) for side in (inputs, outputs))
         op.inputs, op.outputs = (tuple([tensor for tensor, _ in side]) for side in (inputs, outputs))
-        op.signature = _with_forms(op.signature, *forms)
+        op.signature = _replace_forms(op.signature, *forms)
 
     def _share(self, tensor: int, form: TensorSpec, phase: Phase) -> tuple[int, TensorSpec]:
         if tensor >= self.old_tensors:
@@ -132,6 +132,6 @@ class _ShardEdit:
         return kind == StorageKind.OPTIMIZER_STATE or only_update
 
 
-def _with_forms(signature: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Signature:
+def _replace_forms(signature: Signature, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Signature:
     same = inputs == signature.inputs and outputs == signature.outputs
     return signature if same else replace(signature, inputs=inputs, outputs=outputs)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from traincast.ir.ops import ACCUMULATE_GRAD, DTYPE_BYTES, Phase, StorageKind, TensorSpec, layer_of
+from traincast.ir.ops import ACCUMULATE_GRAD, DTYPE_BYTES, Phase, StorageKind, TensorSpec, find_layer
 from traincast.ir.program import Program
 from traincast.models.layers.builder import Ref
 from traincast.utils.arrays import BoolArray
@@ -99,7 +99,7 @@ def _find_parameters(program: Program, passes: Sequence[Pass | None]) -> dict[in
         if place is None:
             continue
         storage = int(c.tensor_storage[tensor])
-        seen.setdefault(storage, (spec, layer_of(program.names[c.op_module[op]])))
+        seen.setdefault(storage, (spec, find_layer(program.names[c.op_module[op]])))
         signature = program.signatures[c.op_signature[op]]
         if signature.name == CAST and not place[1] and signature.outputs[0].dtype in _HALF:
             made = int(c.tensor_storage[c.output_tensor[c.output_ptr[op]]])
@@ -129,7 +129,7 @@ def _find_first_scopes(
 ) -> None:
     """Sets where each pass needs a unit first: at an op of its modules, or that uses its parameters."""
     c = program.columns
-    by_module = [units.get(layer_of(name)) if name else None for name in program.names]
+    by_module = [units.get(find_layer(name)) if name else None for name in program.names]
     inputs, pointer, storage = c.input_tensor.tolist(), c.input_ptr.tolist(), c.tensor_storage.tolist()
     scopes, modules = program.op_scope.tolist(), c.op_module.tolist()
     for op in range(program.num_ops):
@@ -160,7 +160,7 @@ def find_new_gradients(program: Program) -> list[NewGradient]:
             raise TraincastError("a sparse gradient cannot be sharded; use dense embeddings, or leave out `zero`")
         added = last.name == ADD and len(last.inputs) == 2
         new, total = last.inputs[1] if added else last.outputs[0], last.outputs[0]
-        unit = layer_of(made_by.get(last.inputs[-1].storage if last.inputs else -1, ""))
+        unit = find_layer(made_by.get(last.inputs[-1].storage if last.inputs else -1, ""))
         refs = [Ref(tensor.id, tensor.storage, tensor.spec) for tensor in (new, total)]
         found.append(NewGradient(refs[0], refs[1], added, scope.index, place[0], unit))
     return found

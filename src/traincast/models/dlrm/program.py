@@ -84,7 +84,7 @@ class _Writer:
         mean, target, loss_op = self._write_loss(probabilities)
         optimizers.zero_grad(self.builder, self.config.optimizer, self.grads)
         self._write_backward(probabilities, mean, target, loss_op)
-        optimizers.step_one_by_one(self.builder, self.config.optimizer, self.stepped, self.grads)
+        optimizers.write_single_tensor_step(self.builder, self.config.optimizer, self.stepped, self.grads)
         self.builder.free_tensors(probabilities, mean)
 
     def _write_forward(self) -> Ref:
@@ -120,12 +120,12 @@ class _Writer:
 
     def _write_backward(self, probabilities: Ref, mean: Ref, target: Ref, loss_op: int) -> None:
         builder = self.builder
-        one = loss.begin_backward(builder, mean)
+        one = loss.write_backward_start(builder, mean)
         grad = loss.write_loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
         builder.free_tensors(target)
         grad = self.top.write_backward(grad)
         dot = self.config.interaction == "dot"
-        below = interaction.write_dot_backward if dot else interaction.concatenate_backward
+        below = interaction.write_dot_backward if dot else interaction.write_concatenate_backward
         to_dense, to_pooled = below(builder, self.interaction, grad)
         self.tables.write_update(to_pooled)
         # the tables' own gradient is none, but the engine visits them all the same

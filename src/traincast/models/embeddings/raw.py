@@ -53,12 +53,12 @@ def check_lengths(lengths: IntArray, count: int, label: str = "lengths") -> None
     """Rejects lengths below 0, and those that do not sum to the number of indices."""
     if len(lengths) and int(lengths.min()) < 0:
         raise TraincastError(f"{label}: {int(lengths.min())}; a sample makes 0 lookups or more")
-    total = sum_of(lengths)
+    total = sum_safely(lengths)
     if total != count:
         raise TraincastError(f"{label} sum to {total} for {count} indices; they must agree")
 
 
-def sum_of(lengths: IntArray) -> int:
+def sum_safely(lengths: IntArray) -> int:
     """The sum of numbers at or above 0, whatever their type could hold."""
     if len(lengths) and int(lengths.max()) > _LARGEST // len(lengths):
         return sum(int(length) for length in lengths)

@@ -18,7 +18,7 @@ from traincast.models.embeddings.raw import (
     choose_batch_size,
     compute_lengths,
     convert_to_int64,
-    sum_of,
+    sum_safely,
 )
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, shorten_value
@@ -51,7 +51,7 @@ def read_bags_from_npz(path: Path, *, table: int = 0, batch_size: int | None = N
                 step = choose_batch_size(batch_size, len(bag_lengths))
                 for first in range(0, len(bag_lengths), step):
                     part = bag_lengths[first : first + step]
-                    yield Bags(member.take(sum_of(part)), part)
+                    yield Bags(member.take(sum_safely(part)), part)
     except _UNREADABLE as error:
         raise TraincastError(f"{path}: not a readable .npz file ({error})") from error
 
@@ -91,7 +91,7 @@ def _read_lengths_of_tables(member: _Member, table: int, count: int, label: str)
             raise TraincastError(
                 f"{label}: {int(table_lengths.min())} in table {number}; a sample makes 0 lookups or more"
             )
-        total += sum_of(table_lengths)
+        total += sum_safely(table_lengths)
     if total != count:
         raise TraincastError(f"{label} sum to {total} for {count} indices; they must agree")
     return skipped, bag_lengths

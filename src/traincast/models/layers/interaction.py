@@ -85,7 +85,7 @@ def write_dot_products(builder: StepBuilder, done: Interaction, *, keep: bool) -
     return result
 
 
-def concatenate_backward(builder: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def write_concatenate_backward(builder: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the concatenation."""
     _, tables, dim = done.pooled.shape
     builder.open_scope("CatBackward0", Phase.BACKWARD)

@@ -39,7 +39,7 @@ def write_loss_forward(builder: StepBuilder, kind: str, probabilities: Ref, targ
     return mean, builder.add_op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
 
 
-def begin_backward(builder: StepBuilder, mean: Ref) -> Ref:
+def write_backward_start(builder: StepBuilder, mean: Ref) -> Ref:
     """The gradient that a backward pass begins with: one."""
     builder.open_scope("aten::ones_like", Phase.BACKWARD)
     one = builder.add_tensor(())

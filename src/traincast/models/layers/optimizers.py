@@ -49,7 +49,7 @@ def zero_grad(builder: StepBuilder, optimizer: str, grads: Sequence[Ref] = ()) -
         builder.add_op("aten::zero_", [("self", grad)], [grad])
 
 
-def step_one_by_one(
+def write_single_tensor_step(
     builder: StepBuilder, optimizer: str, stepped: Sequence[OptimizedParameter], grads: Sequence[Ref]
 ) -> None:
     """One update of every parameter by ops of its own."""
@@ -61,7 +61,7 @@ def step_one_by_one(
     _release_denominator(builder, last)
 
 
-def step_together(
+def write_foreach_step(
     builder: StepBuilder, optimizer: str, stepped: Sequence[OptimizedParameter], grads: Sequence[Ref]
 ) -> None:
     """One update of all parameters by ops over lists (`_foreach_*`)."""

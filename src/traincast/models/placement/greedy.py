@@ -8,7 +8,7 @@ import numpy as np
 
 from traincast.models.embeddings.table import Table
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.memory import MemoryLimits, compute_common_bytes, shard_bytes
+from traincast.models.placement.memory import MemoryLimits, compute_common_bytes, compute_shard_bytes
 from traincast.models.placement.plan import Placement, Plan, Shard
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
@@ -33,7 +33,9 @@ def make_greedy_plan(
 
     def device_bytes(table: Table, placement: Placement, rows: int) -> float:
         shard = Shard(0, 0, (0, rows), (0, table.dim))
-        return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
+        return float(
+            compute_shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum()
+        )
 
     for table in sorted(tables, key=lambda one: (-weight(one), *_make_sort_key(one), one.name)):
         need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)

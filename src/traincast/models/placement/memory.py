@@ -92,7 +92,9 @@ class MemoryNeed:
         return self.missing <= 0.0
 
 
-def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size: int, world_size: int) -> FloatArray:
+def compute_shard_bytes(
+    table: Table, placement: Placement, shard: Shard, *, batch_size: int, world_size: int
+) -> FloatArray:
     """Bytes of one shard by term. `batch_size` is that of one rank."""
     item, width, height = ITEM_BYTES[table.dtype], shard.width, shard.height
     share = height / table.rows
@@ -134,7 +136,9 @@ def compute_memory_need(plan: Plan, tables: Sequence[Table], limits: MemoryLimit
     need = np.tile(compute_common_bytes(tables, batch_size=batch_size), (plan.world_size, 1))
     for shard in plan.make_shards(tables):
         table, placement = tables[shard.table], plan.placements[shard.table]
-        need[shard.rank] += shard_bytes(table, placement, shard, batch_size=batch_size, world_size=plan.world_size)
+        need[shard.rank] += compute_shard_bytes(
+            table, placement, shard, batch_size=batch_size, world_size=plan.world_size
+        )
     return MemoryNeed(need, limits)
 
 

@@ -17,7 +17,7 @@ _PLAN_FIELDS = ("world_size", "tables")
 _PLACEMENT_FIELDS = ("kind", "ranks", "kernel", "cache_fraction")
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
+def convert_plan_to_json(plan: Plan) -> dict[str, Any]:
     """A plan as plain data: `world_size`, and `tables` by name with kind, ranks, kernel (and cache_fraction)."""
     return {
         "world_size": plan.world_size,
@@ -30,7 +30,7 @@ def _format_placement(placement: Placement) -> dict[str, Any]:
     return entry | ({"cache_fraction": placement.cache_fraction} if placement.cache_fraction else {})
 
 
-def plan_from_json(content: Any, label: str = "the plan") -> Plan:
+def read_plan_from_json(content: Any, label: str = "the plan") -> Plan:
     """A plan from plain data; every complaint begins with `label`."""
     if not isinstance(content, Mapping) or set(content) != set(_PLAN_FIELDS):
         raise TraincastError(f"{label}: give 'world_size' and 'tables', and nothing else")
@@ -67,8 +67,8 @@ def load_plans(path: Path) -> dict[str, Plan]:
     """The plans of a file by name: one plan, or `plans:` with a mapping of names to plans."""
     content = read_document(path)
     if not isinstance(content, Mapping) or set(content) != {"plans"}:
-        return {path.stem: plan_from_json(content, str(path))}
+        return {path.stem: read_plan_from_json(content, str(path))}
     plans = content["plans"]
     if not isinstance(plans, Mapping) or not plans or len(plans) > MAX_PLANS:
         raise TraincastError(f"{path}: 'plans' must map names to plans, 1 to {MAX_PLANS} of them")
-    return {str(name): plan_from_json(entry, f"{path}: plan '{name}'") for name, entry in plans.items()}
+    return {str(name): read_plan_from_json(entry, f"{path}: plan '{name}'") for name, entry in plans.items()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
-from traincast.models.layers.optimizers import OptimizedParameter, make_optimizer_state, step_together
+from traincast.models.layers.optimizers import OptimizedParameter, make_optimizer_state, write_foreach_step
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.inputs import (
     Features,
@@ -171,7 +171,7 @@ class ShardedTables:
         """The optimizers of copied tables."""
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, self._reduced, strict=True)):
             with self.builder.label_scopes(Mark(ScopeRole.STEP, ShardingKind.DATA_PARALLEL, number)):
-                step_together(self.builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
+                write_foreach_step(self.builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
     def _list_data_parallel_lookups(self) -> list[KernelLookup]:
         pairs = zip(self.sections, self.lookups, strict=True)

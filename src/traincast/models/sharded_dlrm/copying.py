@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
-from traincast.ir.program import Program, storages_of
+from traincast.ir.program import Program, find_storages_of_ops
 from traincast.models.layers.builder import RankBuilder, Ref
 
 
@@ -125,6 +125,6 @@ def _find_resident_storages(program: Program, dropped: Sequence[int]) -> list[in
     gone = np.isin(program.op_scope, dropped)
     by_kept, by_dropped = (np.zeros(len(c.storage_bytes), dtype=np.bool_) for _ in range(2))
     for op in range(program.num_ops):
-        (by_dropped if gone[op] else by_kept)[storages_of(program, op, op + 1)] = True
+        (by_dropped if gone[op] else by_kept)[find_storages_of_ops(program, op, op + 1)] = True
     grads = (c.storage_kind == StorageKind.GRADIENT) & ~by_kept
     return np.flatnonzero((c.storage_alloc < 0) & (by_kept | ~by_dropped) & ~grads).tolist()

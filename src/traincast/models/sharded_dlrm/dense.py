@@ -8,9 +8,9 @@ from traincast.ir.ops import Phase
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.interaction import Interaction, write_dot_products, write_dot_products_backward
-from traincast.models.layers.loss import begin_backward, write_loss_backward, write_loss_forward
+from traincast.models.layers.loss import write_backward_start, write_loss_backward, write_loss_forward
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.optimizers import make_optimizer_state, step_together, zero_grad
+from traincast.models.layers.optimizers import make_optimizer_state, write_foreach_step, zero_grad
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
 
@@ -94,7 +94,7 @@ class EagerDense:
     def write_top_backward(self) -> list[Ref]:
         """Back to the pooled embeddings: their gradients, in the order they were given."""
         builder = self.builder
-        self.one = begin_backward(builder, self.loss)
+        self.one = write_backward_start(builder, self.loss)
         grad = self._write_loss_backward(self.one)
         if builder.half:
             builder.free_tensors(self.probabilities)
@@ -141,4 +141,4 @@ class EagerDense:
     def write_optimizer_step(self) -> None:
         """The optimizer's."""
         grads = [ref for module in self.modules for ref in module.list_gradients()]
-        step_together(self.builder, self.dense.optimizer, self.stepped, grads)
+        write_foreach_step(self.builder, self.dense.optimizer, self.stepped, grads)

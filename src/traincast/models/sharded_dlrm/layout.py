@@ -121,7 +121,7 @@ class Layout:
         return any(section.kind is kind for section in self.sections)
 
 
-def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_node: int) -> Layout:
+def assign_shards_to_ranks(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_node: int) -> Layout:
     """What each rank of the plan has, for a batch of `batch_size` samples per rank. A bad plan is rejected by name."""
     plan = check_plan(plan, tables, plan.world_size, gpus_per_node)
     if plan.world_size > gpus_per_node and plan.world_size % gpus_per_node:

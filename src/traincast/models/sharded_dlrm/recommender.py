@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.ir.builder import share_templates
-from traincast.ir.program import Program, peak_memory
+from traincast.ir.program import Program, compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES, Pooling, Table
@@ -16,7 +16,7 @@ from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits
 from traincast.models.placement.plan import Placement, Plan
 from traincast.models.sharded_dlrm.captured import EmbeddingModule, compute_resident_bytes, find_embedding_modules
-from traincast.models.sharded_dlrm.layout import Layout, lay_out
+from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.replayed import build_rank_program
 from traincast.models.sharded_dlrm.step import RIGID, check_ranks
 from traincast.utils.errors import TraincastError
@@ -81,7 +81,9 @@ class ShardedModules:
         for module in modules:
             names = tuple(table.name for table in module.tables)
             part = Plan(names, tuple(plan.get_placement(name) for name in names), plan.world_size)
-            layouts.append(lay_out(module.tables, part, batch_size=module.bags, gpus_per_node=gpus_per_node))
+            layouts.append(
+                assign_shards_to_ranks(module.tables, part, batch_size=module.bags, gpus_per_node=gpus_per_node)
+            )
         return ShardedModules(tuple(layouts))
 
     def make_program_key(self, rank: int) -> tuple[object, ...]:
@@ -132,7 +134,7 @@ def _make_plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, 
 def _compute_dense_bytes(program: Program, modules: Sequence[EmbeddingModule]) -> float:
     """Bytes of a step alongside its tables and their state."""
     tables = sum(compute_resident_bytes(program, module) for module in modules)
-    return max(0.0, float(peak_memory(program).peak_bytes - tables))
+    return max(0.0, float(compute_peak_memory(program).peak_bytes - tables))
 
 
 def _compute_table_bytes(table: Table) -> float:

@@ -18,7 +18,7 @@ from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.dcn import EagerDcn
 from traincast.models.sharded_dlrm.dense import EagerDense
 from traincast.models.sharded_dlrm.inputs import Features, copy_features
-from traincast.models.sharded_dlrm.layout import Layout, lay_out
+from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
 from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
 from traincast.utils.errors import TraincastError
@@ -52,7 +52,7 @@ def build_sharded_dlrm(
     check_ranks(plan.world_size)
     tables = check_tables(tables)
     dense = Dense.from_dlrm(dense) if isinstance(dense, DlrmConfig) else dense
-    layout = lay_out(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
+    layout = assign_shards_to_ranks(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
     _check_tables(dense, tables)
     first: dict[tuple[object, ...], int] = {}
     ranks = tuple(first.setdefault(layout.make_program_key(rank), len(first)) for rank in range(layout.world_size))
@@ -60,7 +60,7 @@ def build_sharded_dlrm(
     templates: dict[tuple[object, ...], Program] = {}
     for number in range(len(first)):
         rank = ranks.index(number)
-        program = rank_program(
+        program = build_sharded_rank_program(
             layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
             pipelined=pipelined, like=templates.get(layout.make_structure_key(rank)),
         ).program  # fmt: skip
@@ -101,7 +101,7 @@ def check_ranks(ranks: int) -> None:
         )
 
 
-def rank_program(
+def build_sharded_rank_program(
     layout: Layout,
     rank: int,
     dense: Dense | None,

@@ -31,7 +31,7 @@ def is_hugging_face(document: Mapping[str, Any]) -> bool:
     return "model_type" in document or "architectures" in document
 
 
-def table_of_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of a description; a family nobody knows is rejected by name."""
     family = str(config.get("model_type", ""))
     if family not in (*_RMS_TYPES, *_LAYER_TYPES):
@@ -40,9 +40,9 @@ def table_of_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: model_type {shorten_value(family)} is not known ({known}); describe the model in a short YAML "
             "instead"
         )
-    table = {field: value for field, names in _SIZES.items() if (value := _first(config, names)) is not None}
+    table = {field: value for field, names in _SIZES.items() if (value := _take_first_field(config, names)) is not None}
     _add_kinds(table, config, family)
-    positions = _first(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
+    positions = _take_first_field(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
     if isinstance(positions, int):
         table["seq_len"] = min(positions, 8192)  # a context is longer than what a step trains with
     if config.get("use_sliding_window", True) and isinstance(config.get("sliding_window"), int):
@@ -58,7 +58,7 @@ def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str) ->
     """Norm, activation, positions, biases, masks and tied tables of a family."""
     layer = family in _LAYER_TYPES
     table["norm"] = "layer" if layer else "rms"
-    hidden_act = str(_first(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
+    hidden_act = str(_take_first_field(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
     gelu = "gelu" in hidden_act or (not hidden_act and layer)
     table["activation"] = (
         "geglu" if family in _GATED_GELU else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
@@ -96,14 +96,14 @@ def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _add_experts(table: dict[str, Any], config: Mapping[str, Any]) -> None:
-    count = _first(config, ("num_local_experts", "n_routed_experts", "num_experts"))
+    count = _take_first_field(config, ("num_local_experts", "n_routed_experts", "num_experts"))
     if not count:
         return
     width = config.get("moe_intermediate_size") or table.get("ffn")
     shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * int(width or 0)
     table["experts"] = {
         "count": count,
-        "top_k": _first(config, ("num_experts_per_tok", "experts_per_token")) or 2,
+        "top_k": _take_first_field(config, ("num_experts_per_tok", "experts_per_token")) or 2,
         "ffn": width,
         "shared_ffn": shared,
         "dense_layers": config.get("first_k_dense_replace") or 0,
@@ -111,5 +111,5 @@ def _add_experts(table: dict[str, Any], config: Mapping[str, Any]) -> None:
     }
 
 
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _take_first_field(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), None)

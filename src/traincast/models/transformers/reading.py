@@ -17,7 +17,7 @@ from traincast.models.transformers.description import (
     LatentAttention,
     Transformer,
 )
-from traincast.models.transformers.hugging_face import is_hugging_face, table_of_config
+from traincast.models.transformers.hugging_face import is_hugging_face, read_hugging_face_config
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import format_path, parse_toml, read_document
 
@@ -32,7 +32,7 @@ _FAMILY = "family "
 
 
 @cache
-def built_in_tables() -> dict[str, dict[str, Any]]:
+def load_built_in_tables() -> dict[str, dict[str, Any]]:
     """The tables of the built-in models by name, what families share filled in."""
     text = (files("traincast.models.transformers") / "data" / "models.toml").read_text(encoding="utf-8")
     tables = parse_toml(text, "models.toml")
@@ -44,14 +44,14 @@ def built_in_tables() -> dict[str, dict[str, Any]]:
     }
 
 
-def built_in_names() -> tuple[str, ...]:
+def list_built_in_names() -> tuple[str, ...]:
     """Names of the built-in Transformers."""
-    return tuple(built_in_tables())
+    return tuple(load_built_in_tables())
 
 
 def is_described(source: str) -> bool:
     """Whether a name or a file is a Transformer's: built in, a `.json`, or a YAML that says how many layers it has."""
-    if source in built_in_tables():
+    if source in load_built_in_tables():
         return True
     path = Path(source)
     if path.suffix == ".json":
@@ -64,12 +64,12 @@ def is_described(source: str) -> bool:
 
 def load_transformer(source: str) -> Transformer:
     """A Transformer: built in, by name; described in a YAML file; or by its Hugging Face `config.json`."""
-    if source in built_in_tables():
-        return described(source, built_in_tables()[source])
+    if source in load_built_in_tables():
+        return make_transformer(source, load_built_in_tables()[source])
     path = Path(source)
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise make_unknown_error(
-            "Transformer", source, built_in_tables(), "Or give a .yaml description or a Hugging Face config.json."
+            "Transformer", source, load_built_in_tables(), "Or give a .yaml description or a Hugging Face config.json."
         )
     document = read_document(path)
     where = format_path(path)
@@ -77,11 +77,11 @@ def load_transformer(source: str) -> Transformer:
         raise TraincastError(f"{where}: not a table of names and values; describe the model as `layers: 32` and so on")
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     if is_hugging_face(document):
-        return described(name, table_of_config(document, where), where)
-    return described(str(document.get("name", name)), {k: v for k, v in document.items() if k != "name"}, where)
+        return make_transformer(name, read_hugging_face_config(document, where), where)
+    return make_transformer(str(document.get("name", name)), {k: v for k, v in document.items() if k != "name"}, where)
 
 
-def described(name: str, table: Mapping[str, Any], where: str = "") -> Transformer:
+def make_transformer(name: str, table: Mapping[str, Any], where: str = "") -> Transformer:
     """The Transformer that a table describes; `where` begins complaints."""
     where = where or f"model '{name}'"
     known = [field.name for field in fields(Transformer) if field.name != "name"]
@@ -92,15 +92,15 @@ def described(name: str, table: Mapping[str, Any], where: str = "") -> Transform
     for key in _NEEDED:
         if key not in table:
             raise TraincastError(f"{where}: '{key}' is missing; a Transformer needs {', '.join(_NEEDED)}")
-    plain = {key: _checked(where, key, value) for key, value in table.items() if key not in ("latent", "experts")}
+    plain = {key: _check_value(where, key, value) for key, value in table.items() if key not in ("latent", "experts")}
     plain.setdefault("kv_heads", plain["heads"])
     plain.setdefault("ffn", 4 * plain["hidden"])
     plain.setdefault("seq_len", 2048)
     if "head_dim" not in plain:
-        plain["head_dim"] = _quotient(where, "hidden", plain["hidden"], "heads", plain["heads"])
-    _quotient(where, "heads", plain["heads"], "kv_heads", plain["kv_heads"])
-    latent = _part(where, "latent", table, LatentAttention)
-    experts = _part(where, "experts", table, Experts)
+        plain["head_dim"] = _divide_exactly(where, "hidden", plain["hidden"], "heads", plain["heads"])
+    _divide_exactly(where, "heads", plain["heads"], "kv_heads", plain["kv_heads"])
+    latent = _read_nested_table(where, "latent", table, LatentAttention)
+    experts = _read_nested_table(where, "experts", table, Experts)
     if experts is not None and experts.top_k > experts.count:
         raise TraincastError(
             f"{where}: each token goes to {experts.top_k} of {experts.count} experts; give a smaller 'top_k'"
@@ -108,7 +108,7 @@ def described(name: str, table: Mapping[str, Any], where: str = "") -> Transform
     return Transformer(name=name, latent=latent, experts=experts, **plain)
 
 
-def _part(where: str, key: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
+def _read_nested_table(where: str, key: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
     """A table inside the table, as the dataclass it describes (None where it is not there)."""
     part = table.get(key)
     if part is None:
@@ -120,13 +120,13 @@ def _part(where: str, key: str, table: Mapping[str, Any], kind: type[Any]) -> An
         if name not in known:
             raise TraincastError(f"{where}: {make_unknown_error(f'field of {key}', str(name), known, '')}".rstrip())
     try:
-        return kind(**{name: _checked(where, f"{key}.{name}", value) for name, value in part.items()})
+        return kind(**{name: _check_value(where, f"{key}.{name}", value) for name, value in part.items()})
     except TypeError:
         missing = next(name for name in known if name not in part)
         raise TraincastError(f"{where}: '{key}' has no '{missing}'; give {', '.join(known)}") from None
 
 
-def _checked(where: str, key: str, value: Any) -> Any:
+def _check_value(where: str, key: str, value: Any) -> Any:
     """A value of the kind that its field takes."""
     field = key.rpartition(".")[2]
     if field in _CHOICES:
@@ -146,7 +146,7 @@ def _checked(where: str, key: str, value: Any) -> Any:
     return value
 
 
-def _quotient(where: str, first: str, whole: int, second: str, parts: int) -> int:
+def _divide_exactly(where: str, first: str, whole: int, second: str, parts: int) -> int:
     if whole % parts:
         raise TraincastError(f"{where}: '{first}' {whole} is no multiple of '{second}' {parts}; give one that is")
     return whole // parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from traincast.planner.parallelism.plan import Plan, make_plan
-from traincast.simulator.scenario.fields import scenario_fields
-from traincast.simulator.scenario.kinds import KINDS, USED, source_kind
+from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.kinds import KINDS, USED, find_source_kind
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
@@ -14,7 +14,7 @@ from traincast.utils.parallel.where import SEARCH, Workers
 
 SEARCHED = ("tp", "pp", "vp", "cp", "ep", "fsdp", "zero", "micro_batch", "batch_size", "checkpoint")
 """Fields of a scenario that a plan chooses."""
-PLANNED = tuple(name for name in scenario_fields() if name in USED["parallel"] and name not in SEARCHED)
+PLANNED = tuple(name for name in list_scenario_fields() if name in USED["parallel"] and name not in SEARCHED)
 """Fields of a scenario that a plan takes."""
 
 
@@ -41,7 +41,7 @@ def plan(
         raise TraincastError("`global_batch` and `tokens_per_step` both say how large a step is; give one of them")
     if scenario.gpus is None:
         raise TraincastError("`gpus` is missing: say how many GPUs the plan is for")
-    kind = source_kind(scenario.workload)
+    kind = find_source_kind(scenario.workload)
     if kind != "transformer":
         raise TraincastError(f"a plan lays out described Transformers, such as llama3-8b; this is {KINDS[kind]}")
     resolved = resolve(scenario.replace(global_batch=scenario.global_batch or 2 * scenario.gpus))

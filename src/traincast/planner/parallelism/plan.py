@@ -10,15 +10,15 @@ from typing import Any
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.planner.parallelism.candidates import candidates
+from traincast.planner.parallelism.candidates import list_layout_candidates
 from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.layouts import layout_fields, layout_from
+from traincast.simulator.scenario.layouts import list_layout_fields, make_layout
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.simulator.scenario.settings import predict_command
+from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import SEARCH, Workers
@@ -50,7 +50,7 @@ class Plan(Result):
 
     def row(self, number: int) -> dict[str, Any]:
         """One of the best as plain data; `slower_by` names what most of the difference to the first is."""
-        result, layout = self.best[number], layout_of(self.best[number])
+        result, layout = self.best[number], read_layout(self.best[number])
         return {
             "layout": layout.described(),
             "tp": layout.tp, "pp": layout.pp, "vp": layout.vp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
@@ -62,19 +62,19 @@ class Plan(Result):
             "mfu": result.throughput.mfu,
             "memory_gb": result.needed_bytes / 1e9,
             "exposed_comm_ms": 1e3 * result.exposed_comm,
-            "slower_by": slower_by(self.best[0], result) if number else "",
+            "slower_by": explain_slower(self.best[0], result) if number else "",
             "command": self.commands[number],
-            "dollars_per_billion_tokens": self._dollars(result),
-            "days": self._days(result),
+            "dollars_per_billion_tokens": self._count_dollars(result),
+            "days": self._count_days(result),
             "prediction": result.to_dict(),
         }  # fmt: skip
 
-    def _dollars(self, result: Prediction) -> float | None:
+    def _count_dollars(self, result: Prediction) -> float | None:
         if self.price is None:
             return None
         return self.price * self.base.gpus * 1e9 / result.throughput.tokens / _HOUR
 
-    def _days(self, result: Prediction) -> float | None:
+    def _count_days(self, result: Prediction) -> float | None:
         if self.tokens is None:
             return None
         return self.tokens / result.throughput.tokens / _DAY
@@ -100,7 +100,7 @@ class Plan(Result):
             f"{self.model.name} on {self.base.gpus} x {self.platform.device.name}, {self.base.global_batch} "
             f"samples of {self.base.seq_len} tokens per step: {self.scored} layouts scored, "
             f"{self.too_large} too large\n"
-            f"{layout_of(first).described()}: {1e3 * first.iteration:,.0f} ms, {rate.tokens / self.base.gpus:,.0f} "
+            f"{read_layout(first).described()}: {1e3 * first.iteration:,.0f} ms, {rate.tokens / self.base.gpus:,.0f} "
             f"tokens/s per GPU, MFU {rate.mfu:.1%} of {rate.peak_flops / self.base.gpus / 1e12:,.0f} TFLOPS"
         )
 
@@ -109,13 +109,13 @@ class Plan(Result):
         return {"layouts": [drop_nested_values(self.row(number)) for number in range(len(self.best))]}
 
 
-def layout_of(result: Prediction) -> Layout:
+def read_layout(result: Prediction) -> Layout:
     """The layout that a step was predicted under."""
     assert result.parallel is not None
     return result.parallel.layout
 
 
-def slower_by(first: Prediction, other: Prediction) -> str:
+def explain_slower(first: Prediction, other: Prediction) -> str:
     """The part of the step that most of the difference between two layouts is, with its milliseconds."""
     before, after = dict(split_step(first)), dict(split_step(other))
     grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
@@ -136,32 +136,32 @@ def make_plan(
     model, platform, base = (
         resolved.of_transformer(),
         add_default_links(resolved.platform),
-        layout_from(resolved.scenario),
+        make_layout(resolved.scenario),
     )
     room = platform.device.memory_bytes / 1e9
-    layouts = list(candidates(model, platform.device, base, min(platform.gpus_per_node, _LARGEST_NODE)))
+    layouts = list(list_layout_candidates(model, platform.device, base, min(platform.gpus_per_node, _LARGEST_NODE)))
     if not layouts:
         raise TraincastError(
             f"no layout of {model.name} on {base.gpus} GPUs divides a global batch of {base.global_batch} and fits "
             f"{room:.0f} GB; give more GPUs, or a batch that more numbers divide"
         )
-    times = _times(_Scores(resolved), layouts, workers, progress)
+    times = _estimate_layouts(_Scores(resolved), layouts, workers, progress)
     order = sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times) if math.isfinite(seconds))
     if not order:
         raise TraincastError(
             f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide, and none fits {room:.0f} GB; give "
             "more GPUs or a smaller sequence"
         )
-    chosen = [resolved.changed(**layout_fields(layouts[number])) for _, _, number in order[:_SIMULATED]]
+    chosen = [resolved.changed(**list_layout_fields(layouts[number])) for _, _, number in order[:_SIMULATED]]
     best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
     return Plan(
         model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
-        commands=tuple(predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
+        commands=tuple(format_predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
         too_large=len(layouts) - len(order), price=price, tokens=tokens,
     )  # fmt: skip
 
 
-def _times(
+def _estimate_layouts(
     scores: _Scores, layouts: Sequence[Layout], workers: Workers, progress: Callable[[float], None]
 ) -> list[float]:
     """Seconds of a step under every layout; infinite where it does not fit."""
@@ -174,7 +174,7 @@ def _times(
         found[number] = outcome
         progress(len(found) / len(tasks))
 
-    workers.run_tasks(Job(prepare=_same, given=scores, work=_seconds), tasks, heard)
+    workers.run_tasks(Job(prepare=_keep_scores, given=scores, work=_estimate_chunk), tasks, heard)
     return [seconds for number in range(len(tasks)) for seconds in found[number]]
 
 
@@ -191,9 +191,9 @@ class _Scores:
         return seconds if needed <= self.platform.device.memory_bytes else math.inf
 
 
-def _same(scores: _Scores) -> _Scores:
+def _keep_scores(scores: _Scores) -> _Scores:
     return scores
 
 
-def _seconds(scores: _Scores, layouts: Sequence[Layout]) -> list[float]:
+def _estimate_chunk(scores: _Scores, layouts: Sequence[Layout]) -> list[float]:
     return [scores.seconds(layout) for layout in layouts]

@@ -119,7 +119,7 @@ class Best:
     memory: FloatArray
 
 
-def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
+def find_best_candidates(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
     """The best candidate of each assignment. Those of several are scored together: it costs hardly more."""
     new = cost.stages(np.concatenate([one.sums for one in pending]), np.concatenate([one.group for one in pending]))
     ends = np.cumsum([len(one.sums) for one in pending])[:-1]
@@ -141,7 +141,9 @@ def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
     return bests
 
 
-def best_changes(assignments: Sequence[Assignment], changes: Mapping[int, Changes]) -> dict[int, tuple[Changes, Best]]:
+def find_best_changes(
+    assignments: Sequence[Assignment], changes: Mapping[int, Changes]
+) -> dict[int, tuple[Changes, Best]]:
     """The best of the changes to each assignment (by its number), as many scored at once as is fast."""
     choices, cost = assignments[0].choices, assignments[0].cost
     at_once = max(1, _AT_ONCE // (choices.world_size * choices.groups))
@@ -155,7 +157,7 @@ def best_changes(assignments: Sequence[Assignment], changes: Mapping[int, Change
         some = [parts.pop(0)]
         while parts and sum(part.count for _, part in some) + parts[0][1].count <= at_once:
             some.append(parts.pop(0))
-        scored = best_of(cost, [assignments[number].pending(part) for number, part in some])
+        scored = find_best_candidates(cost, [assignments[number].pending(part) for number, part in some])
         for (number, part), best in zip(some, scored, strict=True):
             if number not in bests or best.score < bests[number][1].score:
                 bests[number] = part.take(best.candidate, best.candidate + 1), best
@@ -166,7 +168,7 @@ def rescore(assignments: Sequence[Assignment]) -> None:
     """Sums assignments anew, without the rounding of many changes, and sets their scores."""
     for assignment in assignments:
         assignment.refresh()
-    _work_out(assignments)
+    _compute_stages(assignments)
     cost = assignments[0].cost
     objective = cost.objective(
         np.stack([one.stages for one in assignments]), np.stack([one.memory for one in assignments])
@@ -175,14 +177,14 @@ def rescore(assignments: Sequence[Assignment]) -> None:
         assignment.scored(score)
 
 
-def _work_out(assignments: Sequence[Assignment]) -> None:
+def _compute_stages(assignments: Sequence[Assignment]) -> None:
     """Sets the stages of assignments from their sums."""
     choices, cost = assignments[0].choices, assignments[0].cost
     ranks, groups = choices.world_size, choices.groups
     group = np.tile(np.arange(groups), ranks * len(assignments))
     stages = cost.stages(np.concatenate([one.sums for one in assignments]), group)
     for assignment, values in zip(assignments, stages.reshape(len(assignments), ranks, groups, -1), strict=True):
-        assignment.staged(values)
+        assignment.set_stages(values)
 
 
 class Assignment:
@@ -212,11 +214,11 @@ class Assignment:
     def stages(self) -> FloatArray:
         """Stages of all groups on all ranks: [ranks, groups, stages]."""
         if self._stages is None:
-            _work_out([self])
+            _compute_stages([self])
         assert self._stages is not None
         return self._stages
 
-    def staged(self, stages: FloatArray) -> None:
+    def set_stages(self, stages: FloatArray) -> None:
         """Takes the stages from whoever has worked them out from the sums."""
         self._stages = stages.copy()
         self._stages[:, self._shared] = self._stages[:1, self._shared]
@@ -229,7 +231,7 @@ class Assignment:
         """Sums everything anew, without the rounding of many changes."""
         ranks, groups = self.choices.world_size, self.choices.groups
         tables = np.arange(len(self.option))
-        delta = self._delta(np.zeros_like(tables), tables, self.option, self.places, 1)
+        delta = self._compute_delta(np.zeros_like(tables), tables, self.option, self.places, 1)
         self.sums = np.zeros((ranks * groups, self.choices.terms.shape[1]))
         np.add.at(self.sums, delta.key, delta.terms)
         self.memory = self.choices.base + np.tile(delta.memory[0], (ranks, 1))
@@ -239,7 +241,7 @@ class Assignment:
     def pending(self, changes: Changes) -> Pending:
         """What the candidates would change."""
         ranks, groups = self.choices.world_size, self.choices.groups
-        delta = self._difference(changes)
+        delta = self._sum_differences(changes)
         touched, place = np.unique(delta.key, return_inverse=True)
         summed = np.zeros((len(touched), delta.terms.shape[1]))
         np.add.at(summed, place, delta.terms)
@@ -264,10 +266,10 @@ class Assignment:
         self.apply(changes, best)
         return True
 
-    def _difference(self, changes: Changes) -> _Delta:
+    def _sum_differences(self, changes: Changes) -> _Delta:
         where, table = changes.candidate, changes.table
-        new = self._delta(where, table, changes.option, changes.places, changes.count)
-        old = self._delta(where, table, self.option[table], self.places[table], changes.count)
+        new = self._compute_delta(where, table, changes.option, changes.places, changes.count)
+        old = self._compute_delta(where, table, self.option[table], self.places[table], changes.count)
         return _Delta(
             np.concatenate([new.key, old.key]),
             np.concatenate([new.terms, -old.terms]),
@@ -276,7 +278,9 @@ class Assignment:
             new.memory - old.memory,
         )
 
-    def _delta(self, candidate: IntArray, table: IntArray, option: IntArray, places: IntArray, count: int) -> _Delta:
+    def _compute_delta(
+        self, candidate: IntArray, table: IntArray, option: IntArray, places: IntArray, count: int
+    ) -> _Delta:
         choices, ranks = self.choices, self.choices.world_size
         scope = self._scope[option]
         row, slot = np.nonzero((places != NOWHERE) & (scope == RANKS)[:, None])

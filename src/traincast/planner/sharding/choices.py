@@ -51,7 +51,7 @@ class Choices:
     @cached_property
     def scope(self) -> IntArray:
         """Who has shards of each option."""
-        return np.array([scope_of(option) for option in self.options])
+        return np.array([find_scope(option) for option in self.options])
 
     @property
     def nodes(self) -> int:
@@ -72,6 +72,6 @@ class Weights:
     average: float
 
 
-def scope_of(option: Option) -> int:
+def find_scope(option: Option) -> int:
     """Who has shards of an option."""
     return NODE if option.kind is ShardingKind.TABLE_ROW_WISE else RANKS if option.slices else ALL

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from traincast.costs.collectives import COLLECTIVE, shipped_collectives
+from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives
 from traincast.costs.kernels.call import Calls
 from traincast.hardware.topology import Topology
 from traincast.planner.sharding.task import Task
@@ -25,7 +25,7 @@ class CommunicationCosts:
         """Seconds from the last arrival, for messages of this many bytes (as `collectives.COLLECTIVE` counts them)."""
         if self.ranks < 2:
             return np.zeros_like(message)
-        return np.asarray(np.interp(message, _GRID, _curve(self.topology, kind, self.ranks, self.nodes)))
+        return np.asarray(np.interp(message, _GRID, _sample_curve(self.topology, kind, self.ranks, self.nodes)))
 
 
 def make_task_communication(task: Task) -> tuple[CommunicationCosts, CommunicationCosts, CommunicationCosts]:
@@ -39,13 +39,13 @@ def make_task_communication(task: Task) -> tuple[CommunicationCosts, Communicati
 
 
 @lru_cache(maxsize=256)
-def _curve(topology: Topology, kind: str, ranks: int, nodes: int) -> FloatArray:
+def _sample_curve(topology: Topology, kind: str, ranks: int, nodes: int) -> FloatArray:
     values = np.column_stack([_GRID, np.full(len(_GRID), ranks), np.full(len(_GRID), nodes)]).astype(np.float64)
     calls = Calls.from_columns(COLLECTIVE, [kind] * len(_GRID), ["fp32"] * len(_GRID), values)
-    return shipped_collectives().predict(calls, topology).seconds
+    return load_shipped_collectives().predict(calls, topology).seconds
 
 
-def busiest(received: FloatArray, gpus_per_node: int) -> FloatArray:
+def find_busiest_bytes(received: FloatArray, gpus_per_node: int) -> FloatArray:
     """Bytes of the even all-to-all that lasts as long as one in which rank r receives `received[..., r]` in all.
 
     Every rank sends each rank the same, so the busiest receiver decides, or the busiest node over the network; as

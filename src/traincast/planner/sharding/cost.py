@@ -14,10 +14,10 @@ import numpy as np
 
 from traincast.costs.host.profile import load_host_profile
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, compute_common_bytes, shard_bytes
+from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, compute_common_bytes, compute_shard_bytes
 from traincast.models.placement.options import Option, find_option, list_table_options
 from traincast.models.placement.plan import Plan, Shard
-from traincast.models.sharded_dlrm.layout import Layout, lay_out
+from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.planner.sharding.assignment import Assignment
 from traincast.planner.sharding.choices import ALL, NOWHERE, Choices, Weights
 from traincast.planner.sharding.durations import Durations, Stage
@@ -31,11 +31,11 @@ from traincast.planner.sharding.lookups import (
     TABLES,
     LookupKernels,
     TableGroup,
-    shard_terms,
+    compute_shard_terms,
 )
 from traincast.planner.sharding.rank import RankProgram
 from traincast.planner.sharding.slots import Slot
-from traincast.planner.sharding.structure import Structure, build_structure, compiled_rank, surroundings
+from traincast.planner.sharding.structure import Structure, build_structure, compile_rank, time_surroundings
 from traincast.planner.sharding.task import Task
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
@@ -50,7 +50,7 @@ class FastCost:
 
     def __init__(self, task: Task, plans: Sequence[Plan] = ()) -> None:
         self.task = task
-        self._options = _all_options(task, plans)
+        self._options = _collect_options(task, plans)
         pairs = zip(task.tables, self._options, strict=True)
         groups = {TableGroup.of(table, option) for table, options in pairs for option in options}
         self.groups = sorted(groups, key=lambda group: group.order)
@@ -76,8 +76,8 @@ class FastCost:
             table=np.array([t for t, _ in flat]),
             group=np.array([numbers[TableGroup.of(task.tables[t], option)] for t, option in flat]),
             rows=tuple(range(start, end) for start, end in zip(first, first[1:], strict=False)),
-            terms=np.array([shard_terms(task.tables[t], option, *sizes) for t, option in flat]),
-            memory=np.array([_memory(task, t, option) for t, option in flat]),
+            terms=np.array([compute_shard_terms(task.tables[t], option, *sizes) for t, option in flat]),
+            memory=np.array([_count_shard_bytes(task, t, option) for t, option in flat]),
             base=np.array([common[:-1].sum(), common[-1]]),
             groups=len(self.groups),
             world_size=task.gpus,
@@ -128,7 +128,7 @@ class FastCost:
         linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS]], 0.0)
         stages = np.column_stack([forward, backward, linear])
         rows, distinct = np.maximum(sums[:, [ROWS, DISTINCT]], 0.0).T
-        return np.column_stack([stages, self._durations.around_lookups(stages, rows, distinct, group)])
+        return np.column_stack([stages, self._durations.time_around_lookups(stages, rows, distinct, group)])
 
     def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
         """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded: there the fullest
@@ -146,7 +146,7 @@ class FastCost:
         self.scored += len(stages)
         total = np.zeros(len(stages))
         at_once = max(1, _AT_ONCE // stages.shape[1])
-        for alike, structure in self._by_structure(stages):
+        for alike, structure in self._group_by_structure(stages):
             rows = np.flatnonzero(alike)
             for first in range(0, len(rows), at_once):
                 some = rows[first : first + at_once]
@@ -157,11 +157,11 @@ class FastCost:
 
     def terms(self, stages: FloatArray) -> dict[Slot, FloatArray]:
         """Seconds of everything that the plan decides, for one plan [ranks, groups, stages]; [ranks] each."""
-        _, structure = next(self._by_structure(stages[None]))
+        _, structure = next(self._group_by_structure(stages[None]))
         durations = self._durations.of(structure, stages[None])
         return {slot: np.array(np.broadcast_to(seconds[0], len(stages))) for slot, seconds in durations.items()}
 
-    def _by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
+    def _group_by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
         """Which plans have each structure: kinds in use, and whether some ranks lack tables of some group of those."""
         held = stages[..., Stage.TABLES] > 0.5
         groups = np.asarray(held.any(axis=1))
@@ -170,15 +170,15 @@ class FastCost:
         keys, which = np.unique(np.column_stack([kinds, partial]), axis=0, return_inverse=True)
         for number, key in enumerate(keys.tolist()):
             used = tuple(kind for kind, present in enumerate(key[:-1]) if present)
-            yield which.reshape(-1) == number, self._structure(used, key[-1])
+            yield which.reshape(-1) == number, self._get_structure(used, key[-1])
 
     @cached_property
     def _durations(self) -> Durations:
-        layout = self._laid_out(tuple(range(len(self.groups))))
-        around = surroundings(self.task, layout, self.groups, self._heaviest())
+        layout = self._build_layout(tuple(range(len(self.groups))))
+        around = time_surroundings(self.task, layout, self.groups, self._find_heaviest_loads())
         return Durations(self.task, self.groups, around, self._host)
 
-    def _heaviest(self) -> list[Heaviest]:
+    def _find_heaviest_loads(self) -> list[Heaviest]:
         """What a rank may have in each group: its part of all tables, or the largest shard; all of their columns."""
         choices, heaviest = self.choices, []
         for group in range(len(self.groups)):
@@ -191,18 +191,18 @@ class FastCost:
             heaviest.append(Heaviest(len(tables) / ranks, float(most[0]), float(most[1]), columns))
         return heaviest
 
-    def _structure(self, kinds: tuple[int, ...], partial: bool) -> Structure:
+    def _get_structure(self, kinds: tuple[int, ...], partial: bool) -> Structure:
         """The structure of plans with tables of these kinds (numbers)."""
         if (kinds, partial) not in self._structures:
             if kinds not in self._programs:
                 used = tuple(np.flatnonzero(np.isin(self._kind, kinds)).tolist())
-                self._programs[kinds] = compiled_rank(self.task, self._laid_out(used), self.groups)
+                self._programs[kinds] = compile_rank(self.task, self._build_layout(used), self.groups)
             self._structures[kinds, partial] = build_structure(
                 self.task, self._programs[kinds], self._host, self._durations.around, partial=partial
             )
         return self._structures[kinds, partial]
 
-    def _laid_out(self, used: tuple[int, ...]) -> Layout:
+    def _build_layout(self, used: tuple[int, ...]) -> Layout:
         """A layout with tables in each of these groups; those that compete for the same tables take turns."""
         missing, layouts = used, []
         while missing:
@@ -233,11 +233,11 @@ class FastCost:
             places = [(table + slot) % targets for slot in range(option.slices)]
             placements.append(option.make_placement(places, task.gpus, task.gpus_per_node))
         plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
-        layout = lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
+        layout = assign_shards_to_ranks(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
         return layout, set(chosen.values())
 
 
-def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
+def _collect_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
     """The options worth trying, and those of the plans."""
     every = list_table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
     for plan in plans:
@@ -248,11 +248,11 @@ def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
     return every
 
 
-def _memory(task: Task, number: int, option: Option) -> tuple[float, float]:
+def _count_shard_bytes(task: Task, number: int, option: Option) -> tuple[float, float]:
     """Device and host bytes of one shard, the first of its table."""
     table = task.tables[number]
     placement = option.make_placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
     height, width = option.shard_shape(table, task.gpus, task.gpus_per_node)
     shard = Shard(number, 0, (0, height), (0, width))
-    parts = shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
+    parts = compute_shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
     return float(parts[:-1].sum()), float(parts[-1])

@@ -12,11 +12,11 @@ from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.sharded_dlrm.marks import ScopeRole
-from traincast.planner.sharding.communication import busiest, make_task_communication
+from traincast.planner.sharding.communication import find_busiest_bytes, make_task_communication
 from traincast.planner.sharding.lookups import TableGroup
 from traincast.planner.sharding.preparation import Preparation
 from traincast.planner.sharding.slots import EXCHANGES, Part, Slot
-from traincast.planner.sharding.structure import Around, Structure, Surroundings, load_of
+from traincast.planner.sharding.structure import Around, Structure, Surroundings, compute_load
 from traincast.planner.sharding.task import Task
 from traincast.utils.arrays import FloatArray, IntArray
 
@@ -86,7 +86,9 @@ class Durations:
         self._preparation = Preparation(task.device)
         self.world, self._within, self._across = make_task_communication(task)
 
-    def around_lookups(self, stages: FloatArray, rows: FloatArray, distinct: FloatArray, group: IntArray) -> FloatArray:
+    def time_around_lookups(
+        self, stages: FloatArray, rows: FloatArray, distinct: FloatArray, group: IntArray
+    ) -> FloatArray:
         """Stages from `Stage.LOOKUP` on, [n, 4], of groups from their stages before it [n, :], rows, and rows that a
         batch touches."""
         further = np.zeros((len(stages), 4))
@@ -94,23 +96,23 @@ class Durations:
             chosen = np.flatnonzero(group == number)
             kind, weighted, known = self.groups[number].kind, self.groups[number].weighted, stages[chosen]
             lookup = Slot(ScopeRole.LOOKUP, kind, number)
-            small = self.around[lookup].beyond(self._load(lookup, number, known))
+            small = self.around[lookup].interpolate_beyond(self._load(lookup, number, known))
             further[chosen, 0] = known[:, Stage.FORWARD] + small
             around = self.around[Slot(Part.SORT, kind, number)]
-            further[chosen, 1] = self._sort(around, self.groups[number], known, rows[chosen])
+            further[chosen, 1] = self._time_sort(around, self.groups[number], known, rows[chosen])
             further[chosen, 2] = self._preparation.host_seconds(
                 known[:, Stage.LOOKUPS], rows[chosen], self._host, _UPDATE, weighted=weighted
             )
             if self.groups[number].kernel.cached:
-                further[chosen, 3] = self._fills(known, distinct[chosen])
+                further[chosen, 3] = self._time_cache_fills(known, distinct[chosen])
         return further
 
     def of(self, structure: Structure, stages: FloatArray) -> dict[Slot, FloatArray]:
         """The durations of the structure's slots, [plans or 1, ranks or 1] each."""
         sums = _Sums(stages, self._groups_of)
-        return {slot: self._duration(slot, structure, stages, sums) for slot in structure.slots}
+        return {slot: self._time_slot(slot, structure, stages, sums) for slot in structure.slots}
 
-    def _duration(self, slot: Slot, structure: Structure, stages: FloatArray, sums: _Sums) -> FloatArray:
+    def _time_slot(self, slot: Slot, structure: Structure, stages: FloatArray, sums: _Sums) -> FloatArray:
         if slot.role in _STAGES:
             return np.asarray(stages[:, :, slot.group, _STAGES[slot.role]])
         if slot.role in (ScopeRole.SIZES, ScopeRole.DENSE):
@@ -120,12 +122,12 @@ class Durations:
             item = ITEM_BYTES[self.groups[slot.group].dtype]
             return self.world.seconds("all_reduce", item * stages[:, :1, slot.group, Stage.ELEMENTS])
         if slot.role is ScopeRole.ORDER:
-            return self.around[slot].beyond(self._ordered(structure, sums))
+            return self.around[slot].interpolate_beyond(self._count_ordered_bytes(structure, sums))
         assert slot.kind is not None
         if slot.role is Part.HELD:
             return self._held(slot, slot.kind, stages)
         if slot.role in (Part.VIEWS, Part.GRADIENTS):
-            return np.asarray(structure.per_sender[slot] * self._other_senders(slot.kind, sums))
+            return np.asarray(structure.per_sender[slot] * self._count_other_senders(slot.kind, sums))
         if slot.role in EXCHANGES:
             return self._exchange(slot, slot.kind, sums)
         return self._kernel(slot, slot.kind, stages, sums)
@@ -135,32 +137,32 @@ class Durations:
         around, samples = self.around[slot], float(self.task.batch_size)
         if slot.role is ScopeRole.BESIDE:
             samples = kind.count_samples(self.task.batch_size, self.task.gpus)
-            return around.beyond(samples * sums.of(kind, Stage.COLUMNS))
+            return around.interpolate_beyond(samples * sums.of(kind, Stage.COLUMNS))
         if slot.role is ScopeRole.STEP:  # copied tables are equal on all ranks
-            return around.beyond(stages[:, :1, slot.group, Stage.ELEMENTS])
+            return around.interpolate_beyond(stages[:, :1, slot.group, Stage.ELEMENTS])
         if slot.role is ScopeRole.JOIN:
             least = 0.5 * float(around.seconds[0]) + self.task.device.kernel_gap  # of a copy, alongside the joining
-            joined = around.beyond(samples * self._once(kind, sums, Stage.COLUMNS))
-            return joined + self._other_senders(kind, sums) * least
+            joined = around.interpolate_beyond(samples * self._sum_over_ranks(kind, sums, Stage.COLUMNS))
+            return joined + self._count_other_senders(kind, sums) * least
         if slot.role is ScopeRole.BUCKET:
             lookups = sums.of(kind, Stage.LOOKUPS).sum(axis=1, keepdims=True) / self.task.gpus
             lengths = sums.of(kind, Stage.TABLES).sum(axis=1, keepdims=True)
-            return around.beyond(INDEX_BYTES * lookups + LENGTH_BYTES * samples * lengths)
+            return around.interpolate_beyond(INDEX_BYTES * lookups + LENGTH_BYTES * samples * lengths)
         loads = (self._load(slot, group, stages[:, :, group]) for group in self._groups_of[kind])
-        return around.beyond(sum(loads, np.zeros(stages.shape[:2])))
+        return around.interpolate_beyond(sum(loads, np.zeros(stages.shape[:2])))
 
-    def _ordered(self, structure: Structure, sums: _Sums) -> FloatArray:
+    def _count_ordered_bytes(self, structure: Structure, sums: _Sums) -> FloatArray:
         """Bytes of all lookups of a rank's samples, in tables of all kinds in use: [plans, 1]."""
         used = {slot.kind for slot in structure.slots if slot.role is ScopeRole.LOOKUP}
         load = np.zeros((1, 1))
         for kind in (kind for kind in ShardingKind if kind in used):
             ranks = 1 if kind.copied else self.task.gpus
             lookups = sums.of(kind, Stage.LOOKUPS)[:, :ranks].sum(axis=1, keepdims=True) / ranks
-            lengths = float(self.task.batch_size) * self._once(kind, sums, Stage.TABLES)
+            lengths = float(self.task.batch_size) * self._sum_over_ranks(kind, sums, Stage.TABLES)
             load = load + INDEX_BYTES * lookups + LENGTH_BYTES * lengths
         return load
 
-    def _fills(self, stages: FloatArray, distinct: FloatArray) -> FloatArray:
+    def _time_cache_fills(self, stages: FloatArray, distinct: FloatArray) -> FloatArray:
         """The host's seconds to sort lookups by row, and rows by the set of the cache."""
         lookups, elements = stages[:, Stage.LOOKUPS], stages[:, Stage.ELEMENTS]
         by_row = self._preparation.host_seconds(lookups, elements, self._host, _FILL, weighted=False)
@@ -173,18 +175,18 @@ class Durations:
         count = (stages[:, :, groups, Stage.TABLES] > 0.5).sum(axis=2)
         return np.asarray(count >= max(1, slot.number), dtype=np.float64)
 
-    def _once(self, kind: ShardingKind, sums: _Sums, stage: Stage) -> FloatArray:
+    def _sum_over_ranks(self, kind: ShardingKind, sums: _Sums, stage: Stage) -> FloatArray:
         """The sum over ranks; of tables that all ranks, or those of a node, share, over one of them: [plans, 1]."""
         sharers = kind.count_sharers(self.task.gpus, self.task.gpus_per_node)
         return np.asarray(sums.of(kind, stage)[:, ::sharers].sum(axis=1, keepdims=True))
 
-    def _other_senders(self, kind: ShardingKind, sums: _Sums) -> FloatArray:
+    def _count_other_senders(self, kind: ShardingKind, sums: _Sums) -> FloatArray:
         """Ranks (or nodes) beyond the first that send pooled rows of their own: [plans, 1]."""
         sharers = kind.count_sharers(self.task.gpus, self.task.gpus_per_node)
         sending = sums.of(kind, Stage.TABLES)[:, ::sharers] > 0.5
         return np.maximum(np.asarray(sending.sum(axis=1, keepdims=True), dtype=np.float64) - 1.0, 0.0)
 
-    def _sort(self, around: Around, group: TableGroup, stages: FloatArray, rows: FloatArray) -> FloatArray:
+    def _time_sort(self, around: Around, group: TableGroup, stages: FloatArray, rows: FloatArray) -> FloatArray:
         """What comes before an update; for data-parallel tables also what is done to their whole gradient."""
         prepare = self._preparation
         sorting = prepare.seconds(stages[:, Stage.LOOKUPS], rows, weighted=group.weighted)
@@ -199,7 +201,7 @@ class Durations:
         samples = self.groups[group].kind.count_samples(self.task.batch_size, self.task.gpus)
         tables, lookups, elements = (stages[..., i] for i in (Stage.TABLES, Stage.LOOKUPS, Stage.ELEMENTS))
         return np.asarray(
-            load_of(slot.role, self.groups[group], samples, tables=tables, lookups=lookups, elements=elements)
+            compute_load(slot.role, self.groups[group], samples, tables=tables, lookups=lookups, elements=elements)
         )
 
     def _exchange(self, slot: Slot, kind: ShardingKind, sums: _Sums) -> FloatArray:
@@ -223,4 +225,4 @@ class Durations:
 
     def _all_to_all(self, received: FloatArray) -> FloatArray:
         """Seconds of a collective between all ranks: [plans, 1]."""
-        return self.world.seconds("all_to_all", busiest(received, self.task.gpus_per_node))[:, None]
+        return self.world.seconds("all_to_all", find_busiest_bytes(received, self.task.gpus_per_node))[:, None]

@@ -18,7 +18,7 @@ from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.search import rank_plans, search
 from traincast.planner.sharding.task import Task, make_task
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.tables import load_dense, typed_tables
+from traincast.simulator.scenario.tables import load_dense, retype_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 from traincast.utils.parallel.where import SEARCH, Workers
@@ -53,11 +53,11 @@ def shard(
         dense=None if dense is None else str(dense),
     )  # fmt: skip
     task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
-    notes = assumed_links(task)
+    notes = describe_assumed_links(task)
     if candidates is not None:
         result = rank_plans(task, load_candidates(candidates, task), workers=workers, progress=progress)
     else:
-        rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
+        rivals = make_torchrec_rival(task, time_limit, notes) if torchrec else {}
         limit = float("inf") if time_limit is None else time_limit
         result = search(task, seed=seed, time_limit=limit, rivals=rivals, workers=workers, progress=progress)
     return replace(result, notes=(*result.notes, *notes), scenario=scenario)
@@ -67,19 +67,19 @@ def load_task(
     tables: str, *, on: str, gpus: int, batch_size: int, dtype: str | None = None, dense: Path | None = None
 ) -> Task:
     """A task from what the command line was given; `dtype` replaces that of all tables."""
-    to_place = _tables(tables)
-    to_place = typed_tables(to_place, dtype)
+    to_place = _load_tables(tables)
+    to_place = retype_tables(to_place, dtype)
     platform = add_default_links(load_platform(on))
     part = None if dense is None else load_dense(dense)
     return make_task(to_place, platform, gpus=gpus, batch_size=batch_size, dense=part)
 
 
-def assumed_links(task: Task) -> list[str]:
+def describe_assumed_links(task: Task) -> list[str]:
     """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
     return [task.platform.assumed] if task.platform.assumed and task.gpus > 1 else []
 
 
-def _tables(source: str) -> tuple[Table, ...]:
+def _load_tables(source: str) -> tuple[Table, ...]:
     if source.endswith(".json"):
         from traincast.planner.torchrec.tables import load_tables_json
 
@@ -98,7 +98,7 @@ def load_candidates(path: Path, task: Task) -> dict[str, Plan]:
     return {path.stem: load_plan(path, task.tables, world_size=task.gpus, gpus_per_node=task.gpus_per_node)}
 
 
-def torchrec_plan_json(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
+def write_torchrec_plan(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
     """A plan as TorchRec's; modules are those of a TorchRec description, else one for all tables."""
     from traincast.planner.torchrec.plans import plan_to_json
     from traincast.planner.torchrec.tables import default_modules, load_tables_json
@@ -108,18 +108,18 @@ def torchrec_plan_json(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
     return plan_to_json(plan, task.tables, gpus_per_node=task.gpus_per_node, modules=modules)
 
 
-def torchrec_rival(task: Task, time_limit: float | None, notes: list[str]) -> dict[str, Plan]:
+def make_torchrec_rival(task: Task, time_limit: float | None, notes: list[str]) -> dict[str, Plan]:
     """The plan that TorchRec's planner makes, where it is installed; else a note says why there is none."""
     if find_spec("torchrec") is None:
         notes.append(
             "TorchRec is not installed: its plan is not among those compared (pip install 'traincast[torchrec]')"
         )
         return {}
-    from traincast.planner.torchrec.planner import torchrec_plan
+    from traincast.planner.torchrec.planner import plan_with_torchrec
 
     seconds = _TORCHREC_SECONDS if time_limit is None else max(1, min(_TORCHREC_SECONDS, round(time_limit)))
     try:
-        return {TORCHREC: torchrec_plan(task, timeout_seconds=seconds)}
+        return {TORCHREC: plan_with_torchrec(task, timeout_seconds=seconds)}
     except TraincastError as error:
         notes.append(f"TorchRec's plan is not among those compared: {error}")
         return {}

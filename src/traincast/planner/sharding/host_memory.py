@@ -15,30 +15,31 @@ from traincast.utils.display.text import format_milliseconds
 _SHOWN = 3  # names of tables
 
 
-def why_in_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], ScoredPlan]) -> tuple[str, ...]:
+def explain_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], ScoredPlan]) -> tuple[str, ...]:
     """One line for tables that the device of their rank has no room for, and one for those that would fit: what the
     step would lose, or lack, with them on the device. `score` walks a plan. Empty where no table is in host memory."""
     plan = best.plan
     there = [number for number, placement in enumerate(plan.placements) if placement.kernel.in_host_memory]
-    lacks = {number: _need(task, _moved(plan, [number])).missing for number in there}
+    lacks = {number: _count_needed_bytes(task, _move_to_devices(plan, [number])).missing for number in there}
     large, small = ([n for n in there if (lacks[n] > 0.0) is lacking] for lacking in (True, False))
     notes = []
     if large:
         least, most = (pick(lacks[n] for n in large) / 1e9 for pick in (min, max))
         notes.append(
-            f"in host memory because the devices of their ranks have no room for them: {_names(task, large)} (each "
-            f"alone on the device, {_range(least, most)} GB would be missing)"
+            "in host memory because the devices of their ranks have no room for them: "
+            f"{_join_names(task, large)} (each "
+            f"alone on the device, {_format_range(least, most)} GB would be missing)"
         )
     if small:
-        why = _together(task, best, small, score)
-        notes.append(f"in host memory although each would fit: {_names(task, small)}; {why}")
+        why = _explain_together(task, best, small, score)
+        notes.append(f"in host memory although each would fit: {_join_names(task, small)}; {why}")
     return tuple(notes)
 
 
-def _together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callable[[Plan], ScoredPlan]) -> str:
+def _explain_together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callable[[Plan], ScoredPlan]) -> str:
     """What keeps tables in host memory of which each would fit on its device."""
-    moved = _moved(best.plan, small)
-    need = _need(task, moved)
+    moved = _move_to_devices(best.plan, small)
+    need = _count_needed_bytes(task, moved)
     if not need.fits:
         return f"all on their devices, {need.missing / 1e9:.1f} GB would be missing"
     longer = score(moved).seconds - best.seconds
@@ -50,7 +51,7 @@ def _together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callabl
     return "on their devices the step is as long"
 
 
-def _moved(plan: Plan, numbers: Sequence[int]) -> Plan:
+def _move_to_devices(plan: Plan, numbers: Sequence[int]) -> Plan:
     """The plan with some tables on the devices of their ranks."""
     placements = [
         replace(placement, kernel=ComputeKernel.FUSED, cache_fraction=0.0) if number in numbers else placement
@@ -59,14 +60,14 @@ def _moved(plan: Plan, numbers: Sequence[int]) -> Plan:
     return replace(plan, placements=tuple(placements))
 
 
-def _need(task: Task, plan: Plan) -> MemoryNeed:
+def _count_needed_bytes(task: Task, plan: Plan) -> MemoryNeed:
     return compute_memory_need(plan, task.tables, task.limits, batch_size=task.batch_size)
 
 
-def _names(task: Task, numbers: Sequence[int]) -> str:
+def _join_names(task: Task, numbers: Sequence[int]) -> str:
     names = ", ".join(task.tables[number].name for number in numbers[:_SHOWN])
     return names if len(numbers) <= _SHOWN else f"{names} and {len(numbers) - _SHOWN} more"
 
 
-def _range(least: float, most: float) -> str:
+def _format_range(least: float, most: float) -> str:
     return f"{least:.1f}" if f"{least:.1f}" == f"{most:.1f}" else f"{least:.1f} to {most:.1f}"

@@ -11,7 +11,7 @@ import numpy as np
 from traincast.costs.kernels.call import COMPUTE_TYPES, Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import fill_call
+from traincast.costs.kernels.embedding.tables import make_fill_call
 from traincast.hardware.device import Device
 from traincast.models.embeddings.load import FIELDS, Part, compute_part_load, count_fetched_rows, find_longest_bag
 from traincast.models.embeddings.table import ITEM_BYTES, Table
@@ -56,7 +56,9 @@ class TableGroup:
         return self.kind.copied
 
 
-def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
+def compute_shard_terms(
+    table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int
+) -> FloatArray:
     """Terms of one shard of a table under an option; `batch_size` samples per rank."""
     height, columns = option.shard_shape(table, world_size, gpus_per_node)
     samples = option.kind.count_samples(batch_size, world_size)
@@ -100,10 +102,10 @@ class LookupKernels:
             )
             seconds = price_calls(calls, self.device)[0].seconds
             forward[used], backward[used] = seconds[: len(used)], seconds[len(used) :]
-            forward[used] += self._fetching(held[:, FETCHED])
+            forward[used] += self._time_fetches(held[:, FETCHED])
         return forward, backward
 
-    def _fetching(self, nbytes: FloatArray) -> FloatArray:
+    def _time_fetches(self, nbytes: FloatArray) -> FloatArray:
         """Seconds of rows on their way from the host and back, beyond the search for them."""
         if not np.any(nbytes > 0.5):
             return np.zeros(len(nbytes))
@@ -111,5 +113,5 @@ class LookupKernels:
 
     @cached_property
     def _copies(self) -> FloatArray:
-        calls = [fill_call(0.0, nbytes) for nbytes in _COPY_GRID.tolist()]
+        calls = [make_fill_call(0.0, nbytes) for nbytes in _COPY_GRID.tolist()]
         return price_calls(Calls.of(EMBEDDING, calls), self.device)[0].seconds

@@ -56,18 +56,18 @@ class SimulationCode:
         """Time from one step to the next of `shape` = (plans, ranks); each duration is [plans, ranks] or [plans, 1]."""
         values: list[FloatArray] = [np.zeros((1, 1))]
         for register in self.registers:
-            start, duration = _latest(register.start, values), durations[register.slot]
+            start, duration = _find_latest(register.start, values), durations[register.slot]
             if register.otherwise is not None:
-                values.append(np.where(duration > 0.0, start, _latest(register.otherwise, values)))
+                values.append(np.where(duration > 0.0, start, _find_latest(register.otherwise, values)))
                 continue
             if register.slot.collective:
-                start = _met(start, register.slot.collective, gpus_per_node, shape)
+                start = _find_last_arrival(start, register.slot.collective, gpus_per_node, shape)
             values.append(start + duration)
-        done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
+        done = [_find_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
         return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
 
 
-def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
+def _find_latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
     """The latest of registers plus seconds; those that all ranks share first, for they are small."""
     latest: FloatArray | None = None
     for register, seconds in sorted(clock.items(), key=lambda entry: values[entry[0]].shape[1]):
@@ -82,7 +82,7 @@ def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
     return latest
 
 
-def _met(start: FloatArray, collective: str, gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
+def _find_last_arrival(start: FloatArray, collective: str, gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
     """When the last rank of each group has arrived."""
     if start.shape[1] == 1 or collective == "world":
         return np.asarray(start.max(axis=1, keepdims=True))
@@ -135,9 +135,11 @@ class _Compiler:
         self._after.append(known)
         return {len(self.registers): 0.0}
 
-    def _clocks(self, waiting: list[float]) -> tuple[list[Clock], list[Clock], list[Clock]]:
+    def _list_clocks(self, waiting: list[float]) -> tuple[list[Clock], list[Clock], list[Clock]]:
         """All clocks, with the seconds that threads have been busy since."""
-        self.threads = [_later(one, late) if late else one for one, late in zip(self.threads, waiting, strict=True)]
+        self.threads = [
+            _delay_clock(one, late) if late else one for one, late in zip(self.threads, waiting, strict=True)
+        ]
         waiting[:] = [0.0] * len(waiting)
         return self.threads.copy(), self.streams.copy(), self.events.copy()
 
@@ -147,7 +149,7 @@ class _Compiler:
             for number, clock in enumerate(clocks):
                 if clock is not earlier[number]:
                     late = skip.instead if clocks is self.threads and number == thread else 0.0
-                    clocks[number] = self.open(clock, skip.slot, _later(earlier[number], late))
+                    clocks[number] = self.open(clock, skip.slot, _delay_clock(earlier[number], late))
 
     def run(
         self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Slot],
@@ -163,27 +165,27 @@ class _Compiler:
         waiting = [0.0] * schedule.num_threads  # seconds that threads have been busy since they last met anything
         for number, (code, thread, target, event, busy, lasting) in enumerate(columns):
             if number in ends:
-                self._clocks(waiting)
+                self._list_clocks(waiting)
                 self._choose(ends[number], before, int(schedule.thread[ends[number].first]))
             if number in begins:
-                before = self._clocks(waiting)
+                before = self._list_clocks(waiting)
             waiting[thread] += busy
             if number in late:
-                now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
+                now, waiting[thread] = _delay_clock(self.threads[thread], waiting[thread]), 0.0
                 self.threads[thread] = self.open(now, late[number])
             if code == Code.HOST:
                 continue
             if code == Code.JOIN:
-                self.threads[target], waiting[target] = _later(self.threads[target], waiting[target]), 0.0
-            now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
+                self.threads[target], waiting[target] = _delay_clock(self.threads[target], waiting[target]), 0.0
+            now, waiting[thread] = _delay_clock(self.threads[thread], waiting[thread]), 0.0
             if code == Code.LAUNCH:
-                start = self.latest(now, _later(self.streams[target], self.gap))
+                start = self.latest(now, _delay_clock(self.streams[target], self.gap))
                 end = self.open(start, opened[number]) if number in opened else start
-                self.streams[target] = _later(end, lasting)
+                self.streams[target] = _delay_clock(end, lasting)
             else:
                 now = self._control(code, now, target, event)
             self.threads[thread] = now
-        self._clocks(waiting)
+        self._list_clocks(waiting)
         if len(schedule.code) in ends:
             self._choose(ends[len(schedule.code)], before, int(schedule.thread[ends[len(schedule.code)].first]))
 
@@ -203,7 +205,7 @@ class _Compiler:
         return now
 
 
-def _later(clock: Clock, seconds: float) -> Clock:
+def _delay_clock(clock: Clock, seconds: float) -> Clock:
     return {register: value + seconds for register, value in clock.items()}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from traincast.models.placement.kinds import ShardingKind
 from traincast.planner.sharding.assignment import Assignment, Changes
 from traincast.planner.sharding.choices import NODE, NOWHERE, RANKS
-from traincast.planner.sharding.starts import row_of_group, spread
+from traincast.planner.sharding.starts import find_option_in_group, place_shards
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
 MOST_CANDIDATES = 1024
@@ -16,14 +16,14 @@ _EVEN = 1e-9  # relative difference below which loads of ranks are equal: that o
 _LIGHT = 0.5  # of the average load of a rank: shards of tables that change their kind together
 
 
-def busy_ranks(assignment: Assignment) -> IntArray:
+def find_busy_ranks(assignment: Assignment) -> IntArray:
     """Ranks that are the busiest of all in something: a stage of all groups together, or memory."""
     loads = np.concatenate([assignment.stages.sum(axis=1), assignment.memory], axis=1)
     uneven = loads.max(axis=0) > loads.min(axis=0) * (1.0 + _EVEN)
     return np.unique(np.argmax(loads[:, uneven], axis=0))
 
 
-def _shards_on(assignment: Assignment, ranks: IntArray) -> tuple[IntArray, IntArray]:
+def _list_movable_shards(assignment: Assignment, ranks: IntArray) -> tuple[IntArray, IntArray]:
     """(table, slot) of the shards on these ranks, or on their nodes, that could be elsewhere."""
     scope = assignment.choices.scope[assignment.option]
     nodes = np.unique(ranks // assignment.choices.gpus_per_node)
@@ -33,7 +33,7 @@ def _shards_on(assignment: Assignment, ranks: IntArray) -> tuple[IntArray, IntAr
     return table, slot
 
 
-def sampled(changes: Changes, random: np.random.Generator) -> Changes:
+def sample_changes(changes: Changes, random: np.random.Generator) -> Changes:
     """Some of many changes, each a candidate of its own."""
     if changes.count <= MOST_CANDIDATES:
         return changes
@@ -41,9 +41,9 @@ def sampled(changes: Changes, random: np.random.Generator) -> Changes:
     return Changes.single(changes.table[rows], changes.option[rows], changes.places[rows])
 
 
-def shifts(assignment: Assignment, ranks: IntArray) -> Changes:
+def list_shifts(assignment: Assignment, ranks: IntArray) -> Changes:
     """Every shard on these ranks put on every other rank (or node)."""
-    table, slot = _shards_on(assignment, ranks)
+    table, slot = _list_movable_shards(assignment, ranks)
     size = assignment.choices.world_size
     table, slot, target = np.repeat(table, size), np.repeat(slot, size), np.tile(np.arange(size), len(table))
     node = assignment.choices.scope[assignment.option[table]] == NODE
@@ -56,8 +56,8 @@ def shifts(assignment: Assignment, ranks: IntArray) -> Changes:
 
 def list_swaps(assignment: Assignment, ranks: IntArray, random: np.random.Generator) -> Changes:
     """Shards on these ranks exchanged with shards on others; a sample where there are too many pairs."""
-    first = np.stack(_shards_on(assignment, ranks), axis=1)
-    second = np.stack(_shards_on(assignment, np.arange(assignment.choices.world_size)), axis=1)
+    first = np.stack(_list_movable_shards(assignment, ranks), axis=1)
+    second = np.stack(_list_movable_shards(assignment, np.arange(assignment.choices.world_size)), axis=1)
     pairs = len(first) * len(second)
     chosen = np.arange(pairs) if pairs <= MOST_CANDIDATES else random.choice(pairs, MOST_CANDIDATES, replace=False)
     a, b = first[chosen // max(len(second), 1)], second[chosen % max(len(second), 1)]
@@ -74,7 +74,7 @@ def list_swaps(assignment: Assignment, ranks: IntArray, random: np.random.Genera
     return Changes(np.tile(np.arange(count), 2), table, assignment.option[table], places, count)
 
 
-def other_options(assignment: Assignment, tables: IntArray, load: FloatArray, groups: BoolArray) -> Changes:
+def list_other_options(assignment: Assignment, tables: IntArray, load: FloatArray, groups: BoolArray) -> Changes:
     """These tables placed in other ways, by those `groups`: slices on the ranks with least `load`."""
     choices = assignment.choices
     emptiest = np.argsort(load, kind="stable")
@@ -83,7 +83,7 @@ def other_options(assignment: Assignment, tables: IntArray, load: FloatArray, gr
         for row in choices.rows[table]:
             if row == assignment.option[table] or not groups[choices.group[row]]:
                 continue
-            for places in _places(assignment, row, emptiest):
+            for places in _choose_places(assignment, row, emptiest):
                 table_of.append(table)
                 option_of.append(row)
                 places_of.append(places)
@@ -92,7 +92,7 @@ def other_options(assignment: Assignment, tables: IntArray, load: FloatArray, gr
     return Changes.single(np.array(table_of, dtype=np.int64), np.array(option_of, dtype=np.int64), placed)
 
 
-def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArray]:
+def _choose_places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArray]:
     choices = assignment.choices
     option, size = choices.options[row], choices.world_size
     places = np.full(choices.most_slices, NOWHERE, dtype=np.int64)
@@ -107,7 +107,7 @@ def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArr
     return [places]
 
 
-def emptied_groups(assignment: Assignment, groups: BoolArray) -> Changes:
+def list_emptied_groups(assignment: Assignment, groups: BoolArray) -> Changes:
     """All tables of one group placed by another one, the heaviest first on the least loaded rank or node: every group
     that is left costs launches and collectives of its own."""
     choices, weights = assignment.choices, assignment.cost.weights
@@ -117,12 +117,12 @@ def emptied_groups(assignment: Assignment, groups: BoolArray) -> Changes:
     for group in np.unique(current).tolist():
         tables = np.flatnonzero(current == group)
         for other in np.flatnonzero(groups).tolist():
-            rows = [row_of_group(choices, weights, table, other, _LIGHT) for table in tables.tolist()]
+            rows = [find_option_in_group(choices, weights, table, other, _LIGHT) for table in tables.tolist()]
             if other == group or -1 in rows:
                 continue
             option = assignment.option.copy()
             option[tables] = rows
-            places = spread(choices, weights, option, fixed=(tables, assignment.places))
+            places = place_shards(choices, weights, option, fixed=(tables, assignment.places))
             parts += [(count, table, int(option[table]), places[table]) for table in tables.tolist()]
             count += 1
     columns = [np.array([part[i] for part in parts], dtype=np.int64) for i in range(3)]

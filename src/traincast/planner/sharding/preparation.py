@@ -10,7 +10,7 @@ import numpy as np
 from traincast.costs.host.profile import BETWEEN, HostProfile
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
-from traincast.costs.kernels.embedding.lowering.tbe import tbe_preparation
+from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_preparation
 from traincast.costs.kernels.embedding.tables import Tables
 from traincast.costs.kernels.streaming.lowering.index import RADIX_BITS, SINGLE_TILE
 from traincast.hardware.device import Device
@@ -28,38 +28,38 @@ class Preparation:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._curves: dict[tuple[int, bool], FloatArray] = {}
-        self._more = [_more_launches(weighted) for weighted in (False, True)]
+        self._more = [_count_more_launches(weighted) for weighted in (False, True)]
 
     def seconds(self, lookups: FloatArray, rows: FloatArray, *, weighted: bool) -> FloatArray:
         """Seconds for tables with this many lookups and rows: a pass over the lookups for each byte of a row number."""
-        passes = _passes(rows)
+        passes = _count_passes(rows)
         seconds = np.zeros(lookups.shape)
         for count in np.unique(passes).tolist():
             alike = passes == count
-            seconds[alike] = np.interp(lookups[alike], _GRID, self._curve(count, weighted))
+            seconds[alike] = np.interp(lookups[alike], _GRID, self._get_curve(count, weighted))
         return np.where(lookups > 0.5, seconds, 0.0)
 
     def host_seconds(
         self, lookups: FloatArray, rows: FloatArray, host: HostProfile, scope: str, *, weighted: bool
     ) -> FloatArray:
         """Seconds that the host takes for these launches under an op of this name, beyond those of few lookups."""
-        kernels, memsets = self._more[weighted][:, np.minimum(_passes(rows), _MOST_PASSES)]
+        kernels, memsets = self._more[weighted][:, np.minimum(_count_passes(rows), _MOST_PASSES)]
         between = float(host.scope_seconds([scope])[0, BETWEEN])
         seconds = kernels * (between + host.t4["launch"]) + memsets * (between + host.t4["memset"])
         return np.where(lookups > SINGLE_TILE, seconds, 0.0)
 
-    def _curve(self, passes: int, weighted: bool) -> FloatArray:
+    def _get_curve(self, passes: int, weighted: bool) -> FloatArray:
         if (passes, weighted) not in self._curves:
-            self._curves[passes, weighted] = _tabulated(passes, weighted, self.device)
+            self._curves[passes, weighted] = _tabulate_seconds(passes, weighted, self.device)
         return self._curves[passes, weighted]
 
 
-def _passes(rows: FloatArray) -> IntArray:
+def _count_passes(rows: FloatArray) -> IntArray:
     bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1.0
     return np.ceil(bits / RADIX_BITS).astype(np.int64)
 
 
-def _tables(lookups: float, passes: int, weighted: bool) -> Tables:
+def _make_sort_tables(lookups: float, passes: int, weighted: bool) -> Tables:
     load = [0.0] * len(FIELDS)
     load[_LOOKUPS] = lookups
     return Tables(
@@ -68,25 +68,29 @@ def _tables(lookups: float, passes: int, weighted: bool) -> Tables:
     )  # fmt: skip
 
 
-def _launches(lookups: float, passes: int, weighted: bool) -> IntArray:
+def _count_launches(lookups: float, passes: int, weighted: bool) -> IntArray:
     """How many kernels and how many memsets are launched."""
-    items = [item for item in tbe_preparation(_tables(lookups, passes, weighted)) if isinstance(item, KernelCall)]
+    items = [
+        item
+        for item in lower_tbe_preparation(_make_sort_tables(lookups, passes, weighted))
+        if isinstance(item, KernelCall)
+    ]
     memsets = sum(item.kind == "memset" for item in items)
     return np.array([len(items) - memsets, memsets])
 
 
 @cache
-def _more_launches(weighted: bool) -> FloatArray:
+def _count_more_launches(weighted: bool) -> FloatArray:
     """Kernels and memsets that a sort of this many passes launches beyond one of a single tile: [2, passes]."""
-    counts = [_launches(SINGLE_TILE + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
-    return np.array(counts, dtype=np.float64).T - _launches(1.0, 1, weighted)[:, None]
+    counts = [_count_launches(SINGLE_TILE + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
+    return np.array(counts, dtype=np.float64).T - _count_launches(1.0, 1, weighted)[:, None]
 
 
-def _tabulated(passes: int, weighted: bool, device: Device) -> FloatArray:
+def _tabulate_seconds(passes: int, weighted: bool, device: Device) -> FloatArray:
     """Seconds at each number of lookups of the grid."""
     families: dict[str, list[tuple[int, KernelCall]]] = defaultdict(list)
     for point, lookups in enumerate(_GRID.tolist()):
-        for item in tbe_preparation(_tables(lookups, passes, weighted)):
+        for item in lower_tbe_preparation(_make_sort_tables(lookups, passes, weighted)):
             if isinstance(item, KernelCall):
                 families[item.family.name].append((point, item))
     total = np.zeros(len(_GRID))

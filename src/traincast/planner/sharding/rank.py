@@ -12,7 +12,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.cost import price
+from traincast.costs.kernels.cost import price_in_step
 from traincast.costs.kernels.lowered import LoweredProgram, lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.program import Program
@@ -20,7 +20,7 @@ from traincast.ir.workload import DEFAULT_FRAMEWORK
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout
 from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
-from traincast.models.sharded_dlrm.step import rank_program
+from traincast.models.sharded_dlrm.step import build_sharded_rank_program
 from traincast.planner.sharding.layouts import RANK, list_held_batches
 from traincast.planner.sharding.lookups import TableGroup
 from traincast.planner.sharding.max_plus import Skip
@@ -64,18 +64,18 @@ class RankProgram:
     @staticmethod
     def of(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> RankProgram:
         """The program of the compiled rank under a layout."""
-        marked = rank_program(layout, RANK, task.dense, task.tables)
+        marked = build_sharded_rank_program(layout, RANK, task.dense, task.tables)
         program = marked.program
         major, minor = DEFAULT_FRAMEWORK.split(".")
         lowered = lower_program(program, LoweringContext(framework_version=(int(major), int(minor)), tf32=False))
         schedule = build_schedule(program, lowered)
         launches = schedule.code == Code.LAUNCH
         seconds = np.zeros(len(schedule.code))
-        seconds[launches] = price(lowered, task.device).seconds[schedule.call[launches]]
+        seconds[launches] = price_in_step(lowered, task.device).seconds[schedule.call[launches]]
         used: dict[ShardingKind, list[int]] = {}
         for number in list_held_batches(layout, groups):
             used.setdefault(groups[number].kind, []).append(number)
-        slots, around = _slots(_launches(schedule, lowered, marked.marks, used))
+        slots, around = _make_slots(_list_open_launches(schedule, lowered, marked.marks, used))
         signatures = program.columns.op_signature
         sizes = {
             slot: read_collective(program.signatures[signatures[schedule.op[at]]], "fp32").bytes
@@ -85,7 +85,7 @@ class RankProgram:
         cached = frozenset(number for numbers in used.values() for number in numbers if groups[number].kernel.cached)
         return RankProgram(program, schedule, seconds, marked.marks, slots, around, sizes, used, cached)
 
-    def host_work(self) -> tuple[dict[int, Slot], dict[Slot, int]]:
+    def list_host_work(self) -> tuple[dict[int, Slot], dict[Slot, int]]:
         """Before which instructions the host may have more to do; and the scope that each sender has one of."""
         senders = {
             Slot(Part.VIEWS, mark.kind): scope
@@ -104,7 +104,7 @@ class RankProgram:
             late[int(np.searchsorted(self.schedule.scope, scope, side="right")) - 1] = slot
         return late, senders
 
-    def skips(self, empty: float) -> list[Skip]:
+    def list_skips(self, empty: float) -> list[Skip]:
         """What ranks without tables of some group or kind do not run: scopes of equal needs side by side, together. In
         place of their lookups such a rank runs `EMPTY`, which takes `empty` seconds."""
         begin = np.searchsorted(self.schedule.scope, np.arange(len(self.marks) + 1)).tolist()
@@ -132,7 +132,7 @@ class RankProgram:
         return Slot(Part.HELD, mark.kind, -1, least)
 
 
-def _launches(
+def _list_open_launches(
     schedule: Schedule, lowered: LoweredProgram, marks: Sequence[Mark | None], groups: dict[ShardingKind, list[int]]
 ) -> Iterator[tuple[int, Slot, bool]]:
     """The launches that a plan decides: where, what they belong to, and whether they are the open one of that."""
@@ -154,7 +154,7 @@ def _launches(
         seen.add(slot)
 
 
-def _slots(launches: Iterable[tuple[int, Slot, bool]]) -> tuple[dict[int, Slot], dict[Slot, list[int]]]:
+def _make_slots(launches: Iterable[tuple[int, Slot, bool]]) -> tuple[dict[int, Slot], dict[Slot, list[int]]]:
     """The open launches, and the small kernels that go with each."""
     slots: dict[int, Slot] = {}
     around: dict[Slot, list[int]] = {}

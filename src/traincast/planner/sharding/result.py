@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.models.placement.memory import TERMS
-from traincast.models.placement.plan_file import plan_to_json
+from traincast.models.placement.plan_file import convert_plan_to_json
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.settings import predict_command
+from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values
 
@@ -38,8 +38,8 @@ class ShardingResult(Result):
         """The command that predicts a plan; None where the tables are not a source of `predict`."""
         if self.scenario is None or str(self.scenario.workload).endswith(".json"):
             return None
-        text = json.dumps(plan_to_json(plan.plan), separators=(",", ":"))
-        return predict_command(self.scenario.replace(plan=text))
+        text = json.dumps(convert_plan_to_json(plan.plan), separators=(",", ":"))
+        return format_predict_command(self.scenario.replace(plan=text))
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data; keys are stable and say their units."""
@@ -54,10 +54,10 @@ class ShardingResult(Result):
             "part": "step" if self.is_whole_step else "embedding",
             "iteration_ms": 1e3 * best.seconds,
             "command": self.command(best),
-            "plan": plan_to_json(best.plan),
-            "ranks": [_rank(best, rank) for rank in range(best.plan.world_size)],
+            "plan": convert_plan_to_json(best.plan),
+            "ranks": [_describe_rank(best, rank) for rank in range(best.plan.world_size)],
             "compared": [
-                {**_compared(plan, best), "command": self.command(plan), "prediction": plan.prediction.to_dict()}
+                {**_describe_plan(plan, best), "command": self.command(plan), "prediction": plan.prediction.to_dict()}
                 for plan in self.plans
             ],
             "plans_scored": self.scored,
@@ -109,7 +109,7 @@ class ShardingResult(Result):
         }  # fmt: skip
 
 
-def _rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
+def _describe_rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
     needs = zip(TERMS, best.memory.bytes[rank], strict=True)
     return {
         "rank": rank,
@@ -119,7 +119,7 @@ def _rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
     }
 
 
-def _compared(plan: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
+def _describe_plan(plan: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "iteration_ms": 1e3 * plan.seconds,
@@ -128,5 +128,5 @@ def _compared(plan: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
         "missing_gb": plan.memory.missing / 1e9,
         "most_memory_gb": float(plan.memory.device.max()) / 1e9,
         "kinds": plan.kinds,
-        "why": plan.why_slower(best),
+        "why": plan.explain_slower(best),
     }

@@ -61,7 +61,7 @@ class ScoredPlan:
             "idle_ms": 1e3 * result.device_idle,
         }
 
-    def why_slower(self, best: ScoredPlan) -> str:
+    def explain_slower(self, best: ScoredPlan) -> str:
         """What makes the plan slower than the best one: a term of a rank, or a device that waits for its host."""
         if not self.memory.fits:
             rank, where = self.memory.fullest
@@ -75,16 +75,16 @@ class ScoredPlan:
         what = max(more, key=lambda name: more[name])
         if more[what] <= _WORTH_SAYING * best.seconds:
             return ""
-        return self._why_idle(best, more[what]) if what == "idle" else self._why_busy(best, what, more[what])
+        return self._explain_idle(best, more[what]) if what == "idle" else self._explain_busy(best, what, more[what])
 
-    def _why_idle(self, best: ScoredPlan, seconds: float) -> str:
+    def _explain_idle(self, best: ScoredPlan, seconds: float) -> str:
         longer = f"devices wait for their hosts {format_milliseconds(seconds)} ms longer"
         kinds, fewer = len(self.kinds), len(best.kinds)
         if kinds > fewer:
             return f"{longer}: {kinds} kinds of sharding instead of {fewer}, each with its own launches and collectives"
         return f"{longer}: more launches and collectives"
 
-    def _why_busy(self, best: ScoredPlan, what: str, seconds: float) -> str:
+    def _explain_busy(self, best: ScoredPlan, what: str, seconds: float) -> str:
         """The term of `what` ("kernels" or "exchanges") that takes most more than in the best plan."""
         excess = {
             term: float(spent.max()) - float(best.terms[term].max() if term in best.terms else 0.0)

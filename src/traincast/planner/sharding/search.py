@@ -9,13 +9,13 @@ from time import monotonic
 from traincast.models.placement.greedy import make_greedy_plans
 from traincast.models.placement.plan import Plan, check_plan, simplify_plan
 from traincast.planner.sharding.assignment import Assignment
-from traincast.planner.sharding.descent import Effort, local_search, used_groups
-from traincast.planner.sharding.host_memory import why_in_host_memory
+from traincast.planner.sharding.descent import Effort, list_used_groups, search_locally
+from traincast.planner.sharding.host_memory import explain_host_memory
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.simulations import Simulations, score_plan
 from traincast.planner.sharding.task import Task
-from traincast.planner.sharding.thorough import thorough_search
+from traincast.planner.sharding.thorough import search_thoroughly
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.where import SEARCH, Workers
 
@@ -35,13 +35,13 @@ def rank_plans(
 ) -> ShardingResult:  # fmt: skip
     """Given plans under the full walk, best first; a plan for other tables or ranks is rejected by name."""
     began = monotonic()
-    checked = _checked(task, plans)
+    checked = _check_plans(task, plans)
     scored, _ = Simulations(task, list(checked.values())).walked(checked, workers, progress)
-    ordered = tuple(sorted(scored, key=_order))
+    ordered = tuple(sorted(scored, key=_get_order_key))
     return ShardingResult(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
 
-def _checked(task: Task, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+def _check_plans(task: Task, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     checked = {}
     for name, plan in plans.items():
         try:
@@ -67,7 +67,7 @@ def search(
     """
     began = monotonic()
     others = make_greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
-    others |= _checked(task, rivals or {})
+    others |= _check_plans(task, rivals or {})
     simulations = Simulations(task, list(others.values()))
     compared, took = simulations.walked(others, workers, lambda part: progress(0.1 * part))
     one_walk = max(took[1:] or took)  # the first walk also counts what tables ask for, once for all
@@ -77,29 +77,29 @@ def search(
     kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
     effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + (1.0 - _SPARE) * time_limit - kept)
     rest = [cost.assignment(plan) for plan in others.values()]
-    look = thorough_search if few else local_search
+    look = search_thoroughly if few else search_locally
     optima = look(cost, effort, lambda part: progress(0.1 + 0.8 * part), rest)
-    chosen = optima[:_MORE_FINALISTS] if few else _finalists(optima)
+    chosen = optima[:_MORE_FINALISTS] if few else _choose_finalists(optima)
     names = [table.name for table in task.tables]
     plans = {f"{FOUND} {number}": simplify_plan(optimum.plan(names)) for number, optimum in enumerate(chosen)}
     simulated, _ = simulations.walked(plans, workers, lambda part: progress(0.9 + 0.1 * part))
-    best = replace(min([*simulated, *compared], key=_order), name=FOUND)
-    ordered = tuple(sorted([best, *compared], key=_order))
+    best = replace(min([*simulated, *compared], key=_get_order_key), name=FOUND)
+    ordered = tuple(sorted([best, *compared], key=_get_order_key))
     scored = cost.scored
-    notes = why_in_host_memory(task, best, lambda plan: score_plan(task, cost, FOUND, plan))
+    notes = explain_host_memory(task, best, lambda plan: score_plan(task, cost, FOUND, plan))
     return ShardingResult(task=task, best=best, plans=ordered, scored=scored, seconds=monotonic() - began, notes=notes)
 
 
-def _order(scored: ScoredPlan) -> tuple[float, float]:
+def _get_order_key(scored: ScoredPlan) -> tuple[float, float]:
     return scored.order
 
 
-def _finalists(optima: list[Assignment]) -> list[Assignment]:
+def _choose_finalists(optima: list[Assignment]) -> list[Assignment]:
     """The best few, and the best of other sets of groups that come near: there the fast cost may err otherwise."""
     chosen = optima[:_FINALISTS]
-    seen = {used_groups(optimum).tobytes() for optimum in chosen}
+    seen = {list_used_groups(optimum).tobytes() for optimum in chosen}
     for optimum in optima[_FINALISTS:]:
-        used = used_groups(optimum).tobytes()
+        used = list_used_groups(optimum).tobytes()
         near = optimum.score <= _NEAR * optima[0].score
         if used not in seen and near and len(chosen) < _FINALISTS + _OTHERS:
             seen.add(used)

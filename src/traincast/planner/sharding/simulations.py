@@ -92,14 +92,14 @@ class Simulations:
             progress(len(found) / len(tasks))
 
         scored = self.cost.scored
-        workers.run_tasks(Job(prepare=_same, given=self, work=_simulate_plan), tasks, heard)
+        workers.run_tasks(Job(prepare=_keep_simulations, given=self, work=_simulate_plan), tasks, heard)
         self.cost.scored = scored + len(tasks)  # some were counted elsewhere
         simulated = {plan: found[number][0] for number, (_, plan) in enumerate(tasks)}
         took = [found[number][1] for number in range(len(tasks))]
         return [replace(simulated[plan], name=name) for name, plan in plans.items()], took
 
 
-def _same(simulations: Simulations) -> Simulations:
+def _keep_simulations(simulations: Simulations) -> Simulations:
     return simulations
 
 

@@ -23,33 +23,35 @@ _SPLIT_KINDS = (
 )  # in which heavy tables are split, the first that does
 
 
-def starts(choices: Choices, weights: Weights) -> Iterator[tuple[IntArray, IntArray]]:
+def list_starts(choices: Choices, weights: Weights) -> Iterator[tuple[IntArray, IntArray]]:
     """Options and places of every start, the plainest first: all tables alike, then by what they weigh."""
     seen = set()
     for group in range(choices.groups):
         for split in SPLITS:
-            rows = [row_of_group(choices, weights, table, group, split) for table in range(len(choices.rows))]
+            rows = [find_option_in_group(choices, weights, table, group, split) for table in range(len(choices.rows))]
             option = np.array(rows, dtype=np.int64)
             if -1 not in rows and option.tobytes() not in seen:
                 seen.add(option.tobytes())
-                yield option, spread(choices, weights, option)
+                yield option, place_shards(choices, weights, option)
     for copy in COPIES:
         for split in SPLITS:
             for kinds in _SPLIT_KINDS:
-                option = _spilled(choices, weights, _chosen(choices, weights, split, copy, kinds))
+                option = _move_to_host_memory(choices, weights, _choose_options(choices, weights, split, copy, kinds))
                 if option.tobytes() not in seen:
                     seen.add(option.tobytes())
-                    yield option, spread(choices, weights, option)
+                    yield option, place_shards(choices, weights, option)
 
 
-def row_of_group(choices: Choices, weights: Weights, table: int, group: int, split: float) -> int:
+def find_option_in_group(choices: Choices, weights: Weights, table: int, group: int, split: float) -> int:
     """The option of a table in a group: the first whose shards are light enough, else the lightest; -1 for none."""
     rows = [row for row in choices.rows[table] if choices.group[row] == group]
     light = [row for row in rows if weights.seconds[row] <= split * weights.average]
     return light[0] if light else min(rows, key=lambda row: float(weights.seconds[row]), default=-1)
 
 
-def _chosen(choices: Choices, weights: Weights, split: float, copy: float, kinds: tuple[ShardingKind, ...]) -> IntArray:
+def _choose_options(
+    choices: Choices, weights: Weights, split: float, copy: float, kinds: tuple[ShardingKind, ...]
+) -> IntArray:
     """For every table the first option light enough: whole, else split in the least number of shards."""
     whole = np.array([rows[0] for rows in choices.rows])
     average = weights.average
@@ -71,7 +73,7 @@ def _chosen(choices: Choices, weights: Weights, split: float, copy: float, kinds
     return chosen
 
 
-def _spilled(choices: Choices, weights: Weights, option: IntArray) -> IntArray:
+def _move_to_host_memory(choices: Choices, weights: Weights, option: IntArray) -> IntArray:
     """The options with tables moved to host memory, those that lose least per byte first, until the rest should fit."""
     option = option.copy()
     shards = choices.shards
@@ -96,7 +98,7 @@ def _spilled(choices: Choices, weights: Weights, option: IntArray) -> IntArray:
     return option
 
 
-def spread(
+def place_shards(
     choices: Choices, weights: Weights, option: IntArray, *, fixed: tuple[IntArray, IntArray] | None = None
 ) -> IntArray:
     """Places for these options: the heaviest shard first, each on the least loaded rank that has room for it.

@@ -16,13 +16,19 @@ from traincast.costs.host.profile import ALONE, HostProfile
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES
 from traincast.models.sharded_dlrm.layout import Batch, Layout, Section
 from traincast.models.sharded_dlrm.marks import ScopeRole
-from traincast.planner.sharding.layouts import Heaviest, list_held_batches, plain, scaled, typical
+from traincast.planner.sharding.layouts import (
+    Heaviest,
+    list_held_batches,
+    make_least_layout,
+    make_typical_layout,
+    scale_layout,
+)
 from traincast.planner.sharding.lookups import TableGroup
 from traincast.planner.sharding.max_plus import SimulationCode, compile_simulation
 from traincast.planner.sharding.rank import EMPTY, RankProgram
 from traincast.planner.sharding.slots import SMALL, Part, Slot
 from traincast.planner.sharding.task import Task
-from traincast.simulator.prediction.step import host_seconds
+from traincast.simulator.prediction.step import list_host_seconds
 from traincast.utils.arrays import FloatArray
 
 LOADS = (0.0, 1 / 1024, 1 / 32, 1 / 8, 1 / 2, 2.0)
@@ -40,7 +46,7 @@ class Around:
     lookups: FloatArray
     rows: FloatArray
 
-    def beyond(self, load: FloatArray) -> FloatArray:
+    def interpolate_beyond(self, load: FloatArray) -> FloatArray:
         """Seconds at other loads, beyond the least."""
         steep = (self.seconds[-1] - self.seconds[-2]) / max(self.load[-1] - self.load[-2], 1e-30)
         outside = np.maximum(load - self.load[-1], 0.0) * steep
@@ -50,7 +56,7 @@ class Around:
 Surroundings = dict[Slot, Around]
 
 
-def load_of(
+def compute_load(
     role: ScopeRole | Part, group: TableGroup, samples: int, *, tables: Any, lookups: Any, elements: Any
 ) -> Any:
     """What the small kernels around a lookup or update grow with: bytes of lookups and their lengths; the sort of an
@@ -76,69 +82,77 @@ class Structure:
     per_sender: dict[Slot, float]
 
 
-def surroundings(
+def time_surroundings(
     task: Task, layout: Layout, groups: Sequence[TableGroup], heaviest: Sequence[Heaviest]
 ) -> Surroundings:
     """The small kernels of the groups of a layout, at `LOADS` times what `heaviest` says."""
-    alone, one = replace(task, dense=None), typical(layout, _columns(task))
-    layouts = [scaled(one, load, groups, heaviest) for load in LOADS]
+    alone, one = replace(task, dense=None), make_typical_layout(layout, _count_columns(task))
+    layouts = [scale_layout(one, load, groups, heaviest) for load in LOADS]
     ranks = [RankProgram.of(alone, layout, groups) for layout in layouts]
     batches = [list_held_batches(layout, groups) for layout in layouts]
     return {
         slot: Around(
-            np.array([_load(slot, *loaded, groups) for loaded in zip(layouts, batches, strict=True)]),
+            np.array([_compute_slot_load(slot, *loaded, groups) for loaded in zip(layouts, batches, strict=True)]),
             np.array([rank.seconds[rank.around[slot]].sum() for rank in ranks]),
-            np.array([float(sum(batch.lookups for batch in _of(slot, some, groups).values())) for some in batches]),
-            np.array([float(sum(batch.rows for batch in _of(slot, some, groups).values())) for some in batches]),
+            np.array(
+                [
+                    float(sum(batch.lookups for batch in _select_batches(slot, some, groups).values()))
+                    for some in batches
+                ]
+            ),
+            np.array(
+                [float(sum(batch.rows for batch in _select_batches(slot, some, groups).values())) for some in batches]
+            ),
         )
         for slot in ranks[0].around
     }
 
 
-def _columns(task: Task) -> int:
+def _count_columns(task: Task) -> int:
     return sum(table.dim for table in task.tables)
 
 
-def _of(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> dict[int, Batch]:
+def _select_batches(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> dict[int, Batch]:
     """The batches that an open kernel belongs to: those of its group, or of its kind of sharding."""
     if slot.group >= 0:
         return {slot.group: batches[slot.group]}
     return {group: batch for group, batch in batches.items() if groups[group].kind is slot.kind}
 
 
-def _load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> float:
+def _compute_slot_load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> float:
     """The load of the compiled rank for one open kernel."""
     size, world = layout.batch_size, layout.world_size
     if slot.role is ScopeRole.ORDER:
         return sum(
-            INDEX_BYTES * _local(section) + LENGTH_BYTES * size * section.features for section in layout.sections
+            INDEX_BYTES * _count_local_lookups(section) + LENGTH_BYTES * size * section.features
+            for section in layout.sections
         )
-    served = _of(slot, batches, groups)
+    served = _select_batches(slot, batches, groups)
     if slot.role is ScopeRole.BUCKET:
         section = next(section for section in layout.sections if section.kind is slot.kind)
-        return INDEX_BYTES * _local(section) + LENGTH_BYTES * size * float(sum(section.tables))
+        return INDEX_BYTES * _count_local_lookups(section) + LENGTH_BYTES * size * float(sum(section.tables))
     if slot.role in (ScopeRole.JOIN, ScopeRole.BESIDE) and slot.kind is not None:
         samples = size if slot.role is ScopeRole.JOIN else slot.kind.count_samples(size, world)
         return samples * float(sum(batch.columns for batch in served.values()))
     total = 0.0
     for group, batch in served.items():
         samples = groups[group].kind.count_samples(size, world)
-        total += load_of(
+        total += compute_load(
             slot.role, groups[group], samples, tables=batch.tables, lookups=batch.lookups, elements=batch.elements
         )
     return total
 
 
-def _local(section: Section) -> float:
+def _count_local_lookups(section: Section) -> float:
     """Lookups of one rank's samples in all tables of a kind."""
     if section.kind.copied:
         return float(section.lookups[0])
     return sum(section.lookups) / len(section.ranks)
 
 
-def compiled_rank(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> RankProgram:
+def compile_rank(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> RankProgram:
     """The program that stands for plans like the one laid out; `groups` are all that plans may use, in order."""
-    return RankProgram.of(task, plain(typical(layout, _columns(task))), groups)
+    return RankProgram.of(task, make_least_layout(make_typical_layout(layout, _count_columns(task))), groups)
 
 
 def build_structure(
@@ -146,10 +160,10 @@ def build_structure(
 ) -> Structure:
     """Compiles the simulation of plans whose ranks run this program; `partial` says that some lack tables of some
     group."""
-    busy = host_seconds(rank.schedule, rank.program, host)
-    work, senders = rank.host_work()
+    busy = list_host_seconds(rank.schedule, rank.program, host)
+    work, senders = rank.list_host_work()
     empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
-    skips = rank.skips(empty) if partial else []
+    skips = rank.list_skips(empty) if partial else []
     seconds = rank.seconds.copy()
     seconds[[at for at, slot in rank.slots.items() if slot.role not in SMALL]] = 0.0
     for slot, launches in rank.around.items():

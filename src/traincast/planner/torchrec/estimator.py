@@ -8,8 +8,14 @@ from typing import Any
 from traincast.models.placement.kinds import ComputeKernel
 from traincast.models.placement.plan import Placement, Plan, check_plan
 from traincast.planner.sharding.task import Task
-from traincast.planner.torchrec.objects import torchrec
-from traincast.planner.torchrec.planner import constraints, planner_topology, quiet, reservation, run_planner
+from traincast.planner.torchrec.objects import import_torchrec
+from traincast.planner.torchrec.planner import (
+    make_constraints,
+    make_reservation,
+    make_topology,
+    run_planner,
+    silence_torchrec,
+)
 from traincast.planner.torchrec.plans import DEFAULT_CACHE_FRACTION, KIND_OF
 from traincast.planner.torchrec.shard_costs import ShardCosts
 from traincast.utils.errors import TraincastError
@@ -19,19 +25,21 @@ _MILLISECONDS = 1e3  # TorchRec's planner counts milliseconds
 
 def plan_with_our_cost(task: Task, *, timeout_seconds: int | None = None, kernels: Sequence[str] | None = None) -> Plan:
     """The plan that TorchRec's planner makes when shards and plans cost what we say they cost."""
-    with quiet():
-        return run_planner(our_planner(task, timeout_seconds=timeout_seconds, kernels=kernels), task)
+    with silence_torchrec():
+        return run_planner(make_planner_with_our_cost(task, timeout_seconds=timeout_seconds, kernels=kernels), task)
 
 
-def our_planner(task: Task, *, timeout_seconds: int | None = None, kernels: Sequence[str] | None = None) -> Any:
+def make_planner_with_our_cost(
+    task: Task, *, timeout_seconds: int | None = None, kernels: Sequence[str] | None = None
+) -> Any:
     """An `EmbeddingShardingPlanner` that searches and chooses by our cost, and keeps to TorchRec's memory estimates.
 
     `timeout_seconds` ends its search with the best plan so far; with `kernels` it tries only these.
     """
-    planner, hardware = torchrec("distributed.planner"), planner_topology(task)
-    wanted = constraints(task.tables, kernels)
+    planner, hardware = import_torchrec("distributed.planner"), make_topology(task)
+    wanted = make_constraints(task.tables, kernels)
     storage = planner.shard_estimators.EmbeddingStorageEstimator(topology=hardware, constraints=wanted)
-    perf, model = perf_plugins(task)
+    perf, model = make_perf_plugins(task)
     return planner.EmbeddingShardingPlanner(
         topology=hardware,
         batch_size=task.batch_size,
@@ -40,17 +48,17 @@ def our_planner(task: Task, *, timeout_seconds: int | None = None, kernels: Sequ
             topology=hardware, batch_size=task.batch_size, constraints=wanted, estimator=[perf, storage]
         ),
         performance_model=model,
-        storage_reservation=reservation(task.limits),
+        storage_reservation=make_reservation(task.limits),
         stats=[],
         debug=False,
         timeout_seconds=timeout_seconds,
     )
 
 
-def perf_plugins(task: Task) -> tuple[Any, Any]:
+def make_perf_plugins(task: Task) -> tuple[Any, Any]:
     """A `ShardEstimator` and a `PerfModel` for TorchRec's planner: the seconds (in its milliseconds) of a shard, and of
     a step under a plan. The task must be for the planner's tables, batch size and number of ranks."""
-    types = torchrec("distributed.planner.types")
+    types = import_torchrec("distributed.planner.types")
     shared = _Shared(task)
 
     class TraincastEstimator(types.ShardEstimator):  # type: ignore[misc,name-defined]

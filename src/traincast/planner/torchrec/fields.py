@@ -9,23 +9,23 @@ from typing import Any
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 
-def plain(name: str) -> str:
+def shorten_name(name: str) -> str:
     """A name for a message: short, on one line."""
     return repr(name[:80])[1:-1]
 
 
-def mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Mapping[str, Any]:
+def check_mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Mapping[str, Any]:
     """A JSON object, with no other keys than those allowed."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TraincastError(f"{where} is {shorten_value(value)}; give an object")
     names = None if allowed is None else tuple(allowed)
     for key in value if names is not None else ():
         if names is not None and key not in names:
-            raise make_unknown_error("field", plain(key), names, f"{where} may have {', '.join(names)}.")
+            raise make_unknown_error("field", shorten_name(key), names, f"{where} may have {', '.join(names)}.")
     return value
 
 
-def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
+def check_sequence(value: Any, where: str, most: int) -> Sequence[Any]:
     """A JSON list of at most `most` items."""
     if not isinstance(value, list | tuple):
         raise TraincastError(f"{where} is {shorten_value(value)}; give a list")
@@ -34,14 +34,14 @@ def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
     return value
 
 
-def text(value: Any, where: str) -> str:
+def check_text(value: Any, where: str) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
         raise TraincastError(f"{where} is {shorten_value(value)}; give a text")
     return value
 
 
-def whole(value: Any, where: str, least: int, most: int) -> int:
+def check_integer(value: Any, where: str, least: int, most: int) -> int:
     """An integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TraincastError(f"{where} is {shorten_value(value)}; give an integer")
@@ -50,7 +50,7 @@ def whole(value: Any, where: str, least: int, most: int) -> int:
     return value
 
 
-def number(value: Any, where: str) -> float:
+def check_number(value: Any, where: str) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TraincastError(f"{where} is {shorten_value(value)}; give a number")
@@ -63,17 +63,17 @@ def number(value: Any, where: str) -> float:
     return result
 
 
-def flag(value: Any, where: str) -> bool:
+def check_flag(value: Any, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
         raise TraincastError(f"{where} is {shorten_value(value)}; give true or false")
     return value
 
 
-def choice(value: Any, where: str, choices: Iterable[str]) -> str:
+def check_choice(value: Any, where: str, choices: Iterable[str]) -> str:
     """One of the choices."""
     names = tuple(choices)
     if not isinstance(value, str) or value not in names:
-        word = plain(value) if isinstance(value, str) else shorten_value(value)
+        word = shorten_name(value) if isinstance(value, str) else shorten_value(value)
         raise make_unknown_error(where, word, names, f"Choose {', '.join(names)}.")
     return value

@@ -19,7 +19,7 @@ _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_ad
 
 
 @cache
-def torchrec(module: str = "") -> Any:
+def import_torchrec(module: str = "") -> Any:
     """A module of TorchRec, imported when first needed."""
     try:
         with warnings.catch_warnings():
@@ -31,7 +31,7 @@ def torchrec(module: str = "") -> Any:
         ) from error
 
 
-def sharding_plan(
+def make_sharding_plan(
     plan: Plan,
     tables: Sequence[Table],
     *,
@@ -40,21 +40,21 @@ def sharding_plan(
     device: str = "cuda",
 ) -> Any:
     """A `torchrec.distributed.types.ShardingPlan`. `modules` says which module owns each table (by name)."""
-    types = torchrec("distributed.types")
+    types = import_torchrec("distributed.types")
     content = plan_to_json(
         plan, tables, gpus_per_node=gpus_per_node, modules=modules or default_modules(tables), device=device
     )
     return types.ShardingPlan(
         {
             path: types.EmbeddingModuleShardingPlan(
-                {name: _parameter(types, parameter) for name, parameter in parameters.items()}
+                {name: _make_parameter(types, parameter) for name, parameter in parameters.items()}
             )
             for path, parameters in content["plan"].items()
         }
     )
 
 
-def sharding_plan_to_json(planned: Any) -> dict[str, Any]:
+def convert_sharding_plan(planned: Any) -> dict[str, Any]:
     """The fields of a `ShardingPlan`, as `plan_from_json` reads them: TorchRec's own form, and the caches."""
     content: dict[str, Any] = planned._serialize()
     for path, parameters in planned.plan.items():
@@ -68,11 +68,11 @@ def sharding_plan_to_json(planned: Any) -> dict[str, Any]:
     return content
 
 
-def embedding_modules(tables: Sequence[Table], *, device: str = "meta", learning_rate: float = 0.01) -> Any:
+def make_embedding_modules(tables: Sequence[Table], *, device: str = "meta", learning_rate: float = 0.01) -> Any:
     """An `nn.ModuleDict` of `EmbeddingBagCollection`s with these tables, their optimizers set to run in backward."""
     import torch
 
-    configs, bags = torchrec("modules.embedding_configs"), torchrec("modules.embedding_modules")
+    configs, bags = import_torchrec("modules.embedding_configs"), import_torchrec("modules.embedding_modules")
     grouped: dict[str, list[Table]] = {}
     for table in check_tables(tables):
         _check_dim(table)
@@ -81,7 +81,7 @@ def embedding_modules(tables: Sequence[Table], *, device: str = "meta", learning
         path: bags.EmbeddingBagCollection(
             device=torch.device(device),
             is_weighted=group[0].weighted,
-            tables=[embedding_bag_config(configs, table) for table in group],
+            tables=[make_bag_config(configs, table) for table in group],
         )
         for path, group in grouped.items()
     }
@@ -91,7 +91,7 @@ def embedding_modules(tables: Sequence[Table], *, device: str = "meta", learning
     return torch.nn.ModuleDict(made)
 
 
-def embedding_bag_config(configs: Any, table: Table) -> Any:
+def make_bag_config(configs: Any, table: Table) -> Any:
     """An `EmbeddingBagConfig` of the module `torchrec.modules.embedding_configs`, which is given."""
     names = {ours: theirs for theirs, ours in DATA_TYPES.items()}
     return configs.EmbeddingBagConfig(
@@ -109,24 +109,24 @@ def describe_module(model: Any, pooling_factors: Mapping[str, float] | None = No
 
     `pooling_factors` says the mean lookups per sample of each table, by name; TorchRec's configs do not know them.
     """
-    bags = torchrec("modules.embedding_modules")
+    bags = import_torchrec("modules.embedding_modules")
     factors = pooling_factors or {}
     modules: dict[str, Any] = {}
     for path, module in model.named_modules():
         if isinstance(module, bags.EmbeddingBagCollection):
             weights = {name: bag.weight for name, bag in module.embedding_bags.items()}
-            entries = [_described(config, weights, factors) for config in module.embedding_bag_configs()]
+            entries = [_describe_config(config, weights, factors) for config in module.embedding_bag_configs()]
             modules[path] = {"is_weighted": module.is_weighted(), "tables": entries}
         elif isinstance(module, bags.EmbeddingCollection):
             weights = {name: embedding.weight for name, embedding in module.embeddings.items()}
-            entries = [_described(config, weights, factors) for config in module.embedding_configs()]
+            entries = [_describe_config(config, weights, factors) for config in module.embedding_configs()]
             modules[path] = {"is_weighted": False, "tables": [{**entry, "pooling": "NONE"} for entry in entries]}
     if not modules:
         raise TraincastError("the model has no EmbeddingBagCollection or EmbeddingCollection; give one that has")
     return {"modules": modules}
 
 
-def _parameter(types: Any, parameter: Mapping[str, Any]) -> Any:
+def _make_parameter(types: Any, parameter: Mapping[str, Any]) -> Any:
     spec = cache_params = None
     if "shards" in parameter:
         spec = types.EnumerableShardingSpec(
@@ -167,13 +167,13 @@ def _fuse_optimizer(weight: Any, table: Table, learning_rate: float) -> None:
     kinds = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
-        "rowwise_adagrad": torchrec("optim").RowWiseAdagrad,
+        "rowwise_adagrad": import_torchrec("optim").RowWiseAdagrad,
         "adam": torch.optim.Adam,
     }
     _apply_optimizer_in_backward(kinds[table.optimizer], [weight], {"lr": learning_rate})
 
 
-def _described(config: Any, weights: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
+def _describe_config(config: Any, weights: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
     entry = {
         name: value.name if hasattr(value, "name") and hasattr(value, "value") else value
         for name, value in asdict(config).items()

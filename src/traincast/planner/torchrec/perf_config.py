@@ -15,7 +15,7 @@ import numpy as np
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import fill_call
+from traincast.costs.kernels.embedding.tables import make_fill_call
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option
@@ -28,14 +28,14 @@ from traincast.planner.sharding.lookups import (
     TABLES,
     LookupKernels,
     TableGroup,
-    shard_terms,
+    compute_shard_terms,
 )
 from traincast.planner.sharding.preparation import Preparation
 from traincast.planner.sharding.task import Task
-from traincast.planner.torchrec.objects import torchrec
-from traincast.planner.torchrec.planner import constraints, planner_topology
+from traincast.planner.torchrec.objects import import_torchrec
+from traincast.planner.torchrec.planner import make_constraints, make_topology
 from traincast.planner.torchrec.plans import DEFAULT_CACHE_FRACTION, KIND_OF
-from traincast.planner.torchrec.shard_costs import output_seconds
+from traincast.planner.torchrec.shard_costs import time_outputs
 from traincast.utils.errors import TraincastError
 
 _MILLISECONDS = 1e3  # TorchRec's planner counts milliseconds
@@ -51,21 +51,21 @@ class ShardTimes(NamedTuple):
     gradients: float
 
 
-def perf_estimator(task: Task) -> Any:
+def make_perf_estimator(task: Task) -> Any:
     """TorchRec's `EmbeddingPerfEstimator` with our configuration, for the tables, ranks and platform of a task."""
-    estimator = _new_estimator()
+    estimator = _make_estimator()
     return estimator.EmbeddingPerfEstimatorFactory.create_with_config(
-        perf_config(task), topology=planner_topology(task), constraints=constraints(task.tables)
+        make_perf_config(task), topology=make_topology(task), constraints=make_constraints(task.tables)
     )
 
 
-def perf_config(task: Task) -> Any:
+def make_perf_config(task: Task) -> Any:
     """A `HardwarePerfConfig` whose annotated functions answer from our fitted kernels and collectives, in TorchRec's
     milliseconds. It knows the tables of the task by name: their skew, pooling and optimizer."""
-    notes = torchrec("distributed.planner.estimator.annotations")
+    notes = import_torchrec("distributed.planner.estimator.annotations")
     times = _Times(task)
 
-    class TraincastPerfConfig(_new_estimator().HardwarePerfConfig):  # type: ignore[misc]
+    class TraincastPerfConfig(_make_estimator().HardwarePerfConfig):  # type: ignore[misc]
         name = f"traincast-{task.device.key}"
 
         @notes.forward_compute  # type: ignore[untyped-decorator]
@@ -95,9 +95,9 @@ def perf_config(task: Task) -> Any:
     return TraincastPerfConfig()
 
 
-def _new_estimator() -> Any:
+def _make_estimator() -> Any:
     try:
-        return torchrec("distributed.planner.estimator")
+        return import_torchrec("distributed.planner.estimator")
     except TraincastError:
         raise TraincastError(
             "this TorchRec has no 'planner.estimator'; install torchrec 1.8 or later, or use `perf_plugins`"
@@ -126,19 +126,21 @@ class _Times:
             )
         kernel = ComputeKernel(shard.compute_kernel)
         cached = (shard.caching_ratio or DEFAULT_CACHE_FRACTION) if kernel.cached else 0.0
-        return self._times(self._number[name], KIND_OF[kind], kernel, cached, shard.emb_dim)
+        return self._compute_times(self._number[name], KIND_OF[kind], kernel, cached, shard.emb_dim)
 
     @lru_cache(maxsize=65536)  # noqa: B019  (lives as long as its configuration)
-    def _times(self, number: int, kind: ShardingKind, kernel: ComputeKernel, cached: float, columns: int) -> ShardTimes:
+    def _compute_times(
+        self, number: int, kind: ShardingKind, kernel: ComputeKernel, cached: float, columns: int
+    ) -> ShardTimes:
         task, table = self.task, self.task.tables[number]
         slices = max(1, table.dim // columns) if kind is ShardingKind.COLUMN_WISE else int(not kind.everywhere)
         option = Option(kind, slices, kernel, cached)
-        terms = shard_terms(table, option, task.gpus, task.gpus_per_node, task.batch_size)
+        terms = compute_shard_terms(table, option, task.gpus, task.gpus_per_node, task.batch_size)
         group = TableGroup.of(table, option)
         kernels = LookupKernels([group], task.device, batch_size=task.batch_size, world_size=task.gpus)
         forward, backward = (float(seconds[0]) for seconds in kernels.seconds(terms[None], np.zeros(1, dtype=np.int64)))
         if kernel.cached:
-            search = Calls.of(EMBEDDING, [fill_call(terms[LOOKUPS], 0.0)])
+            search = Calls.of(EMBEDDING, [make_fill_call(terms[LOOKUPS], 0.0)])
             forward += float(price_calls(search, task.device)[0].seconds[0])
         sort = Preparation(task.device).seconds(terms[None, LOOKUPS], terms[None, ROWS], weighted=table.weighted)
         if kind.copied:
@@ -148,5 +150,5 @@ class _Times:
         arriving = LENGTH_BYTES * samples * terms[TABLES], (INDEX_BYTES + 4 * table.weighted) * terms[LOOKUPS]
         inputs = self._exchanges[0].seconds("all_to_all", np.array(arriving))
         pooled = np.array([POOLED_BYTES * samples * terms[COLUMNS]])
-        ((outputs, gradients),) = output_seconds(kind, pooled, self._exchanges, task.gpus_per_node).tolist()
+        ((outputs, gradients),) = time_outputs(kind, pooled, self._exchanges, task.gpus_per_node).tolist()
         return ShardTimes(forward, backward + float(sort[0]), float(inputs.sum()), outputs, gradients)

@@ -15,24 +15,24 @@ from traincast.models.embeddings.table import Table
 from traincast.models.placement.memory import MemoryLimits
 from traincast.models.placement.plan import Plan
 from traincast.planner.sharding.task import Task
-from traincast.planner.torchrec.objects import embedding_modules, sharding_plan_to_json, torchrec
+from traincast.planner.torchrec.objects import convert_sharding_plan, import_torchrec, make_embedding_modules
 from traincast.planner.torchrec.plans import KIND_OF, plan_from_json
 from traincast.utils.errors import TraincastError
 
 _PER_MILLISECOND = 1e-3  # TorchRec's rates are bytes per millisecond
 
 
-def torchrec_plan(task: Task, *, timeout_seconds: int | None = None, kernels: Sequence[str] | None = None) -> Plan:
+def plan_with_torchrec(task: Task, *, timeout_seconds: int | None = None, kernels: Sequence[str] | None = None) -> Plan:
     """The plan that TorchRec's planner makes; `timeout_seconds` ends its search with the best plan so far.
 
     With `kernels` it tries only these (with "fused" alone it is two to three times as fast, and copies no table).
     """
-    with quiet():
-        planner = torchrec("distributed.planner").EmbeddingShardingPlanner(
-            topology=planner_topology(task),
+    with silence_torchrec():
+        planner = import_torchrec("distributed.planner").EmbeddingShardingPlanner(
+            topology=make_topology(task),
             batch_size=task.batch_size,
-            constraints=constraints(task.tables, kernels),
-            storage_reservation=reservation(task.limits),
+            constraints=make_constraints(task.tables, kernels),
+            storage_reservation=make_reservation(task.limits),
             stats=[],
             debug=False,
             timeout_seconds=timeout_seconds,
@@ -42,20 +42,20 @@ def torchrec_plan(task: Task, *, timeout_seconds: int | None = None, kernels: Se
 
 def run_planner(planner: Any, task: Task) -> Plan:
     """What an `EmbeddingShardingPlanner` plans for the tables of a task."""
-    errors = torchrec("distributed.planner.types").PlannerError
-    sharders = [torchrec("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
+    errors = import_torchrec("distributed.planner.types").PlannerError
+    sharders = [import_torchrec("distributed.embeddingbag").EmbeddingBagCollectionSharder()]
     try:
-        planned = planner.plan(embedding_modules(task.tables), sharders)
+        planned = planner.plan(make_embedding_modules(task.tables), sharders)
     except errors as error:
         reason = " ".join(str(error).split())[:300]
         raise TraincastError(f"TorchRec's planner found no plan for {task.gpus} GPUs: {reason}") from error
-    content = sharding_plan_to_json(planned)
+    content = convert_sharding_plan(planned)
     return plan_from_json(content, task.tables, world_size=task.gpus, gpus_per_node=task.gpus_per_node)
 
 
-def planner_topology(task: Task) -> Any:
+def make_topology(task: Task) -> Any:
     """TorchRec's `Topology` for a task: data-sheet bandwidths, in one direction, for each GPU."""
-    types = torchrec("distributed.planner.types")
+    types = import_torchrec("distributed.planner.types")
     topology, gpus, local = task.topology, task.gpus, task.gpus_per_node
     intra = topology.get_all_to_all_bandwidth(local) if local > 1 else topology.link_bandwidth
     return types.TopologyFactory.create_topology(
@@ -72,9 +72,9 @@ def planner_topology(task: Task) -> Any:
     )
 
 
-def constraints(tables: Sequence[Table], kernels: Sequence[str] | None = None) -> dict[str, Any]:
+def make_constraints(tables: Sequence[Table], kernels: Sequence[str] | None = None) -> dict[str, Any]:
     """What TorchRec's planner wants to know of each table beyond its config; `kernels` limits what it tries."""
-    types = torchrec("distributed.planner.types")
+    types = import_torchrec("distributed.planner.types")
     kinds = None
     if kernels is not None:
         kinds = [kind for kind in KIND_OF if not KIND_OF[kind].copied or "dense" in kernels]
@@ -89,18 +89,20 @@ def constraints(tables: Sequence[Table], kernels: Sequence[str] | None = None) -
     }
 
 
-def reservation(limits: MemoryLimits) -> Any:
+def make_reservation(limits: MemoryLimits) -> Any:
     """Memory that the planner leaves free: our headroom and the dense part of the model."""
     share = limits.headroom + limits.dense / limits.device
     if share >= 1.0:
         raise TraincastError(f"the dense part needs {limits.dense / 1e9:,.1f} GB and leaves no memory for tables")
-    return torchrec("distributed.planner.storage_reservations").FixedPercentageStorageReservation(percentage=share)
+    return import_torchrec("distributed.planner.storage_reservations").FixedPercentageStorageReservation(
+        percentage=share
+    )
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_torchrec() -> Iterator[None]:
     """Keeps TorchRec's progress notes out of the result."""
-    torchrec("distributed.planner.planners")
+    import_torchrec("distributed.planner.planners")
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -16,7 +16,15 @@ from typing import Any
 from traincast.models.embeddings.table import MAX_DIM, MAX_ROWS, Table
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.plan import Placement, Plan, Shard, check_placement, check_plan
-from traincast.planner.torchrec.fields import choice, mapping, number, plain, sequence, text, whole
+from traincast.planner.torchrec.fields import (
+    check_choice,
+    check_integer,
+    check_mapping,
+    check_number,
+    check_sequence,
+    check_text,
+    shorten_name,
+)
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 
@@ -51,17 +59,17 @@ def load_plan(path: Path, tables: Sequence[Table], *, world_size: int, gpus_per_
 
 def plan_from_json(content: Any, tables: Sequence[Table], *, world_size: int, gpus_per_node: int) -> Plan:
     """The plan that parsed JSON describes, its placements in the order of `tables`."""
-    whole(world_size, "world_size", 1, MAX_RANKS)
+    check_integer(world_size, "world_size", 1, MAX_RANKS)
     by_name = {table.name: table for table in tables}
     placements: dict[str, Placement] = {}
-    for module, parameters in _modules(content).items():
-        for name, parameter in mapping(parameters, f"module '{plain(module)}'").items():
-            where = f"table '{plain(name)}'"
+    for module, parameters in _read_modules(content).items():
+        for name, parameter in check_mapping(parameters, f"module '{shorten_name(module)}'").items():
+            where = f"table '{shorten_name(name)}'"
             if name in placements:
                 raise TraincastError(f"{where} is in two modules of the plan; give each table its own name")
             if name not in by_name:
                 raise TraincastError(f"the plan places {where}, which is not one of these; it is for other tables")
-            placements[name] = _placement(parameter, where, by_name[name], world_size, gpus_per_node)
+            placements[name] = _read_placement(parameter, where, by_name[name], world_size, gpus_per_node)
     plan = Plan(tuple(placements), tuple(placements.values()), world_size)
     return check_plan(plan, tables, world_size, gpus_per_node)
 
@@ -78,32 +86,34 @@ def plan_to_json(
     for table, placement, cut in zip(tables, plan.placements, shards, strict=True):
         if table.name not in modules:
             raise TraincastError(f"table '{table.name}' has no module; name the module that owns it")
-        parameter = _parameter(table, placement, cut, gpus_per_node, device)
+        parameter = _write_parameter(table, placement, cut, gpus_per_node, device)
         written.setdefault(modules[table.name], {})[table.name] = parameter
     return {"plan": written}
 
 
-def _modules(content: Any) -> Mapping[str, Any]:
-    outer = mapping(content, "the plan")
+def _read_modules(content: Any) -> Mapping[str, Any]:
+    outer = check_mapping(content, "the plan")
     if set(outer) == {"plan"}:
-        outer = mapping(outer["plan"], "'plan'")
+        outer = check_mapping(outer["plan"], "'plan'")
     if not outer:
         raise TraincastError("the plan has no modules; give a sharding for each table")
     return outer
 
 
-def _placement(entry: Any, where: str, table: Table, world_size: int, gpus_per_node: int) -> Placement:
-    fields = mapping(entry, where, _PARAMETER)
+def _read_placement(entry: Any, where: str, table: Table, world_size: int, gpus_per_node: int) -> Placement:
+    fields = check_mapping(entry, where, _PARAMETER)
     for name in ("sharding_type", "compute_kernel"):
         if name not in fields:
             raise TraincastError(f"{where}: no {name}; give one")
     for name in _UNREAD:
         if fields.get(name) is not None:
             raise TraincastError(f"{where}: {name} {reprlib.repr(fields[name])} cannot be represented; leave it null")
-    kind = KIND_OF[choice(fields["sharding_type"], f"sharding_type of {where}", KIND_OF)]
-    kernel = ComputeKernel(choice(fields["compute_kernel"], f"compute_kernel of {where}", list(ComputeKernel)))
-    listed = _listed_shards(fields, where)
-    placement = Placement(kind, _ranks(fields, where, kind, listed, world_size), kernel, _cached(fields, where, kernel))
+    kind = KIND_OF[check_choice(fields["sharding_type"], f"sharding_type of {where}", KIND_OF)]
+    kernel = ComputeKernel(check_choice(fields["compute_kernel"], f"compute_kernel of {where}", list(ComputeKernel)))
+    listed = _read_shards(fields, where)
+    placement = Placement(
+        kind, _read_ranks(fields, where, kind, listed, world_size), kernel, _read_cache(fields, where, kernel)
+    )
     check_placement(table, placement, world_size, gpus_per_node)
     if listed is not None:
         _check_cut(table, placement, listed, where, world_size)
@@ -112,20 +122,20 @@ def _placement(entry: Any, where: str, table: Table, world_size: int, gpus_per_n
     return placement
 
 
-def _cached(fields: Mapping[str, Any], where: str, kernel: ComputeKernel) -> float:
+def _read_cache(fields: Mapping[str, Any], where: str, kernel: ComputeKernel) -> float:
     load = None
     if fields.get("cache_params") is not None:
-        params = mapping(fields["cache_params"], f"{where}: cache_params")
+        params = check_mapping(fields["cache_params"], f"{where}: cache_params")
         load = params.get("load_factor")
         for name in ("reserved_memory", "precision"):
             if params.get(name) not in (None, 0, 0.0):
                 raise TraincastError(f"{where}: cache_params {name} cannot be represented; leave it null")
     if not kernel.cached:
         return 0.0
-    return DEFAULT_CACHE_FRACTION if load is None else number(load, f"{where}: load_factor")
+    return DEFAULT_CACHE_FRACTION if load is None else check_number(load, f"{where}: load_factor")
 
 
-def _ranks(
+def _read_ranks(
     fields: Mapping[str, Any], where: str, kind: ShardingKind, listed: Sequence[Shard] | None, world_size: int
 ) -> tuple[int, ...]:
     """Ranks by position; TorchRec leaves them out where all are meant."""
@@ -135,39 +145,41 @@ def _ranks(
         if listed is None:
             raise TraincastError(f"{where}: no ranks; give one for each shard")
         return tuple(shard.rank for shard in listed)
-    values = sequence(fields["ranks"], f"{where}: ranks", MAX_RANKS)
-    return tuple(whole(value, f"{where}: ranks", 0, world_size - 1) for value in values)
+    values = check_sequence(fields["ranks"], f"{where}: ranks", MAX_RANKS)
+    return tuple(check_integer(value, f"{where}: ranks", 0, world_size - 1) for value in values)
 
 
-def _listed_shards(fields: Mapping[str, Any], where: str) -> tuple[Shard, ...] | None:
+def _read_shards(fields: Mapping[str, Any], where: str) -> tuple[Shard, ...] | None:
     shards, spec = fields.get("shards"), fields.get("sharding_spec")
     if spec is not None:
         if shards is not None:
             raise TraincastError(f"{where}: both shards and sharding_spec; give one of them")
-        shards = mapping(spec, f"{where}: sharding_spec", ("shards",)).get("shards")
+        shards = check_mapping(spec, f"{where}: sharding_spec", ("shards",)).get("shards")
     if shards is None:
         return None
-    return tuple(_listed(shard, f"{where}: shard") for shard in sequence(shards, f"{where}: shards", MAX_RANKS))
+    return tuple(
+        _read_shard(shard, f"{where}: shard") for shard in check_sequence(shards, f"{where}: shards", MAX_RANKS)
+    )
 
 
-def _listed(entry: Any, where: str) -> Shard:
-    fields = mapping(entry, where, ("shard_sizes", "shard_offsets", "placement"))
+def _read_shard(entry: Any, where: str) -> Shard:
+    fields = check_mapping(entry, where, ("shard_sizes", "shard_offsets", "placement"))
     (top, rows), (left, columns) = (
         (
-            whole(_pair(fields, "shard_offsets", where)[axis], f"{where} offset", 0, most),
-            whole(_pair(fields, "shard_sizes", where)[axis], f"{where} size", 0, most),
+            check_integer(_read_pair(fields, "shard_offsets", where)[axis], f"{where} offset", 0, most),
+            check_integer(_read_pair(fields, "shard_sizes", where)[axis], f"{where} size", 0, most),
         )
         for axis, most in ((0, MAX_ROWS), (1, MAX_DIM))
     )
-    place = text(fields.get("placement"), f"{where} placement")
+    place = check_text(fields.get("placement"), f"{where} placement")
     match = _PLACEMENT.fullmatch(place)
     if match is None:
         raise TraincastError(f"{where} placement is {reprlib.repr(place)}; give it as 'rank:0/cuda:0'")
     return Shard(0, int(match[1]), (top, top + rows), (left, left + columns))
 
 
-def _pair(fields: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
-    pair = sequence(fields.get(name), f"{where} {name}", 2)
+def _read_pair(fields: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
+    pair = check_sequence(fields.get(name), f"{where} {name}", 2)
     if len(pair) != 2:
         raise TraincastError(f"{where} {name} has {len(pair)} numbers; give rows and columns")
     return pair
@@ -188,7 +200,7 @@ def _check_cut(table: Table, placement: Placement, listed: Sequence[Shard], wher
             )
 
 
-def _parameter(
+def _write_parameter(
     table: Table, placement: Placement, shards: Sequence[Shard], gpus_per_node: int, device: str
 ) -> dict[str, Any]:
     parameter: dict[str, Any] = {

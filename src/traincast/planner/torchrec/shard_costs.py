@@ -17,7 +17,7 @@ import numpy as np
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import fill_call
+from traincast.costs.kernels.embedding.tables import make_fill_call
 from traincast.models.embeddings.load import Part, count_fetched_rows
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.models.embeddings.table import ITEM_BYTES
@@ -25,7 +25,7 @@ from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option, find_option
 from traincast.models.placement.plan import Placement, Plan
-from traincast.planner.sharding.choices import ALL, NODE, scope_of
+from traincast.planner.sharding.choices import ALL, NODE, find_scope
 from traincast.planner.sharding.communication import CommunicationCosts, make_task_communication
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.durations import Stage
@@ -54,7 +54,7 @@ class ShardCosts:
         self.task = task
         self._exchanges = make_task_communication(task)
         self._world = self._exchanges[0]
-        self.cost = _cost(task, placements)
+        self.cost = _make_fast_cost(task, placements)
         choices = self.cost.choices
         self._row = {(table, choices.options[row]): row for table, rows in enumerate(choices.rows) for row in rows}
         self._seconds = self._added()
@@ -71,10 +71,10 @@ class ShardCosts:
     def _added(self) -> FloatArray:
         """[rows of the choices, fields of `ShardSeconds`]."""
         choices = self.cost.choices
-        usual = self._even_load()[choices.group]
+        usual = self._compute_even_load()[choices.group]
         added = self._at(usual + choices.terms, choices.group) - self._at(usual, choices.group)
         added = np.maximum(added, 0.0)
-        added[:, 0] += self._fetch_seconds()
+        added[:, 0] += self._time_fetches()
         for (table, option), row in self._row.items():
             device = self._row.get((table, replace(option, kernel=ComputeKernel.FUSED, cache_fraction=0.0)))
             if option.kernel.in_host_memory and device is not None:
@@ -83,7 +83,7 @@ class ShardCosts:
                 added[row] = np.maximum(added[row], added[device])
         return added
 
-    def _fetch_seconds(self) -> FloatArray:
+    def _time_fetches(self) -> FloatArray:
         """Seconds of bringing rows from the host into a cache on the device, for each row of the choices."""
         choices, task = self.cost.choices, self.task
         seconds = np.zeros(len(choices.options))
@@ -95,11 +95,11 @@ class ShardCosts:
                 _, columns = option.shard_shape(table, task.gpus, task.gpus_per_node)
                 part = Part(table, columns, 1.0 / option.kind.count_row_blocks(task.gpus, task.gpus_per_node))
                 rows = count_fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
-                calls.append(fill_call(0.0, rows * columns * ITEM_BYTES[table.dtype]))
+                calls.append(make_fill_call(0.0, rows * columns * ITEM_BYTES[table.dtype]))
             seconds[cached] = price_calls(Calls.of(EMBEDDING, calls), task.device)[0].seconds
         return seconds
 
-    def _even_load(self) -> FloatArray:
+    def _compute_even_load(self) -> FloatArray:
         """Terms of each group on a rank when all its tables are in it, dealt out evenly: [groups, terms]."""
         choices = self.cost.choices
         usual = np.zeros((choices.groups, choices.terms.shape[1]))
@@ -111,7 +111,7 @@ class ShardCosts:
 
     def _share(self, option: Option) -> float:
         """Shards of a table on an average rank."""
-        scope = scope_of(option)
+        scope = find_scope(option)
         return 1.0 if scope == ALL else 1.0 / self.task.nodes if scope == NODE else option.slices / self.task.gpus
 
     def _at(self, sums: FloatArray, group: IntArray) -> FloatArray:
@@ -125,7 +125,7 @@ class ShardCosts:
             alike = ~copied & (weighted == flag)
             sort = Preparation(self.task.device).seconds(sums[alike, LOOKUPS], sums[alike, ROWS], weighted=flag)
             fields[alike, 1] += sort
-        fields[copied, 1] += self._update_seconds(sums[copied], group[copied])
+        fields[copied, 1] += self._time_updates(sums[copied], group[copied])
         fields[copied, 3] = self._world.seconds("all_reduce", POOLED_BYTES * sums[copied, ELEMENTS])
         samples = float(self.task.batch_size * self.task.gpus)
         arriving = LENGTH_BYTES * samples * sums[:, TABLES], (INDEX_BYTES + 4 * weighted) * sums[:, LOOKUPS]
@@ -134,17 +134,17 @@ class ShardCosts:
         pooled = POOLED_BYTES * samples * sums[:, COLUMNS]
         for one in (one for one in ShardingKind if not one.copied):
             alike = kind == one.position
-            fields[alike, 2:] += output_seconds(one, pooled[alike], self._exchanges, self.task.gpus_per_node)
+            fields[alike, 2:] += time_outputs(one, pooled[alike], self._exchanges, self.task.gpus_per_node)
         return fields
 
-    def _update_seconds(self, sums: FloatArray, group: IntArray) -> FloatArray:
+    def _time_updates(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """A copied table's gradient is as large as the table: cleared, read, and all weights and state updated."""
         states = np.array([OPTIMIZER_STATE[self.cost.groups[number].optimizer].per_weight for number in group.tolist()])
         moved = POOLED_BYTES * sums[:, ELEMENTS] * (4.0 + 2.0 * states)
         return np.asarray(moved / self.task.device.dram_bandwidth)
 
 
-def output_seconds(
+def time_outputs(
     kind: ShardingKind,
     pooled: FloatArray,
     exchanges: tuple[CommunicationCosts, CommunicationCosts, CommunicationCosts],
@@ -163,7 +163,7 @@ def output_seconds(
     return np.column_stack([outward, back])
 
 
-def _cost(task: Task, placements: Sequence[Sequence[Placement]]) -> FastCost:
+def _make_fast_cost(task: Task, placements: Sequence[Sequence[Placement]]) -> FastCost:
     """The fast cost of plans made of these placements of each table."""
     names = tuple(table.name for table in task.tables)
     plans = [

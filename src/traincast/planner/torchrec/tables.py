@@ -17,7 +17,16 @@ from typing import Any
 from traincast.models.embeddings.access import Access, Reuse, format_access
 from traincast.models.embeddings.read import MAX_TABLES, make_table
 from traincast.models.embeddings.table import MAX_DIM, MAX_POOLING, MAX_ROWS, Table, check_tables
-from traincast.planner.torchrec.fields import choice, flag, mapping, number, plain, sequence, text, whole
+from traincast.planner.torchrec.fields import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_mapping,
+    check_number,
+    check_sequence,
+    check_text,
+    shorten_name,
+)
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 
@@ -63,15 +72,15 @@ def tables_from_json(content: Any, *, folder: Path = Path()) -> ModuleTables:
     """The tables that parsed JSON describes; files of raw indices are looked for in `folder`."""
     if isinstance(content, list):
         content = {"modules": {DEFAULT_MODULE: {"tables": content}}}
-    modules = mapping(mapping(content, "the description", ("modules",)).get("modules"), "'modules'")
+    modules = check_mapping(check_mapping(content, "the description", ("modules",)).get("modules"), "'modules'")
     tables: list[Table] = []
     paths: list[str] = []
     for path, module in modules.items():
-        fields = mapping(module, f"module '{plain(path)}'", ("is_weighted", "tables"))
-        weighted = flag(fields.get("is_weighted", False), f"module '{plain(path)}': is_weighted")
+        fields = check_mapping(module, f"module '{shorten_name(path)}'", ("is_weighted", "tables"))
+        weighted = check_flag(fields.get("is_weighted", False), f"module '{shorten_name(path)}': is_weighted")
         most = MAX_TABLES - len(tables)
-        for config in sequence(fields.get("tables"), f"module '{plain(path)}': tables", most):
-            tables.append(_table(config, len(tables) + 1, weighted, folder))
+        for config in check_sequence(fields.get("tables"), f"module '{shorten_name(path)}': tables", most):
+            tables.append(_read_table(config, len(tables) + 1, weighted, folder))
             paths.append(path)
     return ModuleTables(check_tables(tables), tuple(paths))
 
@@ -90,7 +99,7 @@ def tables_to_json(tables: Sequence[Table], modules: Mapping[str, str] | None = 
                 f"table '{table.name}' and others of module '{paths[table.name]}' differ in weighted lookups; "
                 "a module has only one kind"
             )
-        module["tables"].append(_config(table))
+        module["tables"].append(_write_config(table))
     return {"modules": written}
 
 
@@ -99,22 +108,24 @@ def default_modules(tables: Sequence[Table]) -> dict[str, str]:
     return {table.name: WEIGHTED_MODULE if table.weighted else DEFAULT_MODULE for table in tables}
 
 
-def _table(entry: Any, position: int, weighted: bool, folder: Path) -> Table:
-    fields = mapping(entry, f"table {position}", _CONFIG)
-    where = f"table '{plain(text(fields.get('name'), f'name of table {position}'))}'"
+def _read_table(entry: Any, position: int, weighted: bool, folder: Path) -> Table:
+    fields = check_mapping(entry, f"table {position}", _CONFIG)
+    where = f"table '{shorten_name(check_text(fields.get('name'), f'name of table {position}'))}'"
     for name in ("num_embeddings", "embedding_dim"):
         if name not in fields:
             raise TraincastError(f"{where}: no {name}; give one")
     for name in _UNREAD:
         if fields.get(name) not in (None, False):
             raise TraincastError(f"{where}: {name} {reprlib.repr(fields[name])} cannot be represented; leave it out")
-    ours = dict(mapping(fields.get("traincast", {}), f"{where}: traincast", _OURS))
-    _pooling(fields, ours, where)
+    ours = dict(check_mapping(fields.get("traincast", {}), f"{where}: traincast", _OURS))
+    _read_pooling(fields, ours, where)
     entry = {
         "name": fields["name"],
-        "rows": whole(fields["num_embeddings"], f"{where}: num_embeddings", 1, MAX_ROWS),
-        "dim": whole(fields["embedding_dim"], f"{where}: embedding_dim", 1, MAX_DIM),
-        "dtype": DATA_TYPES[choice(_enum(fields.get("data_type", "FP32")), f"data_type of {where}", DATA_TYPES)],
+        "rows": check_integer(fields["num_embeddings"], f"{where}: num_embeddings", 1, MAX_ROWS),
+        "dim": check_integer(fields["embedding_dim"], f"{where}: embedding_dim", 1, MAX_DIM),
+        "dtype": DATA_TYPES[
+            check_choice(_read_enum(fields.get("data_type", "FP32")), f"data_type of {where}", DATA_TYPES)
+        ],
         "weighted": weighted,
         **ours,
     }
@@ -124,25 +135,25 @@ def _table(entry: Any, position: int, weighted: bool, folder: Path) -> Table:
         raise TraincastError(" ".join(str(error).split())) from error
 
 
-def _pooling(fields: Mapping[str, Any], ours: dict[str, Any], where: str) -> None:
+def _read_pooling(fields: Mapping[str, Any], ours: dict[str, Any], where: str) -> None:
     """Checks what the config says of features and pooling, and adds the mean to our own fields."""
-    features = sequence(fields.get("feature_names", ["?"]), f"{where}: feature_names", MAX_TABLES)
+    features = check_sequence(fields.get("feature_names", ["?"]), f"{where}: feature_names", MAX_TABLES)
     for feature in features:
-        text(feature, f"{where}: feature_names")
+        check_text(feature, f"{where}: feature_names")
     if len(features) != 1:
         raise TraincastError(f"{where} serves {len(features)} features; only tables of one feature can be represented")
     factors = fields.get("pooling_factors")
     if factors is not None:
-        values = sequence(factors, f"{where}: pooling_factors", MAX_TABLES)
+        values = check_sequence(factors, f"{where}: pooling_factors", MAX_TABLES)
         if len(values) != 1:
             raise TraincastError(f"{where}: {len(values)} pooling_factors for one feature; give one")
         if "pooling" in ours:
             raise TraincastError(f"{where}: both pooling_factors and pooling under traincast; give one of them")
-        mean = number(values[0], f"{where}: pooling_factors")
+        mean = check_number(values[0], f"{where}: pooling_factors")
         if not 0 <= mean <= MAX_POOLING:
             raise TraincastError(f"{where}: pooling_factors {mean:g}; give a number from 0 to {MAX_POOLING}")
         ours["pooling"] = mean
-    if choice(_enum(fields.get("pooling", "SUM")), f"pooling of {where}", _POOLINGS) != "NONE":
+    if check_choice(_read_enum(fields.get("pooling", "SUM")), f"pooling of {where}", _POOLINGS) != "NONE":
         return
     if ours.get("pooling", 1) != 1:
         raise TraincastError(
@@ -150,12 +161,12 @@ def _pooling(fields: Mapping[str, Any], ours: dict[str, Any], where: str) -> Non
         )
 
 
-def _enum(value: Any) -> Any:
+def _read_enum(value: Any) -> Any:
     """The name of an enum's member, whether or not its class stands before it."""
     return value.rpartition(".")[2] if isinstance(value, str) else value
 
 
-def _config(table: Table) -> dict[str, Any]:
+def _write_config(table: Table) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in DATA_TYPES.items()}
     pooling: Any = {"lengths": list(table.pooling.lengths), "shares": list(table.pooling.shares)}
     if table.pooling.shares == (1.0,):
@@ -167,11 +178,11 @@ def _config(table: Table) -> dict[str, Any]:
         "data_type": names[table.dtype],
         "feature_names": [table.name],
         "pooling": "SUM",
-        "traincast": {"pooling": pooling, "access": _access(table.access), "optimizer": table.optimizer},
+        "traincast": {"pooling": pooling, "access": _write_access(table.access), "optimizer": table.optimizer},
     }
 
 
-def _access(access: Access) -> Any:
+def _write_access(access: Access) -> Any:
     if not isinstance(access, Reuse):
         return format_access(access)
     histogram = access.histogram

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from traincast.planner.what_if.compare import both, compared
-from traincast.planner.what_if.edits.registry import Requirement, edits, parse_edits
+from traincast.planner.what_if.compare import compare_predictions, prepare_both_sides
+from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes, path_of
+from traincast.planner.what_if.result import WhatIf, check_fits, find_bottleneck, get_memory_bytes, split_path
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
@@ -45,7 +45,7 @@ class Suggestion:
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units."""
         low, high = self.answer.per_sample.ratio_interval
-        held = memory_bytes(self.answer.after) - memory_bytes(self.answer.before)
+        held = get_memory_bytes(self.answer.after) - get_memory_bytes(self.answer.before)
         cost = self.answer.cost_after.to_dict()
         return {
             "edits": list(self.answer.edits),
@@ -54,7 +54,7 @@ class Suggestion:
             "larger_than_uncertainty": self.certain,
             "iteration_ms": 1e3 * self.answer.after.iteration,
             "memory_change_gb": held / 1e9,
-            "fits": fits(self.answer.after),
+            "fits": check_fits(self.answer.after),
             **{name: cost[name] for name in _COSTS},
             "risk": self.risk,
             "why": self.why,
@@ -73,7 +73,7 @@ class Advice(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
-        name, share = bottleneck(self.before)
+        name, share = find_bottleneck(self.before)
         return {
             "iteration_ms": 1e3 * self.before.iteration,
             "bottleneck": name,
@@ -85,13 +85,13 @@ class Advice(Result):
 
     def headline(self) -> str:
         """What limits the step, and the best changes."""
-        name, share = bottleneck(self.before)
+        name, share = find_bottleneck(self.before)
         first = self.before.headline().split("\n")[0]
         lines = [
             f"{first}: {format_milliseconds(self.before.iteration)} ms per step, {share:.0%} of its critical path is "
             f"{name}"
         ]
-        best = [one for one in self.suggestions if fits(one.answer.after)][:_EXPLAINED]
+        best = [one for one in self.suggestions if check_fits(one.answer.after)][:_EXPLAINED]
         lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
         return "\n".join(lines if best else [*lines, "no edit makes it faster"])
 
@@ -106,9 +106,9 @@ def advise(
     """Tries the edits that apply to a step, alone and the best of them in pairs."""
     before = predict(resolved)
     alone, refused = [], dict[str, str]()
-    texts = candidates()
+    texts = list_candidate_edits()
     for number, text in enumerate(texts):
-        tried = _tried(resolved, before, [text], prices)
+        tried = _try_edits(resolved, before, [text], prices)
         if isinstance(tried, str):
             refused[text] = tried
         else:
@@ -118,38 +118,38 @@ def advise(
     pairs = list(combinations([one.answer.edits[0] for one in useful[:_PAIRED]], 2))
     together = []
     for number, pair in enumerate(pairs):
-        tried = _tried(resolved, before, pair, prices)
+        tried = _try_edits(resolved, before, pair, prices)
         if not isinstance(tried, str):
             together.append(tried)
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
     better = {one.answer.edits[0]: one.gain for one in useful}
     together = [one for one in together if one.gain > max(better[edit] for edit in one.answer.edits) + _LEAST_GAIN]
-    ranked = sorted([*useful, *together], key=lambda one: (not fits(one.answer.after), -one.gain))
+    ranked = sorted([*useful, *together], key=lambda one: (not check_fits(one.answer.after), -one.gain))
     useless = tuple(one.answer.edits[0] for one in alone if one.gain <= _LEAST_GAIN)
-    return Advice(before=before, suggestions=_explained(ranked), refused=refused, useless=useless)
+    return Advice(before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless)
 
 
-def candidates() -> list[str]:
+def list_candidate_edits() -> list[str]:
     """Edits that advice tries, as texts."""
     return [
-        f"{name}={value}" if edit.takes else name for name, edit in edits().items() for value in edit.advised
+        f"{name}={value}" if edit.takes else name for name, edit in list_edits().items() for value in edit.advised
     ]  # fmt: skip
 
 
-def _tried(resolved: Resolved, before: Prediction, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
+def _try_edits(resolved: Resolved, before: Prediction, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
     """What edits bring, or why they cannot be applied."""
     try:
         wanted = parse_edits(texts)
-        base, changed = both(resolved, wanted)
+        base, changed = prepare_both_sides(resolved, wanted)
         after = predict(changed)
         start = before if base is resolved else predict(base)
-        result = compared(base, start, changed, after, wanted, prices)
+        result = compare_predictions(base, start, changed, after, wanted, prices)
     except TraincastError as error:
         return str(error)
-    return Suggestion(answer=result, risk=_risk(wanted))
+    return Suggestion(answer=result, risk=_describe_risk(wanted))
 
 
-def _risk(wanted: Sequence[Requirement]) -> str:
+def _describe_risk(wanted: Sequence[Requirement]) -> str:
     """What edits may cost besides time; what all of them cost of one thing is said together."""
     notes: dict[str, list[str]] = {}
     for risk in dict.fromkeys(one.risk for one in wanted if one.risk):
@@ -158,21 +158,21 @@ def _risk(wanted: Sequence[Requirement]) -> str:
     return "; ".join(f"{thing}: {', '.join(whats)}" if thing else "; ".join(whats) for thing, whats in notes.items())
 
 
-def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
+def _explain_first(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
     return tuple(
-        Suggestion(answer=one.answer, risk=one.risk, why=explanation(one.answer) if number < _EXPLAINED else "")
+        Suggestion(answer=one.answer, risk=one.risk, why=explain_change(one.answer) if number < _EXPLAINED else "")
         for number, one in enumerate(ranked)
     )
 
 
-def explanation(result: WhatIf) -> str:
+def explain_change(result: WhatIf) -> str:
     """Why a change helps, from the critical paths before and after, per sample of a step before."""
     scale = result.cost_before.samples / result.cost_after.samples
-    before = path_of(result.before)
-    after = {name: scale * seconds for name, seconds in path_of(result.after).items()}
+    before = split_path(result.before)
+    after = {name: scale * seconds for name, seconds in split_path(result.after).items()}
     saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
     most = max(saved, key=lambda name: saved[name])
-    left, share = bottleneck(result.after)
+    left, share = find_bottleneck(result.after)
     same = " for as many samples" if scale != 1 else ""
     unsure = "" if result.per_sample.certain else "; the gain is within the uncertainty"
     return (

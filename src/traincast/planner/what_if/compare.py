@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from traincast.planner.what_if.difference import difference
-from traincast.planner.what_if.edits.registry import Requirement, applied, parse_edits
-from traincast.planner.what_if.money import Prices, cost_of
+from traincast.planner.what_if.difference import compute_difference
+from traincast.planner.what_if.edits.registry import Requirement, apply_edits, parse_edits
+from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.planner.what_if.result import WhatIf
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.kinds import is_laid_out
@@ -16,18 +16,18 @@ from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
-def ask(resolved: Resolved, edits: Sequence[str], prices: Prices | None = None) -> WhatIf:
+def answer_what_if(resolved: Resolved, edits: Sequence[str], prices: Prices | None = None) -> WhatIf:
     """The step of a step before and after edits such as `batch-size=4096`."""
     wanted = parse_edits(edits)
     if not wanted:
         raise TraincastError("no edits were given; give one, such as batch-size=4096 or cuda-graph")
-    base, changed = both(resolved, wanted)
-    return compared(base, predict(base), changed, predict(changed), wanted, prices)
+    base, changed = prepare_both_sides(resolved, wanted)
+    return compare_predictions(base, predict(base), changed, predict(changed), wanted, prices)
 
 
-def both(resolved: Resolved, wanted: Sequence[Requirement]) -> tuple[Resolved, Resolved]:
+def prepare_both_sides(resolved: Resolved, wanted: Sequence[Requirement]) -> tuple[Resolved, Resolved]:
     """The step and the edited one, both written in the same way."""
-    base, changed = resolved, applied(resolved, wanted)
+    base, changed = resolved, apply_edits(resolved, wanted)
     if base.kind != changed.kind:
         if is_laid_out(changed.scenario):
             base = base.changed(tp=1)
@@ -38,7 +38,7 @@ def both(resolved: Resolved, wanted: Sequence[Requirement]) -> tuple[Resolved, R
     return base, changed
 
 
-def compared(
+def compare_predictions(
     base: Resolved,
     before: Prediction,
     changed: Resolved,
@@ -52,7 +52,7 @@ def compared(
         before=before,
         after=after,
         edits=tuple(one.text for one in wanted),
-        change=difference((base, before), (changed, after)),
-        cost_before=cost_of(before, prices),
-        cost_after=cost_of(after, prices),
+        change=compute_difference((base, before), (changed, after)),
+        cost_before=compute_cost(before, prices),
+        cost_after=compute_cost(after, prices),
     )

@@ -70,14 +70,14 @@ class Difference:
         }
 
 
-def difference(before: tuple[Resolved, Prediction], after: tuple[Resolved, Prediction]) -> Difference:
+def compute_difference(before: tuple[Resolved, Prediction], after: tuple[Resolved, Prediction]) -> Difference:
     """The change between two steps with what they share of their errors taken out."""
-    one, two = (error_sources(resolved, result) for resolved, result in (before, after))
+    one, two = (list_error_sources(resolved, result) for resolved, result in (before, after))
     sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
     return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
 
 
-def error_sources(resolved: Resolved, result: Prediction) -> dict[Hashable, float]:
+def list_error_sources(resolved: Resolved, result: Prediction) -> dict[Hashable, float]:
     """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
     seconds, device = result.iteration, result.platform.device.key
     if seconds <= 0:

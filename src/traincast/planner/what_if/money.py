@@ -76,7 +76,7 @@ class Cost:
         }
 
 
-def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
+def read_prices(price: float | Mapping[str, float] | None) -> dict[str, float]:
     """Dollars of a GPU and hour by platform; "" is for all others."""
     if price is None:
         return {}
@@ -88,7 +88,7 @@ def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
     return known
 
 
-def cost_of(result: Prediction, prices: Prices) -> Cost:
+def compute_cost(result: Prediction, prices: Prices) -> Cost:
     """The cost of a predicted step."""
     gpus, samples, per_sample = result.gpus, result.workload.samples * result.gpus, result.workload.seq_len
     if result.parallel is not None:

@@ -9,7 +9,7 @@ from traincast.planner.what_if.difference import Difference
 from traincast.planner.what_if.money import Cost
 from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.prediction.step_path import sum_path_by_activity
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result
 
@@ -41,7 +41,7 @@ class WhatIf(Result):
     @property
     def bottlenecks(self) -> tuple[str, str]:
         """What holds the step up most, before and after."""
-        return bottleneck(self.before)[0], bottleneck(self.after)[0]
+        return find_bottleneck(self.before)[0], find_bottleneck(self.after)[0]
 
     @property
     def verdict(self) -> str:
@@ -63,8 +63,8 @@ class WhatIf(Result):
         first, second = self.bottlenecks
         return {
             "edits": list(self.edits),
-            "before": {**brief(self.before), "cost": self.cost_before.to_dict()},
-            "after": {**brief(self.after), "cost": self.cost_after.to_dict()},
+            "before": {**summarise_prediction(self.before), "cost": self.cost_before.to_dict()},
+            "after": {**summarise_prediction(self.after), "cost": self.cost_after.to_dict()},
             **self.change.to_dict(),
             "per_sample": self.per_sample.to_dict(),
             "bottleneck_before": first,
@@ -88,29 +88,29 @@ class WhatIf(Result):
 
     def parts(self) -> list[tuple[str, float, float]]:
         """What the step is made of, before and after, in milliseconds."""
-        before, after = parts_of(self.before), parts_of(self.after)
+        before, after = split_parts(self.before), split_parts(self.after)
         names = dict.fromkeys((*before, *after))
         return [(name, 1e3 * before.get(name, 0.0), 1e3 * after.get(name, 0.0)) for name in names]
 
 
-def bottleneck(result: Prediction) -> tuple[str, float]:
+def find_bottleneck(result: Prediction) -> tuple[str, float]:
     """What most of the critical path is spent on, and its share of the step."""
-    return _largest(path_of(result), result.iteration)
+    return _find_largest(split_path(result), result.iteration)
 
 
-def path_of(result: Prediction) -> dict[str, float]:
+def split_path(result: Prediction) -> dict[str, float]:
     """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
-    return seconds_by_what(result.path) if result.parallel is None else dict(split_step(result))
+    return sum_path_by_activity(result.path) if result.parallel is None else dict(split_step(result))
 
 
-def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
+def _find_largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
     if not parts or whole <= 0:
         return "nothing", 0.0
     name = max(parts, key=lambda part: parts[part])
     return name, parts[name] / whole
 
 
-def parts_of(result: Prediction) -> dict[str, float]:
+def split_parts(result: Prediction) -> dict[str, float]:
     """Seconds of the step by what it is made of."""
     if result.parallel is not None:
         return dict(split_step(result))
@@ -123,25 +123,25 @@ def parts_of(result: Prediction) -> dict[str, float]:
     return {**split, **{f"kernels: {name}": seconds for name, seconds in result.by_family.items()}}
 
 
-def memory_bytes(result: Prediction) -> float:
+def get_memory_bytes(result: Prediction) -> float:
     """Peak memory of the fullest rank."""
     return result.needed_bytes
 
 
-def fits(result: Prediction) -> bool:
+def check_fits(result: Prediction) -> bool:
     """Whether the fullest rank fits on its device."""
     return result.fits
 
 
-def brief(result: Prediction) -> dict[str, Any]:
+def summarise_prediction(result: Prediction) -> dict[str, Any]:
     """The figures of a prediction that a change is told by."""
     document = result.to_dict()
     keys = ("workload", "platform", "device", "mode", "batch_size", "seq_len", "gpus", "iteration_ms", "interval_ms",
             "device_active_ms", "device_idle_ms", "exposed_comm_ms", "warnings")  # fmt: skip
     return {
         **{key: document[key] for key in keys},
-        "memory_gb": memory_bytes(result) / 1e9,
-        "fits": fits(result),
-        "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(result).items()},
+        "memory_gb": get_memory_bytes(result) / 1e9,
+        "fits": check_fits(result),
+        "parts_ms": {name: 1e3 * seconds for name, seconds in split_parts(result).items()},
         "prediction": document,
     }

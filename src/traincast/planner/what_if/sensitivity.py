@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.planner.what_if.compare import both
-from traincast.planner.what_if.difference import error_sources
+from traincast.planner.what_if.compare import prepare_both_sides
+from traincast.planner.what_if.difference import list_error_sources
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
@@ -70,14 +70,16 @@ class Sensitivity(Result):
         }
 
 
-def sensitivity(resolved: Resolved) -> Sensitivity:
+def analyse_sensitivity(resolved: Resolved) -> Sensitivity:
     """Elasticities of a step and what its interval is made of."""
     step = predict(resolved)
     found = {
-        name: _elasticity(resolved, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(resolved, edit)
+        name: _measure_elasticity(resolved, edit, sign)
+        for name, (edit, sign) in NUMBERS.items()
+        if _is_relevant(resolved, edit)
     }
     elasticities = dict(sorted(found.items(), key=lambda item: -abs(item[1])))
-    parts = _measurable(resolved, step)
+    parts = _list_measurements(resolved, step)
     return Sensitivity(
         step=step,
         elasticities=elasticities,
@@ -86,22 +88,23 @@ def sensitivity(resolved: Resolved) -> Sensitivity:
     )
 
 
-def _matters(resolved: Resolved, edit: str) -> bool:
+def _is_relevant(resolved: Resolved, edit: str) -> bool:
     return resolved.gpus > 1 or edit not in ("link-speed", "nic-speed", "link-latency")
 
 
-def _elasticity(resolved: Resolved, edit: str, sign: int) -> float:
+def _measure_elasticity(resolved: Resolved, edit: str, sign: int) -> float:
     times = [
-        predict(both(resolved, parse_edits([f"{edit}={factor!r}"]))[1]).iteration for factor in (1 / _STEP, _STEP)
-    ]  # fmt: skip
+        predict(prepare_both_sides(resolved, parse_edits([f"{edit}={factor!r}"]))[1]).iteration
+        for factor in (1 / _STEP, _STEP)
+    ]
     return sign * math.log(times[1] / times[0]) / (2 * math.log(_STEP))
 
 
-def _measurable(resolved: Resolved, step: Prediction) -> dict[str, Part]:
+def _list_measurements(resolved: Resolved, step: Prediction) -> dict[str, Part]:
     """What a step's interval is made of, by what a measurement would be of. A kernel's own errors average out in a
     step and are no part of its interval."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for source, sigma in error_sources(resolved, step).items():
+    for source, sigma in list_error_sources(resolved, step).items():
         assert isinstance(source, tuple)
         kind = str(source[0])
         if kind == "kernel" or not sigma > 0:
@@ -111,17 +114,17 @@ def _measurable(resolved: Resolved, step: Prediction) -> dict[str, Part]:
             "release": "a step with this software", "setup": "a step on this system", "layout": "a step of this layout",
             "unknown": "ops that are not known",
         }[kind]  # fmt: skip
-        found.setdefault(name, []).append((_share(step, kind, str(source[1])), sigma))
-    return {name: _joined(entries) for name, entries in found.items()}
+        found.setdefault(name, []).append((_compute_share(step, kind, str(source[1])), sigma))
+    return {name: _merge_sources(entries) for name, entries in found.items()}
 
 
-def _joined(entries: list[tuple[float, float]]) -> Part:
+def _merge_sources(entries: list[tuple[float, float]]) -> Part:
     """Sources of one name as one part."""
     share = sum(share for share, _ in entries)
     return Part(share, math.hypot(*(sigma for _, sigma in entries)) / share)
 
 
-def _share(step: Prediction, kind: str, name: str) -> float:
+def _compute_share(step: Prediction, kind: str, name: str) -> float:
     """The share of the step's time that a source of errors is about; all of it where that is not one of its parts."""
     seconds = {
         "family": step.by_family.get(name, 0.0), "host": step.device_idle, "unknown": step.estimated_seconds

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traincast.costs.cpu.features import family_of
-from traincast.costs.cpu.host_events import host_seconds_by_op
+from traincast.costs.cpu.features import get_family
+from traincast.costs.cpu.host_events import sum_host_seconds_by_op
 from traincast.costs.cpu.op_costs import PricedOp, price_ops
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.kernels.call import Family, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.costs.kernels.cost import Costs, Source
 from traincast.costs.kernels.lowered import LoweredProgram
-from traincast.costs.kernels.operands import compute_of
+from traincast.costs.kernels.operands import get_compute_type
 from traincast.costs.kernels.work import COUNTED_FLOPS
 from traincast.ir.ops import Op
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import CollectiveCall, CollectiveCalls, read_collective
 from traincast.simulator.cpu.instruction_rows import COMPUTING, InstructionRows
-from traincast.simulator.cpu.rank_plan import Mark, RankPlan, communication_marks, rank_plan
+from traincast.simulator.cpu.rank_plan import Mark, RankPlan, find_communication_marks, make_rank_plan
 from traincast.simulator.instructions import StepInstructions, join_instructions
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import FloatArray
@@ -70,7 +70,7 @@ def lower_step(workload: Workload, profile: Profile, access: Sequence[Sequence[s
     calls, lowered = _CallList(), []
     for number, program in enumerate(programs):
         cost = price_ops(program, profile, access[number] if access else (), ranks=len(ranks))
-        lowered.append(_Writer(program, cost, host_seconds_by_op(program, profile), calls).write())
+        lowered.append(_Writer(program, cost, sum_host_seconds_by_op(program, profile), calls).write())
     shared = calls.lowered()
     instructions = join_instructions(
         programs, ranks, (shared,) * len(programs), tuple(one.schedule for one in lowered),
@@ -92,8 +92,8 @@ class _CallList:
     def add(self, one: PricedOp) -> int:
         """The number of a new call."""
         specs = (*one.op.signature.outputs, *one.op.signature.inputs)
-        compute = compute_of(specs[0]) if specs else "fp32"
-        return self._add((family_of(one.kind), one.kind, compute, one.flops), one.seconds, one.sigma, known=one.known)
+        compute = get_compute_type(specs[0]) if specs else "fp32"
+        return self._add((get_family(one.kind), one.kind, compute, one.flops), one.seconds, one.sigma, known=one.known)
 
     def add_collective(self, exchange: CollectiveCall) -> int:
         """The number of a call of a collective, which costs nothing yet."""
@@ -145,7 +145,7 @@ class _Writer:
         for one in self.priced:
             by_op.setdefault(one.op.index, []).append(one)
         marks: dict[int, list[Mark]] = {}
-        for mark in communication_marks(self.program):
+        for mark in find_communication_marks(self.program):
             marks.setdefault(mark.op, []).append(mark)
         for op in self.program.ops:
             self._host(op)
@@ -162,7 +162,7 @@ class _Writer:
         return CpuProgram(
             priced=self.priced, host=self.host, schedule=self.rows.schedule(), host_seconds=self.rows.host_seconds,
             collectives=CollectiveCalls(instruction, tuple(self.exchanges)), paid=self.paid,
-            plan=rank_plan(self.program, self.host + kernels),
+            plan=make_rank_plan(self.program, self.host + kernels),
         )  # fmt: skip
 
     def _host(self, op: Op) -> None:
@@ -178,7 +178,9 @@ class _Writer:
             self.rows.add(Code.STREAM_SYNCHRONIZE, target=COMPUTING, op=op.index, scope=op.scope)
 
     def _call(self, op: Op) -> None:
-        exchange = read_collective(op.signature, compute_of(op.signature.inputs[0]) if op.signature.inputs else "fp32")
+        exchange = read_collective(
+            op.signature, get_compute_type(op.signature.inputs[0]) if op.signature.inputs else "fp32"
+        )
         self.rows.call(len(self.paid), call=self.calls.add_collective(exchange), op=op.index, scope=op.scope)
         self.exchanges.append(exchange)
         self.callers.append(op)

@@ -10,18 +10,23 @@ import numpy as np
 
 from traincast.costs.cpu.collectives import CpuCollective
 from traincast.costs.cpu.machine import Machine
-from traincast.costs.cpu.op_costs import op_deviations
+from traincast.costs.cpu.op_costs import collect_op_deviations
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.cpu.instructions import CpuStep, lower_step
-from traincast.simulator.cpu.rank_plan import step_seconds
+from traincast.simulator.cpu.rank_plan import compute_step_seconds
 from traincast.simulator.matched_calls import MatchedCollective
-from traincast.simulator.prediction.places import marked_ops, seconds_by_phase, seconds_by_source
-from traincast.simulator.prediction.rank_results import RankResult, imbalance, list_rank_results, slowest_class
+from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
+from traincast.simulator.prediction.rank_results import (
+    RankResult,
+    compute_imbalance,
+    find_slowest_class,
+    list_rank_results,
+)
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step import StepSimulation, kernel_seconds, simulate_durations
+from traincast.simulator.prediction.step import StepSimulation, list_kernel_seconds, simulate_durations
 from traincast.simulator.timeline import Timeline
 from traincast.utils.quantiles import Z90
 from traincast.utils.totals import sum_by_key
@@ -41,19 +46,22 @@ def predict_on_machine(
     profile = platform.profile
     step = lower_step(workload, profile, access)
     met = [_list_collectives(collective, step.instructions.ranks) for collective in step.instructions.meetings]
-    waiting = _waiting_seconds(step, profile) / max(len(met), 1)
+    waiting = _estimate_waiting_seconds(step, profile) / max(len(met), 1)
     seconds = np.array([profile.exchanges.in_step(exchanges) for exchanges in met])
     sigma = np.array([profile.exchanges.sigma(exchanges) for exchanges in met])
     step.pay_collectives(seconds + waiting, sigma)
-    durations = [one.host_seconds for one in step.programs], kernel_seconds(step.instructions, step.costs, op_speed)
+    durations = (
+        [one.host_seconds for one in step.programs],
+        list_kernel_seconds(step.instructions, step.costs, op_speed),
+    )
     simulated = simulate_durations(step.instructions, durations, np.zeros(len(met)), synchronised=True, late=late)
     # collectives of one kind err alike, kinds apart
     errors = sum_by_key((one[0].kind, error) for one, error in zip(met, (sigma * seconds).tolist(), strict=True))
-    deviations = {**_op_deviations(step, profile), "collectives": math.hypot(*errors.values())}
+    deviations = {**_compute_op_deviations(step, profile), "collectives": math.hypot(*errors.values())}
     terms = {name: deviation / max(simulated.seconds, 1e-12) for name, deviation in deviations.items() if deviation}
     if len(workload.ranks) > 1 and profile.jitter:
         terms["step_to_step"] = profile.jitter
-    return _prediction(workload, platform, step, simulated, terms)
+    return _make_prediction(workload, platform, step, simulated, terms)
 
 
 def _list_collectives(collective: MatchedCollective, ranks: Sequence[int]) -> list[CpuCollective]:
@@ -63,30 +71,32 @@ def _list_collectives(collective: MatchedCollective, ranks: Sequence[int]) -> li
     return [CpuCollective(one.kind, one.bytes, () if one.send is None else tuple(one.send.tolist())) for one in called]
 
 
-def _waiting_seconds(step: CpuStep, profile: Profile) -> float:
+def _estimate_waiting_seconds(step: CpuStep, profile: Profile) -> float:
     """What ranks wait for each other because each takes now longer, now shorter, from step to step: seconds of a step
     on average."""
     plans = [step.programs[number].plan for number in step.instructions.ranks]
     if len(plans) < 2 or not profile.jitter or not step.instructions.meetings:
         return 0.0
-    steady, varying = (step_seconds(plans, profile.exchanges.in_step, jitter) for jitter in (0.0, profile.jitter))
+    steady, varying = (
+        compute_step_seconds(plans, profile.exchanges.in_step, jitter) for jitter in (0.0, profile.jitter)
+    )
     return varying - steady
 
 
-def _op_deviations(step: CpuStep, profile: Profile) -> dict[str, float]:
+def _compute_op_deviations(step: CpuStep, profile: Profile) -> dict[str, float]:
     """Of the rank whose ops may deviate most, in seconds."""
-    ranks = [op_deviations(one.priced, float(one.host.sum()), profile) for one in step.programs]
+    ranks = [collect_op_deviations(one.priced, float(one.host.sum()), profile) for one in step.programs]
     return max(ranks, key=lambda deviations: math.hypot(*deviations.values()))
 
 
-def _prediction(
+def _make_prediction(
     workload: Workload, platform: Machine, step: CpuStep, simulated: StepSimulation, terms: dict[str, float]
 ) -> Prediction:
     results = _list_rank_results(step, simulated)
-    slowest = slowest_class(simulated, results)
+    slowest = find_slowest_class(simulated, results)
     timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
     spread = math.hypot(*terms.values())
-    estimated_ops, estimated_seconds = marked_ops(timeline, step.instructions.lowered[0].estimated)
+    estimated_ops, estimated_seconds = list_marked_ops(timeline, step.instructions.lowered[0].estimated)
     return Prediction(
         workload=workload,
         platform=platform,
@@ -94,24 +104,24 @@ def _prediction(
         iteration=seconds,
         interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
         interval_terms=terms,
-        kernel_errors=_kernel_errors(timeline, step),
+        kernel_errors=_compute_kernel_errors(timeline, step),
         host_spread=platform.profile.host_spread,
         device_active=result.device_active,
         device_idle=max(seconds - result.device_active, 0.0),
         host=result.host,
         exposed_comm=result.exposed_comm,
         by_family=timeline.seconds_by_family(),
-        by_phase=seconds_by_phase(timeline),
-        by_source=seconds_by_source(timeline, step.costs),
+        by_phase=sum_seconds_by_phase(timeline),
+        by_source=sum_seconds_by_source(timeline, step.costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=(),
         memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
-        warnings=_warnings(results, platform),
+        warnings=_list_warnings(results, platform),
         timeline=timeline,
         walk=simulated,
         ranks=results,
-        imbalance=imbalance(results),
+        imbalance=compute_imbalance(results),
         gpus=len(workload.ranks),
     )
 
@@ -126,7 +136,7 @@ def _list_rank_results(step: CpuStep, simulated: StepSimulation) -> tuple[RankRe
     return tuple(results)
 
 
-def _kernel_errors(timeline: Timeline, step: CpuStep) -> dict[KernelCall, float]:
+def _compute_kernel_errors(timeline: Timeline, step: CpuStep) -> dict[KernelCall, float]:
     """Seconds that one log-sigma of each call is worth; calls that only differ in where their operands are together."""
     calls = timeline.schedule.call[timeline.launches]
     errors = sum_by_key(
@@ -136,7 +146,7 @@ def _kernel_errors(timeline: Timeline, step: CpuStep) -> dict[KernelCall, float]
     return {call: error for call, error in errors.items() if error}
 
 
-def _warnings(results: Sequence[RankResult], platform: Platform) -> tuple[str, ...]:
+def _list_warnings(results: Sequence[RankResult], platform: Platform) -> tuple[str, ...]:
     """That the ranks, which share one memory, do not fit into it."""
     needed = sum(len(result.ranks) * result.memory.peak_bytes for result in results)
     limit = platform.device.memory_bytes

@@ -35,7 +35,7 @@ class Mark(NamedTuple):
     waits: bool
 
 
-def communication_marks(program: Program) -> Iterator[Mark]:
+def find_communication_marks(program: Program) -> Iterator[Mark]:
     """Where a captured rank calls collectives (of two ranks or more) and waits for them, in order."""
     finished_by: dict[object, int] = {}  # event -> the collective after which it was recorded
     last_on: dict[object, int] = {}  # stream -> its last collective
@@ -73,13 +73,13 @@ class RankPlan:
     exchanges: tuple[CpuCollective, ...]
 
 
-def rank_plan(program: Program, op_seconds: FloatArray) -> RankPlan:
+def make_rank_plan(program: Program, op_seconds: FloatArray) -> RankPlan:
     """A captured rank as stretches of computing between calls and waits; `op_seconds` has the seconds of every op."""
     computed = np.concatenate(([0.0], np.cumsum(op_seconds)))
     stretches: list[Stretch] = []
     exchanges: list[CpuCollective] = []
     since = 0.0
-    for mark in communication_marks(program):
+    for mark in find_communication_marks(program):
         until = float(computed[mark.op + 1])
         if mark.waits:
             stretches.append(Stretch(until - since, awaits=mark.number))
@@ -99,7 +99,7 @@ def _read_collective(scalars: Sequence[tuple[str, object]]) -> CpuCollective:
     )
 
 
-def step_seconds(
+def compute_step_seconds(
     plans: Sequence[RankPlan], cost: Callable[[Sequence[CpuCollective]], float], jitter: float = 0.0
 ) -> float:
     """Seconds until the last rank is done; `cost` prices a collective from what its ranks call. With `jitter`, the
@@ -114,13 +114,15 @@ def step_seconds(
         random = np.random.default_rng(0)
         draws = [[random.standard_normal(len(plan.stretches)) for plan in plans] for _ in range(_DRAWS)]
         computing = [
-            np.stack([_vary(seconds[0], sign * jitter * draw[rank]) for draw in draws for sign in (1.0, -1.0)])
+            np.stack(
+                [_draw_stretches(seconds[0], sign * jitter * draw[rank]) for draw in draws for sign in (1.0, -1.0)]
+            )
             for rank, seconds in enumerate(computing)
         ]
     return float(np.mean(_simulate(plans, computing, costs)))
 
 
-def _vary(seconds: FloatArray, deviations: FloatArray) -> FloatArray:
+def _draw_stretches(seconds: FloatArray, deviations: FloatArray) -> FloatArray:
     """The stretches of a rank in one step; deviations in units of what all of them take. Disturbances fall anywhere, so
     that the variance of a stretch goes with its length, and that of all together is the step's."""
     return np.asarray(np.maximum(seconds + deviations * np.sqrt(seconds.sum() * seconds), 0.0))
@@ -132,7 +134,7 @@ def _simulate(plans: Sequence[RankPlan], computing: Sequence[FloatArray], costs:
     groups, entries = [], []
     steps, collectives = len(computing[0]), len(costs)
     for rank, (plan, seconds) in enumerate(zip(plans, computing, strict=True)):
-        rows = _plan_rows(plan, costs)
+        rows = _make_plan_rows(plan, costs)
         host = np.tile(rows.host_seconds, (steps, 1))
         host[:, rows.computes] = seconds
         groups.append(RankGroup(rows.schedule(), host, np.zeros_like(host)))
@@ -146,7 +148,7 @@ def _simulate(plans: Sequence[RankPlan], computing: Sequence[FloatArray], costs:
     return np.asarray(np.max([simulation.latest() for simulation in simulate_ranks(groups, meetings)], axis=0))
 
 
-def _plan_rows(plan: RankPlan, costs: Sequence[float]) -> InstructionRows:
+def _make_plan_rows(plan: RankPlan, costs: Sequence[float]) -> InstructionRows:
     """The instructions of a plan; a stretch is host work, and so is the time of a collective."""
     rows, called, paid = InstructionRows(), 0, 0
     for stretch in plan.stretches:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from traincast.costs.collectives.calls import COLLECTIVE
-from traincast.costs.collectives.model import shipped_collectives
+from traincast.costs.collectives.model import load_shipped_collectives
 from traincast.costs.kernels.call import Calls
 from traincast.hardware.topology import Topology
 from traincast.simulator.parallelism.layout import Layout
@@ -66,18 +66,20 @@ class CommunicationCosts:
             raise TraincastError(
                 "the platform says nothing of the links between its GPUs; name a node such as dgx-h100, or describe one"
             )
-        return collective_price(self.topology, kind, float(nbytes), ranks, nodes_of(ranks, stride, self.topology))
+        return price_collective(
+            self.topology, kind, float(nbytes), ranks, count_group_nodes(ranks, stride, self.topology)
+        )
 
 
-def nodes_of(ranks: int, stride: int, topology: Topology) -> int:
+def count_group_nodes(ranks: int, stride: int, topology: Topology) -> int:
     """Nodes that a group of `ranks` is on whose members are `stride` apart."""
     per_node = max(1, topology.gpus_per_node // stride)
     return -(-ranks // per_node)
 
 
 @lru_cache(maxsize=65536)
-def collective_price(topology: Topology, kind: str, nbytes: float, ranks: int, nodes: int) -> Price:
+def price_collective(topology: Topology, kind: str, nbytes: float, ranks: int, nodes: int) -> Price:
     """Seconds and spread of one collective."""
     values = np.array([[nbytes, float(ranks), float(nodes)]])
-    estimate = shipped_collectives().predict(Calls.from_columns(COLLECTIVE, [kind], ["bf16"], values), topology)
+    estimate = load_shipped_collectives().predict(Calls.from_columns(COLLECTIVE, [kind], ["bf16"], values), topology)
     return float(estimate.seconds[0]), float(estimate.sigma[0])

@@ -15,7 +15,7 @@ from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
 from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.timeline import Timeline, compute_covered_seconds
+from traincast.simulator.timeline import Timeline, compute_union_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.quantiles import Z90
 from traincast.utils.totals import sum_by_key
@@ -43,30 +43,30 @@ def split_step(result: Prediction) -> list[tuple[str, float]]:
     return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
 
 
-def exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
+def split_exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
     """Exposed communication by group, the pipeline's bubble, and the time in which other kernels run."""
     timeline = result.timeline
-    group = _communicators(timeline)
+    group = _list_launch_communicators(timeline)
     end = timeline.times.kernel_end
-    start = np.maximum(timeline.times.kernel_start, end - _transfer_seconds(result))
+    start = np.maximum(timeline.times.kernel_start, end - _list_transfer_seconds(result))
     chosen: BoolArray = group == 0
-    reached = compute = _covered(start, end, chosen)
+    reached = compute = _compute_union_seconds(start, end, chosen)
     exposed: dict[str, float] = {}
     for name in ("tp", "cp", "ep", "pp", "dp"):
         mine = np.isin(group, [number for number, called in NAMES.items() if called == name])
         if mine.any():
             chosen = chosen | mine
-            now = _covered(start, end, chosen)
+            now = _compute_union_seconds(start, end, chosen)
             exposed[name], reached = now - reached, now
     bubble = max(0.0, result.iteration - reached) if stages > 1 else 0.0
     return {name: seconds for name, seconds in exposed.items() if seconds > 0}, bubble, compute
 
 
-def _covered(start: FloatArray, end: FloatArray, chosen: BoolArray) -> float:
-    return float(compute_covered_seconds(start[chosen][None], end[chosen][None])[0])
+def _compute_union_seconds(start: FloatArray, end: FloatArray, chosen: BoolArray) -> float:
+    return float(compute_union_seconds(start[chosen][None], end[chosen][None])[0])
 
 
-def _communicators(timeline: Timeline) -> IntArray:
+def _list_launch_communicators(timeline: Timeline) -> IntArray:
     """The communicator of every launch; 0 for one that communicates with nobody."""
     numbers = [signature.scalar("communicator", 0) for signature in timeline.program.signatures]
     of_signature = np.array([number if isinstance(number, int) else 0 for number in numbers], dtype=np.int64)
@@ -74,7 +74,7 @@ def _communicators(timeline: Timeline) -> IntArray:
     return np.asarray(of_signature[timeline.program.columns.op_signature[op]])
 
 
-def _transfer_seconds(result: Prediction) -> FloatArray:
+def _list_transfer_seconds(result: Prediction) -> FloatArray:
     """How long every launch takes once all ranks it needs are there; infinite where that is its whole time."""
     simulated, timeline = result.walk, result.timeline
     seconds = np.full(len(timeline.launches), np.inf)
@@ -87,7 +87,9 @@ def _transfer_seconds(result: Prediction) -> FloatArray:
     return seconds
 
 
-def layout_interval(result: Prediction, exposed: dict[str, float]) -> tuple[dict[str, float], tuple[float, float]]:
+def compute_layout_interval(
+    result: Prediction, exposed: dict[str, float]
+) -> tuple[dict[str, float], tuple[float, float]]:
     """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together, so do the
     collectives that show, and steps by more than either."""
     errors, seconds = result.kernel_errors, result.by_family
@@ -102,11 +104,11 @@ def layout_interval(result: Prediction, exposed: dict[str, float]) -> tuple[dict
     return terms, (result.iteration / spread, result.iteration * spread)
 
 
-def without_waiting(result: Prediction) -> Prediction:
+def remove_stage_waiting(result: Prediction) -> Prediction:
     """The prediction with messages between stages counted from when both stages are there: before, a stage waits in the
     pipeline's bubble."""
     timeline, program = result.timeline, result.timeline.program
-    waiting = np.maximum(timeline.kernel_seconds - _transfer_seconds(result), 0.0)
+    waiting = np.maximum(timeline.kernel_seconds - _list_transfer_seconds(result), 0.0)
     if not waiting.any():
         return result
     op = timeline.schedule.op[timeline.launches]
@@ -117,23 +119,23 @@ def without_waiting(result: Prediction) -> Prediction:
     in_phases = {f"({name})": seconds for name, seconds in by_phase.items()}
     return replace(
         result,
-        by_family=_less(result.by_family, {COLLECTIVE.name: float(waiting.sum())}),
-        by_phase=_less(result.by_phase, by_phase),
-        by_source=_less(result.by_source, {"model": float(waiting.sum())}),
+        by_family=_subtract_waiting(result.by_family, {COLLECTIVE.name: float(waiting.sum())}),
+        by_phase=_subtract_waiting(result.by_phase, by_phase),
+        by_source=_subtract_waiting(result.by_source, {"model": float(waiting.sum())}),
         extended={
-            "by_module": _less(result.by_module, in_phases),
-            "by_layer": _less(result.by_layer, in_phases),
-            "by_op": _less(result.by_op, by_op),
+            "by_module": _subtract_waiting(result.by_module, in_phases),
+            "by_layer": _subtract_waiting(result.by_layer, in_phases),
+            "by_op": _subtract_waiting(result.by_op, by_op),
         },
     )
 
 
-def _less(seconds: dict[str, float], waiting: dict[str, float]) -> dict[str, float]:
+def _subtract_waiting(seconds: dict[str, float], waiting: dict[str, float]) -> dict[str, float]:
     left = {name: value - waiting.get(name, 0.0) for name, value in seconds.items()}
     return {name: value for name, value in left.items() if value > 0}
 
 
-def memory_of(kinds: dict[str, float]) -> Memory:
+def make_memory(kinds: dict[str, float]) -> Memory:
     """Bytes of a rank by kind, in the words of every prediction."""
     by_kind = {_KINDS.get(kind, kind): int(size) for kind, size in kinds.items()}
     return Memory(sum(by_kind.values()), by_kind)

@@ -71,13 +71,13 @@ class Groups:
             hidden_tp=SHIPPED.async_tp if by_pytorch else 1 - 1 / layout.tp,
             token_bytes=1 if layout.quantised_tokens else 2,
             cp_gather=layout.cp_gather,
-            dispatched=copies_of_token(layout, experts, gpus_per_node) if experts is not None else 0.0,
+            dispatched=count_token_copies(layout, experts, gpus_per_node) if experts is not None else 0.0,
             overlap_ep=layout.overlap_ep,
             counts_on_host=experts is not None and layout.kernels != "graph" and not experts.capacity,
         )
 
 
-def copies_of_token(layout: Layout, experts: Experts, gpus_per_node: int) -> float:
+def count_token_copies(layout: Layout, experts: Experts, gpus_per_node: int) -> float:
     """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where all
     are on one node, that holds any of them; experts are drawn evenly."""
     if layout.dispatch == "each":
@@ -87,7 +87,7 @@ def copies_of_token(layout: Layout, experts: Experts, gpus_per_node: int) -> flo
     return places * (1 - (1 - 1 / places) ** experts.top_k)
 
 
-def shard_of(layout: Layout) -> Shard:
+def make_shard(layout: Layout) -> Shard:
     """What one rank holds of a micro-batch and of a layer."""
     return Shard(
         batch=layout.micro_batch,
@@ -101,7 +101,7 @@ def shard_of(layout: Layout) -> Shard:
     )
 
 
-def style_of(layout: Layout) -> Style:
+def make_style(layout: Layout) -> Style:
     """How kernels are run under a layout."""
     return Style(
         precision=layout.precision,

@@ -9,12 +9,12 @@ import numpy as np
 
 from traincast.costs.host.profile import HostProfile
 from traincast.costs.in_step import SHIPPED, InStep
-from traincast.costs.kernels.cost import costs_in_step, price_alone
+from traincast.costs.kernels.cost import convert_to_in_step, price_alone
 from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.device import Device
 from traincast.ir.ops import Phase
-from traincast.ir.program import Program, peak_memory
+from traincast.ir.program import Program, compute_peak_memory
 from traincast.ir.variants import MODULE_SCOPE
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.communication import LayerGroups
@@ -26,7 +26,7 @@ from traincast.models.transformers.program.step import (
     build_optimizer_program,
 )
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.simulator.prediction.step import host_seconds
+from traincast.simulator.prediction.step import list_host_seconds
 from traincast.simulator.schedule import Code, build_schedule
 
 _OPTIMIZER_ELEMENTS = 100_000_000  # an update is priced at this size; longer ones take as much longer
@@ -130,7 +130,7 @@ class LayerCosts:
         if key not in self._known:
             if key not in self._alone:
                 block = write()
-                busiest = peak_memory(block.program).by_kind.get("activation", 0)
+                busiest = compute_peak_memory(block.program).by_kind.get("activation", 0)
                 alone = _Alone(block.program, self.device, self.host, roofline_only=self.roofline_only)
                 working = max(0, busiest - block.saved_bytes)
                 self._alone[key] = (alone, block.saved_bytes, working, block.trained)
@@ -150,7 +150,7 @@ class _Alone:
         launches = np.flatnonzero(schedule.code == Code.LAUNCH)
         phase_of_scope = np.asarray(program.columns.scope_phase)
         phase, host_phase = phase_of_scope[schedule.scope[launches]], phase_of_scope[schedule.scope]
-        busy = host_seconds(schedule, program, host)
+        busy = list_host_seconds(schedule, program, host)
         names = np.array([name == MODULE_SCOPE for name in program.names], dtype=np.bool_)
         modules = names[schedule.name] & (schedule.code == Code.HOST)
         self.module_scale = host.alone[MODULE_SCOPE] / max(SHIPPED.module_us, 1e-9)
@@ -163,7 +163,7 @@ class _Alone:
         """Forward, backward and update: kernels one after the other with the device's gap between."""
         costs = self.costs
         if not self.roofline_only:
-            costs = costs_in_step(costs, self.lowered, self.device, in_step)
+            costs = convert_to_in_step(costs, self.lowered, self.device, in_step)
         sigma = costs.spread()
         passes = []
         for mine, host, modules in zip(self.calls, self.host, self.modules, strict=True):

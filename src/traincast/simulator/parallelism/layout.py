@@ -172,10 +172,10 @@ def _check_counts(layout: Layout) -> None:
 
 def _check_model(layout: Layout, model: Transformer) -> None:
     """What the model's own numbers allow."""
-    _divides("tp", layout.tp, "attention heads", model.heads, model.name)
+    _check_divides("tp", layout.tp, "attention heads", model.heads, model.name)
     if model.latent is None and layout.tp > model.kv_heads:
-        _divides("key-value heads", model.kv_heads, "tp", layout.tp, model.name)
-    _divides("tp", layout.tp, "feed-forward width", model.ffn, model.name)
+        _check_divides("key-value heads", model.kv_heads, "tp", layout.tp, model.name)
+    _check_divides("tp", layout.tp, "feed-forward width", model.ffn, model.name)
     if layout.pp * layout.vp > model.layers:
         most = model.layers // layout.vp
         raise TraincastError(
@@ -183,12 +183,12 @@ def _check_model(layout: Layout, model: Transformer) -> None:
             f"give pp {max(1, most)} or fewer"
         )
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
-        near = _nearest(range(1, layout.seq_len // 2 + 1), layout.cp, lambda n: layout.seq_len % (2 * n) == 0)
+        near = _format_nearest(range(1, layout.seq_len // 2 + 1), layout.cp, lambda n: layout.seq_len % (2 * n) == 0)
         raise TraincastError(f"cp {layout.cp} does not divide {layout.seq_len} tokens into halves; give {near}")
     if layout.ep > 1 and model.experts is None:
         raise TraincastError(f"ep {layout.ep} needs experts, and {model.name} has 0; leave it out")
     if model.experts is not None:
-        _divides("ep", layout.ep, "experts", model.experts.count, model.name)
+        _check_divides("ep", layout.ep, "experts", model.experts.count, model.name)
 
 
 def _check_ranks(layout: Layout, model: Transformer) -> None:
@@ -202,13 +202,13 @@ def _check_ranks(layout: Layout, model: Transformer) -> None:
         )
     per_stage = layout.gpus // layout.pp
     if layout.ep * layout.etp > per_stage or per_stage % (layout.ep * layout.etp):
-        near = _nearest(range(1, per_stage + 1), layout.ep, lambda n: per_stage % (n * layout.etp) == 0)
+        near = _format_nearest(range(1, per_stage + 1), layout.ep, lambda n: per_stage % (n * layout.etp) == 0)
         raise TraincastError(
             f"ep {layout.ep} does not divide the {per_stage} GPUs of a stage of {model.name}; give {near}"
         )
     if layout.shard_group and (layout.dp * layout.cp) % layout.shard_group:
         shared = layout.dp * layout.cp
-        near = _nearest(range(1, shared + 1), layout.shard_group, lambda n: shared % n == 0)
+        near = _format_nearest(range(1, shared + 1), layout.shard_group, lambda n: shared % n == 0)
         raise TraincastError(f"groups of {layout.shard_group} do not divide {shared} data-parallel ranks; give {near}")
 
 
@@ -241,7 +241,7 @@ def _check_trained(layout: Layout, model: Transformer) -> None:
             "be frozen; give one of them"
         )
     if layout.document_len and layout.seq_len % layout.document_len:
-        near = _nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
+        near = _format_nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
         raise TraincastError(
             f"documents of {layout.document_len} tokens do not divide samples of {layout.seq_len}; give {near}"
         )
@@ -268,13 +268,13 @@ def _check_batch(layout: Layout) -> None:
         )
 
 
-def _divides(what: str, part: int, of: str, whole: int, name: str) -> None:
+def _check_divides(what: str, part: int, of: str, whole: int, name: str) -> None:
     if whole % part:
-        near = _nearest(range(1, whole + 1), part, lambda n: whole % n == 0)
+        near = _format_nearest(range(1, whole + 1), part, lambda n: whole % n == 0)
         raise TraincastError(f"{what} {part} does not divide the {whole} {of} of {name}; give {near}")
 
 
-def _nearest(choices: Iterable[int], wanted: int, works: object) -> str:
+def _format_nearest(choices: Iterable[int], wanted: int, works: object) -> str:
     """The nearest numbers below and above that work."""
     assert callable(works)
     fits = [n for n in choices if works(n)]

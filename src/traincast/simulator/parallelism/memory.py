@@ -13,11 +13,11 @@ _GROUP_BYTES = 0.25e9  # NCCL's buffers of one communicator: channels x 4 MB x p
 _FRAGMENTED = 0.03  # of what is allocated: blocks that the allocator holds and cannot use
 
 
-def stage_memory(layout: Layout, stage: Stage, number: int) -> dict[str, float]:
+def compute_stage_memory(layout: Layout, stage: Stage, number: int) -> dict[str, float]:
     """Bytes at the peak of one rank of stage `number`, as the allocator counts them, by kind."""
     whole = stage.dense + stage.sparse
-    held = _states(layout, stage)
-    held["activations"] = sum(unit.saved for unit in stage.units) * _in_flight(layout, number)
+    held = _count_state_bytes(layout, stage)
+    held["activations"] = sum(unit.saved for unit in stage.units) * _count_micro_batches_in_flight(layout, number)
     held["working"] = max(unit.working for unit in stage.units)
     if layout.sharding == "zero3":
         # the unit at work and the next one, whole, and one unit of gradients
@@ -28,17 +28,17 @@ def stage_memory(layout: Layout, stage: Stage, number: int) -> dict[str, float]:
     return {kind: size for kind, size in held.items() if size}
 
 
-def peak(layout: Layout, stages: Sequence[Stage]) -> tuple[dict[str, float], float]:
+def find_peak_memory(layout: Layout, stages: Sequence[Stage]) -> tuple[dict[str, float], float]:
     """The fullest rank: bytes of the allocator by kind, and all that the device must hold (context, exchanges'
     buffers and what is lost between blocks included)."""
-    by_stage = [stage_memory(layout, stage, number) for number, stage in enumerate(stages)]
+    by_stage = [compute_stage_memory(layout, stage, number) for number, stage in enumerate(stages)]
     fullest = max(by_stage, key=lambda kinds: sum(kinds.values()))
     groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
     allocated = sum(fullest.values())
     return fullest, allocated * (1 + _FRAGMENTED) + _CONTEXT_BYTES + groups * _GROUP_BYTES
 
 
-def _states(layout: Layout, stage: Stage) -> dict[str, float]:
+def _count_state_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     """Parameters, gradients and optimizer of a rank."""
     inner = max(1, layout.gpus // layout.pp // (layout.ep * layout.etp))
     shares = {
@@ -65,7 +65,7 @@ def _states(layout: Layout, stage: Stage) -> dict[str, float]:
     return {kind: sizes[kind] * elements[kind] for kind in sizes}
 
 
-def _in_flight(layout: Layout, stage: int) -> float:
+def _count_micro_batches_in_flight(layout: Layout, stage: int) -> float:
     """Micro-batches whose activations a stage holds at once."""
     most = float(layout.accumulation)
     if layout.pp == 1:

@@ -18,7 +18,7 @@ class Turn:
     micro_batch: int
 
 
-def part_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
+def split_layers_into_parts(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     """Layers of every part of the model in order; part p is chunk p // stages of stage p % stages. Where they do not
     divide, the first and last parts get fewer: they also hold the embedding and the head.
 
@@ -72,7 +72,7 @@ def order_zero_bubble(
     done_b = [[float("inf")] * micro_batches for _ in range(stages)]
     clock, counts = [0.0] * stages, [[0, 0, 0] for _ in range(stages)]
     for _ in range(3 * micro_batches * stages):
-        options = [_next_turn(s, counts, clock, done_f, done_b, micro_batches) for s in range(stages)]
+        options = [_choose_next_turn(s, counts, clock, done_f, done_b, micro_batches) for s in range(stages)]
         ready = [(start, s, kind) for s, option in enumerate(options) if option is not None for start, kind in [option]]
         start, s, kind = min(ready)
         number = counts[s][kind]
@@ -86,7 +86,7 @@ def order_zero_bubble(
     return orders
 
 
-def _next_turn(
+def _choose_next_turn(
     s: int,
     counts: Sequence[Sequence[int]],
     clock: Sequence[float],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
+def split_layers_into_stages(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     """Layers of every stage over all its chunks. Where they do not divide, the first and last stages get fewer: they
     also hold the token embedding and the head.
 
@@ -21,7 +21,7 @@ def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     return tuple(sum(by_part[stage::stages]) for stage in range(stages))
 
 
-def pipeline_seconds(
+def compute_pipeline_seconds(
     forward: Sequence[float],
     backward: Sequence[float],
     micro_batches: int,

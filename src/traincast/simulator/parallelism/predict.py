@@ -10,18 +10,18 @@ from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.sizes import model_flops
+from traincast.models.transformers.sizes import count_model_flops
 from traincast.simulator.parallelism.figures import (
-    exposed_and_bubble,
+    compute_layout_interval,
     extend_periodically,
-    layout_interval,
-    memory_of,
-    without_waiting,
+    make_memory,
+    remove_stage_waiting,
+    split_exposed_and_bubble,
 )
 from traincast.simulator.parallelism.layer_costs import LayerCosts
 from traincast.simulator.parallelism.layout import Layout, complete_layout
-from traincast.simulator.parallelism.memory import peak, stage_memory
-from traincast.simulator.parallelism.program import parallel_workload
+from traincast.simulator.parallelism.memory import compute_stage_memory, find_peak_memory
+from traincast.simulator.parallelism.program import build_parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
@@ -39,15 +39,15 @@ def predict_parallel(
     """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected."""
     layout = complete_layout(layout, model)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    stages = _model_of(model, platform, profile, roofline_only).stages(layout)
+    stages = _make_step_model(model, platform, profile, roofline_only).stages(layout)
 
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
-        workload = parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
-        result = without_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
-        exposed, bubble, compute = exposed_and_bubble(result, stages=layout.pp)
-        figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
-        terms, interval = layout_interval(result, exposed)
+        workload = build_parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
+        result = remove_stage_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
+        exposed, bubble, compute = split_exposed_and_bubble(result, stages=layout.pp)
+        figures = _make_figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
+        terms, interval = compute_layout_interval(result, exposed)
         outside = tuple(item for item in result.outside if item.op not in ("c10d::recv_", "c10d::send"))
         shown = sum(exposed.values())
         return replace(
@@ -61,14 +61,14 @@ def predict_parallel(
             device_idle=max(0.0, result.iteration - compute - shown),
         )
 
-    simulated, period = steady_micro_batches(layout)
+    simulated, period = count_simulated_micro_batches(layout)
     result = simulate(simulated)
     if simulated < layout.accumulation:
-        result = _extended(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
-    return _with_memory(result, platform, layout, stages)
+        result = _extend_prediction(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
+    return _add_memory(result, platform, layout, stages)
 
 
-def steady_micro_batches(layout: Layout) -> tuple[int, int]:
+def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     """Micro-batches to simulate, and after how many of them the step repeats itself: a pipeline is in its steady state
     once it has filled twice; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
@@ -90,11 +90,11 @@ def estimate_seconds(
     `predict_parallel` simulates the same step."""
     layout = complete_layout(layout, model)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    parts, stages = _model_of(model, platform, profile, False, in_step).predict(layout)
-    return parts.total, peak(layout, stages)[1]
+    parts, stages = _make_step_model(model, platform, profile, False, in_step).predict(layout)
+    return parts.total, find_peak_memory(layout, stages)[1]
 
 
-def _extended(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
+def _extend_prediction(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
     whole = extend_periodically(longer, shorter, times)
     first, second = longer.parallel, shorter.parallel
     assert first is not None and second is not None
@@ -111,7 +111,7 @@ def _extended(longer: Prediction, shorter: Prediction, times: float) -> Predicti
     return replace(whole, parallel=figures)
 
 
-def _figures(
+def _make_figures(
     model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage], exposed: dict[str, float],
     bubble: float, compute: float, micro_batches: int,
 ) -> ParallelFigures:  # fmt: skip
@@ -121,23 +121,26 @@ def _figures(
         exposed=exposed,
         bubble=bubble,
         compute=compute,
-        flops=_arithmetic(model, layout),
+        flops=_count_model_flops(model, layout),
         peak_flops=device.peak_flops.get(layout.precision) or device.peak_flops["fp32"],
-        needed=peak(layout, stages)[1],
+        needed=find_peak_memory(layout, stages)[1],
         simulated=micro_batches,
     )
 
 
-def _with_memory(result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
+def _add_memory(result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
     """The prediction with the memory of the whole step, and what is to be known of it."""
     per_stage = layout.gpus // layout.pp
     ranks = tuple(
         replace(
-            rank, memory=memory_of(stage_memory(layout, stages[rank.ranks[0] // per_stage], rank.ranks[0] // per_stage))
+            rank,
+            memory=make_memory(
+                compute_stage_memory(layout, stages[rank.ranks[0] // per_stage], rank.ranks[0] // per_stage)
+            ),
         )
         for rank in result.ranks
     )
-    kinds, needed = peak(layout, stages)
+    kinds, needed = find_peak_memory(layout, stages)
     device, warnings = platform.device, list[str]()
     if needed > device.memory_bytes:
         warnings.append(
@@ -148,13 +151,13 @@ def _with_memory(result: Prediction, platform: Platform, layout: Layout, stages:
         warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
     if platform.assumed and layout.gpus > 1:
         warnings.append(platform.assumed)
-    return replace(result, memory=memory_of(kinds), ranks=ranks, warnings=tuple(warnings))
+    return replace(result, memory=make_memory(kinds), ranks=ranks, warnings=tuple(warnings))
 
 
-def _arithmetic(model: Transformer, layout: Layout) -> float:
+def _count_model_flops(model: Transformer, layout: Layout) -> float:
     """Floating-point operations of a step as MFU counts them: a frozen weight has no gradient (four per weight and
     token instead of six), and below all that is trained there is no backward pass (two)."""
-    whole = model_flops(model, layout.global_batch, layout.seq_len, document_len=layout.document_len)
+    whole = count_model_flops(model, layout.global_batch, layout.seq_len, document_len=layout.document_len)
     if layout.adapter_rank:
         return whole * 2 / 3
     return whole * (1 - 2 / 3 * layout.frozen_layers / model.layers)
@@ -178,7 +181,7 @@ def _make_layer_costs(model: Transformer, key: str, held: _Held, roofline_only: 
     return LayerCosts(model, held.platform.device, held.host, roofline_only=roofline_only)
 
 
-def _model_of(
+def _make_step_model(
     model: Transformer, platform: Platform, host: HostProfile, roofline_only: bool, in_step: InStep = SHIPPED
 ) -> StepModel:
     blocks = _make_layer_costs(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)

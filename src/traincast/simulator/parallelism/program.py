@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.ir.cuda_graph import with_graphs
+from traincast.ir.cuda_graph import mark_graphs
 from traincast.ir.program import Columns, Program
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
@@ -19,8 +19,12 @@ from traincast.models.transformers.program.step import (
     build_layer_block,
 )
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
-from traincast.simulator.parallelism.groups import Groups, shard_of, style_of
+from traincast.models.transformers.sizes import (
+    count_embedding_parameters,
+    count_head_parameters,
+    count_layer_parameters,
+)
+from traincast.simulator.parallelism.groups import Groups, make_shard, make_style
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.orders import (
     BACKWARD,
@@ -29,10 +33,10 @@ from traincast.simulator.parallelism.orders import (
     order_1f1b,
     order_interleaved,
     order_zero_bubble,
-    part_layers,
+    split_layers_into_parts,
 )
 from traincast.simulator.parallelism.snippets import Snippets
-from traincast.simulator.parallelism.splicing import ProgramWriter, Tables, Unit, phases_between, programs_of
+from traincast.simulator.parallelism.splicing import ProgramWriter, Tables, Unit, make_programs, mark_ops_between
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray
 
@@ -101,7 +105,7 @@ class StageProgram:
             elif first and (turn.chunk, number) in self._parameter_events:
                 self._emit(self.snippets.wait(self._parameter_events[turn.chunk, number], FORWARD))
             unit = self._unit(turn, number, part)
-            self._write(unit, phases_between(part.piece.program, 0, part.piece.backward), part)
+            self._write(unit, mark_ops_between(part.piece.program, 0, part.piece.backward), part)
         if self.layout.sharding == "zero3" and self.layout.reshard:
             self._gathered.clear()
         self._emit(self.snippets.send(FORWARD, turn.chunk))
@@ -118,9 +122,9 @@ class StageProgram:
                 self._prefetch(turn.chunk, number, below, BACKWARD)
             unit = self._unit(turn, number, part)
             if part.again:
-                self._write(unit, _computed_again(part.piece, self.layout.checkpoint), part)
+                self._write(unit, _mark_recomputed_ops(part.piece, self.layout.checkpoint), part)
             end = part.piece.late if self.layout.schedule == "zero-bubble" else part.piece.program.num_ops
-            self._write(unit, phases_between(part.piece.program, part.piece.backward, end), part)
+            self._write(unit, mark_ops_between(part.piece.program, part.piece.backward, end), part)
             if self.layout.schedule != "zero-bubble":
                 self._reduce(part, turn.chunk, number, last=last)
         if self.layout.sharding == "zero3":
@@ -129,7 +133,7 @@ class StageProgram:
 
     def _write_late(self, turn: Turn, number: int, part: Part) -> None:
         unit = self._unit(turn, number, part)
-        self._write(unit, phases_between(part.piece.program, part.piece.late, part.piece.program.num_ops), part)
+        self._write(unit, mark_ops_between(part.piece.program, part.piece.late, part.piece.program.num_ops), part)
 
     def _unit(self, turn: Turn, number: int, part: Part) -> Unit:
         key = (turn.chunk, number, turn.micro_batch)
@@ -208,10 +212,10 @@ class StageProgram:
             self._emit(self.snippets.gather_updated(dense, sparse, self.snippets.first_bucket, waits=True))
 
 
-def _computed_again(block: LayerBlock, checkpoint: str) -> BoolArray:
+def _mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
     """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
     ("selective")."""
-    marked = phases_between(block.program, 0, block.backward)
+    marked = mark_ops_between(block.program, 0, block.backward)
     if checkpoint == "full":
         return marked
     names = [block.program.symbolic[s].name for s in block.program.columns.op_signature.tolist()]
@@ -225,22 +229,22 @@ def _computed_again(block: LayerBlock, checkpoint: str) -> BoolArray:
     return marked
 
 
-def parallel_workload(
+def build_parallel_workload(
     model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int
 ) -> Workload:
     """One step of a Transformer under a layout with this many micro-batches per pipeline: one program per stage, which
     every rank of the stage runs. `stages` are the weights of each and, for zero-bubble schedules, its times."""
     groups = Groups(layout)
-    parts = _parts(model, layout, groups.in_layers(model, gpus_per_node))
-    orders = _orders(layout, stages, micro_batches)
+    parts = _make_parts(model, layout, groups.in_layers(model, gpus_per_node))
+    orders = _order_turns(layout, stages, micro_batches)
     tables, columns = Tables(), []
     for stage in range(layout.pp):
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
         snippets = Snippets(layout, groups, model.hidden, stage)
         columns.append(StageProgram(layout, snippets, tables, chunks, stage).write(orders[stage]))
-    programs = programs_of(tables, columns, batch_size=layout.micro_batch, seq_len=layout.seq_len)
+    programs = make_programs(tables, columns, batch_size=layout.micro_batch, seq_len=layout.seq_len)
     if layout.kernels == "graph":
-        programs = tuple(with_graphs(each, np.ones(each.num_scopes, dtype=np.bool_)) for each in programs)
+        programs = tuple(mark_graphs(each, np.ones(each.num_scopes, dtype=np.bool_)) for each in programs)
     per_stage = layout.gpus // layout.pp
     return Workload(
         name=model.name,
@@ -251,7 +255,7 @@ def parallel_workload(
     )
 
 
-def _orders(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
+def _order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
     if layout.schedule == "zero-bubble":
         weights = [sum(unit.weight_part for unit in stage.units) for stage in stages]
         forward = [sum(unit.forward.device for unit in stage.units) for stage in stages]
@@ -263,38 +267,38 @@ def _orders(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list
     return [order_1f1b(stage, layout.pp, micro_batches) for stage in range(layout.pp)]
 
 
-def _parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
+def _make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
-    shard, style, split = shard_of(layout), style_of(layout), layout.schedule == "zero-bubble"
+    shard, style, split = make_shard(layout), make_style(layout), layout.schedule == "zero-bubble"
     before, after = (
         write(model, shard, style, groups=groups, split=split) for write in (build_embedding_block, build_head_block)
     )
-    counts = layout.stage_layers or part_layers(model.layers, layout.pp, layout.vp)
+    counts = layout.stage_layers or split_layers_into_parts(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
     first = 0
     for number, count in enumerate(counts):
-        inside = [_layer(model, layout, shard, style, groups, layer) for layer in range(first, first + count)]
+        inside = [_make_layer_part(model, layout, shard, style, groups, layer) for layer in range(first, first + count)]
         if number == 0:
             encoder = [
-                _layer(model, layout, shard, style, groups, layer, encoder=True)
+                _make_layer_part(model, layout, shard, style, groups, layer, encoder=True)
                 for layer in range(model.encoder_layers)
             ]
-            weights = embedding_parameters(model) / layout.tp
-            inside = [_end(layout, before, weights, frozen=layout.frozen_layers > 0), *encoder, *inside]
+            weights = count_embedding_parameters(model) / layout.tp
+            inside = [_make_end_part(layout, before, weights, frozen=layout.frozen_layers > 0), *encoder, *inside]
         if number == len(counts) - 1:
             tied = model.hidden * model.vocab if model.tied and layout.pp > 1 else 0
-            inside.append(_end(layout, after, (head_parameters(model) + tied) / layout.tp))
+            inside.append(_make_end_part(layout, after, (count_head_parameters(model) + tied) / layout.tp))
         parts.append(inside)
         first += count
     return parts
 
 
-def _end(layout: Layout, block: LayerBlock, weights: float, *, frozen: bool = False) -> Part:
+def _make_end_part(layout: Layout, block: LayerBlock, weights: float, *, frozen: bool = False) -> Part:
     trained = 0.0 if frozen or layout.adapter_rank else weights
     return Part("", block, weights, 0.0, trained, 0.0, frozen=frozen)
 
 
-def _layer(
+def _make_layer_part(
     model: Transformer, layout: Layout, shard: Shard, style: Style, groups: LayerGroups, number: int, *,
     encoder: bool = False,
 ) -> Part:  # fmt: skip
@@ -305,7 +309,7 @@ def _layer(
     block = build_layer_block(
         model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
     )
-    dense, sparse = layer_parameters(model, number)
+    dense, sparse = count_layer_parameters(model, number)
     here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
     trained = (float(block.trained), 0.0) if layout.adapter_rank else here
     again = layout.checkpoint != "none" and number % layout.checkpoint_every == 0 and not frozen

@@ -10,7 +10,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import BETWEEN_STAGES, VARIANT
 from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
-from traincast.models.layers.optimizers import make_optimizer_state, step_one_by_one
+from traincast.models.layers.optimizers import make_optimizer_state, write_single_tensor_step
 from traincast.models.transformers.program.communication import write_collective
 from traincast.models.transformers.program.step import write_adam
 from traincast.simulator.parallelism.groups import (
@@ -31,7 +31,7 @@ _FIRST = _EVENTS_OF_LAYERS + 8
 _TENSOR_ELEMENTS = 10_000_000  # weights of one tensor of the update
 
 
-def _kept(write: Callable[..., Program | None]) -> Callable[..., Program | None]:
+def _write_once(write: Callable[..., Program | None]) -> Callable[..., Program | None]:
     """Writes every snippet once."""
 
     @wraps(write)
@@ -53,7 +53,7 @@ class Snippets:
         self.written: dict[object, Program | None] = {}
         self._used = False
 
-    @_kept
+    @_write_once
     def receive(self, kind: str, chunk: int) -> Program | None:
         """What the stage before (or after, backward) sends: the compute stream waits for it."""
         other = self._neighbour(chunk, -1 if kind == FORWARD else 1)
@@ -63,13 +63,13 @@ class Snippets:
         builder = self._builder("c10d::recv_", kind)
         stream = RECEIVE_FORWARD if forward else RECEIVE_BACKWARD
         self._message(builder, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
-        _record(builder, _MESSAGE, stream)
-        _wait(builder, _MESSAGE, 0)
+        _record_event(builder, _MESSAGE, stream)
+        _wait_for_event(builder, _MESSAGE, 0)
         if not self.layout.overlap_pp:
-            _synchronize(builder)
+            _synchronize_host(builder)
         return builder.build_program()
 
-    @_kept
+    @_write_once
     def send(self, kind: str, chunk: int) -> Program | None:
         """A message to the next stage (or the one before, backward), which the kernels after it overlap with unless the
         layout says otherwise."""
@@ -78,15 +78,15 @@ class Snippets:
             return None
         stream = SEND_FORWARD if kind == FORWARD else SEND_BACKWARD
         builder = self._builder("c10d::send", kind)
-        _record(builder, _ISSUE, 0)
-        _wait(builder, _ISSUE, stream)
+        _record_event(builder, _ISSUE, 0)
+        _wait_for_event(builder, _ISSUE, stream)
         self._message(builder, "send", self.stage, other, stream, stream)
         if not self.layout.overlap_pp:
-            _record(builder, _SENT, stream)
-            _wait(builder, _SENT, 0)
+            _record_event(builder, _SENT, stream)
+            _wait_for_event(builder, _SENT, 0)
         return builder.build_program()
 
-    @_kept
+    @_write_once
     def gather(self, dense: float, sparse: float, event: int, kind: str) -> Program | None:
         """Parameters of a layer that data-parallel ranks share, gathered alongside what runs now."""
         size = 1 if self.layout.quantised_gather else self.layout.gather_bytes
@@ -96,16 +96,16 @@ class Snippets:
         ]
         return self._between_copies(parts, _FIRST + event, kind)
 
-    @_kept
+    @_write_once
     def wait(self, event: int, kind: str) -> Program | None:
         """The compute stream waits for parameters."""
         if self.groups.data is None and self.groups.expert_data is None:
             return None
         builder = self._builder("cuda::stream_wait_event", kind)
-        _wait(builder, event if event >= self.first_bucket else _FIRST + event, 0)
+        _wait_for_event(builder, event if event >= self.first_bucket else _FIRST + event, 0)
         return builder.build_program()
 
-    @_kept
+    @_write_once
     def reduce(self, dense: float, sparse: float) -> Program | None:
         """Gradients summed over copies of the model, alongside what runs now."""
         layout, groups, size = self.layout, self.groups, self.layout.reduce_bytes
@@ -124,10 +124,10 @@ class Snippets:
         if not self._used:
             return None
         builder = self._builder("cuda::stream_wait_event", "update")
-        _wait(builder, _REDUCED, 0)
+        _wait_for_event(builder, _REDUCED, 0)
         return builder.build_program()
 
-    @_kept
+    @_write_once
     def gather_updated(self, dense: float, sparse: float, event: int, waits: bool = False) -> Program | None:
         """16-bit parameters after the update of a distributed optimizer."""
         parts = [("all_gather", self.groups.data, 2 * dense), ("all_gather", self.groups.expert_data, 2 * sparse)]
@@ -151,7 +151,7 @@ class Snippets:
         gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
         builder.add_op("inductor::fused", [("inputs", gradients)], [builder.add_tensor((1,))], module="optimizer")
         if layout.optimizer == "adam-loop":
-            step_one_by_one(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
+            write_single_tensor_step(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
         else:
             write_adam(builder, weights, gradients)
         return builder.build_program()
@@ -163,14 +163,14 @@ class Snippets:
         if not wanted:
             return None
         builder = self._builder("c10d::" + wanted[0][0], kind)
-        _record(builder, _ISSUE, 0)
-        _wait(builder, _ISSUE, DATA)
+        _record_event(builder, _ISSUE, 0)
+        _wait_for_event(builder, _ISSUE, DATA)
         for name, group, nbytes in wanted:
             ref = builder.add_resident_tensor((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
             write_collective(builder, name, group, nbytes, ref, stream=DATA)
-        _record(builder, event, DATA)
+        _record_event(builder, event, DATA)
         if waits:
-            _wait(builder, event, 0)
+            _wait_for_event(builder, event, 0)
         return builder.build_program()
 
     def _neighbour(self, chunk: int, step: int) -> int | None:
@@ -202,14 +202,14 @@ class Snippets:
         return builder
 
 
-def _record(builder: StepBuilder, event: int, stream: int) -> None:
+def _record_event(builder: StepBuilder, event: int, stream: int) -> None:
     builder.add_op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
 
 
-def _synchronize(builder: StepBuilder) -> None:
+def _synchronize_host(builder: StepBuilder) -> None:
     """The host waits, as Megatron's does for a message that nothing overlaps with."""
     builder.add_op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
 
 
-def _wait(builder: StepBuilder, event: int, stream: int) -> None:
+def _wait_for_event(builder: StepBuilder, event: int, stream: int) -> None:
     builder.add_op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)

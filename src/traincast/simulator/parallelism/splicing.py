@@ -14,7 +14,7 @@ import numpy as np
 from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import with_size_indices
+from traincast.ir.symbolic import replace_sizes_by_indices
 from traincast.utils.arrays import BoolArray, Int32Array
 
 _LASTING = (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE, StorageKind.BUFFER)
@@ -58,7 +58,7 @@ class Tables:
         if id(program) not in self.sources:
             c = program.columns
             numbers = [
-                self.signatures.setdefault(with_size_indices(plain, self._size), len(self.signatures))
+                self.signatures.setdefault(replace_sizes_by_indices(plain, self._size), len(self.signatures))
                 for plain in program.signatures
             ]
             sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
@@ -194,7 +194,7 @@ class ProgramWriter:
         return alloc, free
 
 
-def programs_of(tables: Tables, columns: Sequence[Columns], *, batch_size: int, seq_len: int) -> tuple[Program, ...]:
+def make_programs(tables: Tables, columns: Sequence[Columns], *, batch_size: int, seq_len: int) -> tuple[Program, ...]:
     """Programs that share signatures, sizes and names."""
     sizes = SizeTable.constant(np.array(list(tables.sizes), dtype=np.int64))
     symbolic, names = tuple(tables.signatures), tuple(tables.names)
@@ -235,13 +235,13 @@ def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
     scope_of = source.program.op_scope
     # scopes without ops (the host's own work) go with the marked ones around them
     low, high = (int(scope_of[chosen[0]]), int(scope_of[chosen[-1]]) + 1) if len(chosen) else (0, 0)
-    low = _with_empty_before(c.scope_ptr, low)
+    low = _include_empty_scopes_before(c.scope_ptr, low)
     scopes = np.arange(low, high)
     counts = np.bincount(scope_of[chosen] - low, minlength=len(scopes)) if len(chosen) else np.zeros(0, dtype=np.int64)
     whole = np.diff(c.scope_ptr)[scopes]
     kept = (counts > 0) | (whole == 0)
-    inputs, input_ends = _taken(c.input_ptr, c.input_tensor, chosen)
-    outputs, output_ends = _taken(c.output_ptr, c.output_tensor, chosen)
+    inputs, input_ends = _take_tensors(c.input_ptr, c.input_tensor, chosen)
+    outputs, output_ends = _take_tensors(c.output_ptr, c.output_tensor, chosen)
     thread = c.scope_thread[scopes[kept]]
     return _Segment(
         signature=source.signature[c.op_signature[chosen]],
@@ -262,26 +262,26 @@ def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
     )
 
 
-def _with_empty_before(scope_ptr: Int32Array, scope: int) -> int:
+def _include_empty_scopes_before(scope_ptr: Int32Array, scope: int) -> int:
     while scope > 0 and scope_ptr[scope - 1] == scope_ptr[scope]:
         scope -= 1
     return scope
 
 
-def _taken(pointer: Int32Array, tensor: Int32Array, chosen: np.ndarray) -> tuple[Int32Array, Int32Array]:
+def _take_tensors(pointer: Int32Array, tensor: Int32Array, chosen: np.ndarray) -> tuple[Int32Array, Int32Array]:
     counts = np.diff(pointer)[chosen]
     ends = np.cumsum(counts)
     place = np.repeat(pointer[chosen] - (ends - counts), counts) + np.arange(int(counts.sum()))
     return tensor[place].astype(np.int32), ends.astype(np.int32)
 
 
-def phases_between(program: Program, first: int, end: int) -> BoolArray:
+def mark_ops_between(program: Program, first: int, end: int) -> BoolArray:
     """The ops from `first` to before `end`, marked."""
     marked = np.zeros(program.num_ops, dtype=np.bool_)
     marked[first:end] = True
     return marked
 
 
-def runs_in(program: Program, phases: Sequence[Phase]) -> BoolArray:
+def mark_ops_of_phases(program: Program, phases: Sequence[Phase]) -> BoolArray:
     """The ops of these phases, marked."""
     return np.isin(program.op_phase, phases)

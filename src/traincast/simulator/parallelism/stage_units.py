@@ -6,9 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from traincast.costs.in_step import InStep
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
+from traincast.models.transformers.sizes import (
+    count_embedding_parameters,
+    count_head_parameters,
+    count_layer_parameters,
+)
 from traincast.simulator.parallelism.communication import CommunicationCosts, Price
-from traincast.simulator.parallelism.groups import Groups, copies_of_token, shard_of, style_of
+from traincast.simulator.parallelism.groups import Groups, count_token_copies, make_shard, make_style
 from traincast.simulator.parallelism.layer_costs import LayerCost, LayerCosts, Pass
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 
@@ -63,7 +67,7 @@ class StageUnits:
         self, model: Transformer, layout: Layout, blocks: LayerCosts, exchanges: CommunicationCosts, c: InStep
     ) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, blocks, exchanges, c
-        self.shard, self.style = shard_of(layout), style_of(layout)
+        self.shard, self.style = make_shard(layout), make_style(layout)
         node = exchanges.topology.gpus_per_node if exchanges.topology is not None else 1
         self.groups, self.split = Groups(layout).in_layers(model, node), layout.schedule == "zero-bubble"
         self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
@@ -77,25 +81,25 @@ class StageUnits:
         key = (experts, window, encoder, again)
         if (key, frozen) not in self._layers:
             unit = self._layer(number, *key)
-            self._layers[key, frozen] = _without_backward(unit) if frozen else unit
+            self._layers[key, frozen] = _drop_backward(unit) if frozen else unit
         return self._layers[key, frozen]
 
     def embedding(self) -> Unit:
         """What stands before the first layer."""
         cost = self.pieces.embedding(self.shard, self.style, self.groups, split=self.split)
-        weights = embedding_parameters(self.model) / self.layout.tp
+        weights = count_embedding_parameters(self.model) / self.layout.tp
         reduced = self._after_tables()
         unit = Unit(
             UnitPass(self._launched(cost.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
             UnitPass(self._launched(cost.backward)),
             weights, 0.0, cost.saved_bytes, cost.working_bytes, 0.0, self._trained(weights, 0.0),
         )  # fmt: skip
-        return _without_backward(unit) if self.layout.frozen_layers else unit
+        return _drop_backward(unit) if self.layout.frozen_layers else unit
 
     def head(self) -> Unit:
         """What stands after the last layer."""
         cost = self.pieces.head(self.shard, self.style, self.groups, split=self.split)
-        weights = head_parameters(self.model) / self.layout.tp
+        weights = count_head_parameters(self.model) / self.layout.tp
         if self.model.tied and self.layout.pp > 1:
             weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table
         gathered = self.exchanges.tensor("all_gather", self._message())[0] if self.shard.sequence else 0.0
@@ -124,7 +128,7 @@ class StageUnits:
             back.exchanges + round(repeats * to.exchanges),
             back.spread,
         )
-        all_dense, all_sparse = layer_parameters(self.model, number)
+        all_dense, all_sparse = count_layer_parameters(self.model, number)
         dense, sparse = all_dense / self.layout.tp, all_sparse / (self.layout.ep * self.layout.etp)
         return Unit(
             UnitPass(forward, to.exposed, to.exchanges, to.spread),
@@ -264,7 +268,7 @@ class StageUnits:
     def _copies(self, experts: Experts) -> float:
         """Copies of a token that leave for experts."""
         topology = self.exchanges.topology
-        return copies_of_token(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
+        return count_token_copies(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
 
     def _routing(self, experts: Experts) -> float:
         """Seconds that the device stands still while a layer's counts of tokens reach the host. Nothing waits where
@@ -273,6 +277,6 @@ class StageUnits:
         return 1e-6 * self.constants.routing_us if waits else 0.0
 
 
-def _without_backward(unit: Unit) -> Unit:
+def _drop_backward(unit: Unit) -> Unit:
     """A unit below all that is trained: it keeps nothing, and no gradient comes down to it."""
     return replace(unit, backward=UnitPass(Pass()), saved=0.0, weight_part=0.0, trained=Share())

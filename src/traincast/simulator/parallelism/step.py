@@ -13,7 +13,7 @@ from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.communication import CommunicationCosts
 from traincast.simulator.parallelism.layer_costs import LayerCosts, Pass
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.pipeline import pipeline_seconds, stage_layers
+from traincast.simulator.parallelism.pipeline import compute_pipeline_seconds, split_layers_into_stages
 from traincast.simulator.parallelism.stage_units import Share, StageUnits, Unit
 
 STEP_SIGMA = 0.05
@@ -58,9 +58,9 @@ class Parts:
     unknown: float
 
 
-def stages_of(model: Transformer, layout: Layout, roles: StageUnits) -> list[Stage]:
+def make_stages(model: Transformer, layout: Layout, roles: StageUnits) -> list[Stage]:
     """Every stage's units; equal layers are one object."""
-    counts = layout.stage_layers or stage_layers(model.layers, layout.pp, layout.vp)
+    counts = layout.stage_layers or split_layers_into_stages(model.layers, layout.pp, layout.vp)
     stages, first = [], 0
     for number, count in enumerate(counts):
         units = [roles.layer(layer) for layer in range(first, first + count)]
@@ -87,12 +87,12 @@ class StepModel:
 
     def stages(self, layout: Layout) -> list[Stage]:
         """The stages of a layout: their weights, and what each costs."""
-        return stages_of(self.model, layout, self.roles(layout))
+        return make_stages(self.model, layout, self.roles(layout))
 
     def predict(self, layout: Layout) -> tuple[Parts, list[Stage]]:
         """The step and its stages."""
         roles = self.roles(layout)
-        stages = stages_of(self.model, layout, roles)
+        stages = make_stages(self.model, layout, roles)
         return _Composer(layout, roles.exchanges, self.pieces, self.constants, stages).step(), stages
 
 
@@ -115,7 +115,7 @@ class _Composer:
         ways = [self._stage(stage) for stage in self.stages]
         forward, backward = [way[0] for way in ways], [way[1] for way in ways]
         weights = [sum(unit.weight_part for unit in stage.units) for stage in self.stages]
-        busy, bubble = pipeline_seconds(
+        busy, bubble = compute_pipeline_seconds(
             forward, backward, layout.accumulation, chunks=layout.vp if layout.schedule == "interleaved" else 1,
             weights=weights if layout.schedule == "zero-bubble" else None,
         )  # fmt: skip
@@ -123,7 +123,7 @@ class _Composer:
         stage = self.stages[slowest]
         exchanged, spread = self._between_copies(stage, forward[slowest], backward[slowest])
         update = self._update(stage)
-        kernels, exposed, erring = _totals(stage, layout.accumulation)
+        kernels, exposed, erring = _sum_micro_batches(stage, layout.accumulation)
         exposed |= {"dp": exchanged + ways[slowest][2] * layout.accumulation, "pp": self._sends() * layout.accumulation}
         total = busy + exchanged + update
         shown = sum(exposed.values())
@@ -248,7 +248,7 @@ class _Composer:
         return done.device + norm
 
 
-def _totals(stage: Stage, micro_batches: int) -> tuple[Pass, dict[str, float], float]:
+def _sum_micro_batches(stage: Stage, micro_batches: int) -> tuple[Pass, dict[str, float], float]:
     """Kernels, exposed communication and the spread of the latter over all micro-batches of a stage."""
     kernels, exposed, erring = Pass(), dict[str, float](), 0.0
     for unit in stage.units:

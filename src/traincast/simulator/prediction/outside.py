@@ -28,7 +28,7 @@ class OutsideOp:
     @property
     def why(self) -> str:
         """What is outside, and how far, in a few words."""
-        far = f"sizes up to {_times(self.factor)} beyond" if self.factor > 1.0 else ""
+        far = f"sizes up to {_format_factor(self.factor)} beyond" if self.factor > 1.0 else ""
         reasons = ["GPU not measured" if self.new_gpu else "", far]
         return ", ".join(filter(None, reasons)) or "kind or type not measured"
 
@@ -44,7 +44,7 @@ class OutsideOp:
         }
 
 
-def outside_ops(timeline: Timeline, costs: Costs, marked: BoolArray, sigma: FloatArray) -> tuple[OutsideOp, ...]:
+def list_outside_ops(timeline: Timeline, costs: Costs, marked: BoolArray, sigma: FloatArray) -> tuple[OutsideOp, ...]:
     """The ops whose launches use a `marked` call, most device time first; `sigma` is the log-sigma of every call."""
     call = timeline.schedule.call[timeline.launches]
     chosen = np.flatnonzero(marked[call])
@@ -63,6 +63,6 @@ def outside_ops(timeline: Timeline, costs: Costs, marked: BoolArray, sigma: Floa
     return tuple(sorted(found, key=lambda item: (-item.seconds, item.op)))
 
 
-def _times(factor: float) -> str:
+def _format_factor(factor: float) -> str:
     """`1.3 x`, `12 x`, `4,000 x`."""
     return f"{factor:.1f} x" if factor < 9.95 else f"{float(f'{factor:.2g}'):,.0f} x"

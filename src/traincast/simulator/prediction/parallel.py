@@ -47,6 +47,6 @@ class ParallelFigures:
         }
 
 
-def layout_keys(figures: ParallelFigures | None) -> dict[str, Any]:
+def list_layout_figures(figures: ParallelFigures | None) -> dict[str, Any]:
     """The figures as plain data; none for a step without a layout."""
     return {} if figures is None else figures.to_dict()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from traincast.costs.kernels.cost import Costs, Source
-from traincast.ir.ops import Phase, layer_of
+from traincast.ir.ops import Phase, find_layer
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import BoolArray
 from traincast.utils.totals import sum_by_key
@@ -19,43 +19,43 @@ PLACES = ("module", "layer", "op")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def seconds_by_module(timeline: Timeline) -> dict[str, float]:
+def sum_seconds_by_module(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by module, backward included, modules that differ in numbers only together: `Bert.layers.*.mlp`.
 
     What no module runs is named by its phase: `(optimizer)`.
     """
-    return _by_path(timeline, lambda path: _NUMBER.sub("*", path))
+    return _sum_seconds_by_path(timeline, lambda path: _NUMBER.sub("*", path))
 
 
-def seconds_by_layer(timeline: Timeline) -> dict[str, float]:
+def sum_seconds_by_layer(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by layer, backward included: a module's path up to its first number (`Bert.layers.3`), else its
     first two names; what no module runs is named by its phase."""
-    return _by_path(timeline, layer_of)
+    return _sum_seconds_by_path(timeline, find_layer)
 
 
-def seconds_by_op(timeline: Timeline) -> dict[str, float]:
+def sum_seconds_by_op(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by op: `aten::mm`."""
     program = timeline.program
     signature = program.columns.op_signature[timeline.schedule.op[timeline.launches]]
     seconds = np.bincount(signature, weights=timeline.kernel_seconds, minlength=len(program.symbolic))
-    return _spent((program.symbolic[n].name, s) for n, s in enumerate(seconds.tolist()))
+    return _sum_positive_seconds((program.symbolic[n].name, s) for n, s in enumerate(seconds.tolist()))
 
 
-def seconds_by_phase(timeline: Timeline) -> dict[str, float]:
+def sum_seconds_by_phase(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by phase of the step."""
     phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
     totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
     return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
 
 
-def seconds_by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
+def sum_seconds_by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
     """Kernel seconds by how their durations were found."""
     source = costs.source[timeline.schedule.call[timeline.launches]]
     seconds = np.bincount(source, weights=timeline.kernel_seconds, minlength=len(Source))
     return {source.name.lower(): float(seconds[source]) for source in Source if seconds[source]}
 
 
-def marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
+def list_marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
     """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
     launches = timeline.launches
     chosen = marked[timeline.schedule.call[launches]]
@@ -69,7 +69,7 @@ def marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], 
     return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
 
 
-def _by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, float]:
+def _sum_seconds_by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, float]:
     program = timeline.program
     op = timeline.schedule.op[timeline.launches]
     place = program.columns.op_module[op].astype(np.int64) * len(Phase) + program.op_phase[op]
@@ -80,8 +80,8 @@ def _by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, f
         module, phase = divmod(index, len(Phase))
         return names[module] or f"({Phase(phase).name.lower()})"
 
-    return _spent((named(index), float(seconds[index])) for index in np.flatnonzero(seconds).tolist())
+    return _sum_positive_seconds((named(index), float(seconds[index])) for index in np.flatnonzero(seconds).tolist())
 
 
-def _spent(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _sum_positive_seconds(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: seconds for name, seconds in sum_by_key(pairs).items() if seconds}

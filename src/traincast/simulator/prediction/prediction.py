@@ -10,18 +10,18 @@ import numpy as np
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.call import Estimate, KernelCall
-from traincast.costs.kernels.cost import Costs, price
-from traincast.costs.kernels.registry import lowering_context
+from traincast.costs.kernels.cost import Costs, price_in_step
+from traincast.costs.kernels.registry import make_lowering_context
 from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
-from traincast.simulator.instructions import StepInstructions, step_instructions
-from traincast.simulator.prediction.outside import outside_ops
-from traincast.simulator.prediction.places import marked_ops, seconds_by_phase, seconds_by_source
-from traincast.simulator.prediction.rank_results import imbalance, list_rank_results, slowest_class
+from traincast.simulator.instructions import StepInstructions, build_step_instructions
+from traincast.simulator.prediction.outside import list_outside_ops
+from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
+from traincast.simulator.prediction.rank_results import compute_imbalance, find_slowest_class, list_rank_results
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, simulate_step
-from traincast.simulator.prediction.warnings import warnings_of
+from traincast.simulator.prediction.warnings import list_warnings
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
 from traincast.utils.arrays import IntArray
@@ -61,11 +61,11 @@ def predict_step(
         from traincast.simulator.cpu.predict import predict_on_machine
 
         return predict_on_machine(workload, platform, late=late, op_speed=op_speed)
-    instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
+    instructions = _build_instructions(workload, platform, tf32=tf32, apart=uneven is not None)
     device = platform.get_device_when_sharing(len(workload.ranks))
-    costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
+    costs = price_in_step(instructions.lowered[0], device, roofline_only=roofline_only)
     costs = _add_collectives(costs, instructions, instructions.seconds(platform.topology))
-    costs = _with_uniform(costs, *instructions.uniform_seconds(platform.topology))
+    costs = _add_uniform_collectives(costs, *instructions.uniform_seconds(platform.topology))
     host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     simulated = simulate_step(
         instructions,
@@ -78,33 +78,33 @@ def predict_step(
         late=late,
         op_speed=op_speed,
     )
-    return _prediction(workload, platform, host, simulated, costs, tf32=tf32)
+    return _make_prediction(workload, platform, host, simulated, costs, tf32=tf32)
 
 
-def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
+def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
     """The step as instructions; `apart` gives every rank a program of its own, since no two are alike."""
-    context = lowering_context(workload, platform.device, tf32=tf32)
+    context = make_lowering_context(workload, platform.device, tf32=tf32)
     if platform.topology is not None and len(workload.ranks) > 1:
         context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
     if not apart:
-        return step_instructions(workload.programs, workload.ranks, context)
+        return build_step_instructions(workload.programs, workload.ranks, context)
     programs = tuple(workload.programs[p] for p in workload.ranks)
-    return step_instructions(programs, tuple(range(len(programs))), context)
+    return build_step_instructions(programs, tuple(range(len(programs))), context)
 
 
-def _prediction(
+def _make_prediction(
     workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool
 ) -> Prediction:
     """What the simulation says: of the step, and of the rank that the others wait for."""
     results = list_rank_results(simulated)
-    slowest = slowest_class(simulated, results)
+    slowest = find_slowest_class(simulated, results)
     timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
-    errors = kernel_errors(timeline, costs)
-    terms = spread_terms(timeline, errors, host, result.device_active, several=len(workload.ranks) > 1)
+    errors = compute_kernel_errors(timeline, costs)
+    terms = compute_spread_terms(timeline, errors, host, result.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = simulated.instructions.lowered[simulated.classes.program[slowest]].estimated
-    estimated_ops, estimated_seconds = marked_ops(timeline, estimated)
-    outside = outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
+    estimated_ops, estimated_seconds = list_marked_ops(timeline, estimated)
+    outside = list_outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
     return Prediction(
         workload=workload,
         platform=platform,
@@ -119,17 +119,17 @@ def _prediction(
         host=result.host,
         exposed_comm=result.exposed_comm,
         by_family=timeline.seconds_by_family(),
-        by_phase=seconds_by_phase(timeline),
-        by_source=seconds_by_source(timeline, costs),
+        by_phase=sum_seconds_by_phase(timeline),
+        by_source=sum_seconds_by_source(timeline, costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=outside,
         memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
-        warnings=warnings_of(results, platform, simulated.instructions, tf32=tf32),
+        warnings=list_warnings(results, platform, simulated.instructions, tf32=tf32),
         timeline=timeline,
         walk=simulated,
         ranks=results,
-        imbalance=imbalance(results),
+        imbalance=compute_imbalance(results),
         gpus=len(workload.ranks),
     )
 
@@ -142,13 +142,13 @@ def _add_collectives(costs: Costs, instructions: StepInstructions, exchanged: Es
     return costs
 
 
-def _with_uniform(costs: Costs, rows: IntArray, estimate: Estimate) -> Costs:
+def _add_uniform_collectives(costs: Costs, rows: IntArray, estimate: Estimate) -> Costs:
     """Gives the collectives among ranks of one program their time, spread and domain."""
     costs.seconds[rows], costs.sigma[rows], costs.in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
     return costs
 
 
-def kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
+def compute_kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
     """Seconds that one log-sigma of each call of the step is worth."""
     sigma = costs.spread()
     per_call = np.bincount(
@@ -158,7 +158,7 @@ def kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
     return {call: seconds for call, seconds in rows if seconds}
 
 
-def spread_terms(
+def compute_spread_terms(
     timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, active: float, *, several: bool
 ) -> dict[str, float]:
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from traincast.ir.program import Memory, peak_memory
+from traincast.ir.program import Memory, compute_peak_memory
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.rank_group import GroupSimulation
-from traincast.simulator.timeline import compute_covered_seconds
+from traincast.simulator.timeline import compute_union_seconds
 from traincast.utils.arrays import FloatArray
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
@@ -39,15 +39,15 @@ class RankResult:
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
-def _memory(instructions: StepInstructions) -> list[Memory]:
+def _compute_peak_memory(instructions: StepInstructions) -> list[Memory]:
     """Peak memory of every program."""
-    return [peak_memory(program) for program in instructions.programs]
+    return [compute_peak_memory(program) for program in instructions.programs]
 
 
 def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
     """One result a class of ranks."""
     tables = [_Totals(simulated, group, simulation) for group, simulation in enumerate(simulated.walks)]
-    held = _memory(simulated.instructions)
+    held = _compute_peak_memory(simulated.instructions)
     fullest = [held[program] for program in simulated.classes.program]
     for c, memory in zip(simulated.classes.of, held, strict=True):
         # ranks that take the same time need not hold the same
@@ -68,11 +68,11 @@ class _Totals:
         exchanges[[simulation.blocks.blocks[block].first for block in simulation.blocks.meetings.values()]] = True
         met = exchanges.copy()
         exchanges[simulation.group.transfer_launches(simulation.blocks)] = True
-        self.active = compute_covered_seconds(simulation.starts.T, simulation.ends.T)
+        self.active = compute_union_seconds(simulation.starts.T, simulation.ends.T)
         self.compute = self.active
         self.waiting: FloatArray = np.zeros(simulation.group.size)
         if exchanges.any():
-            self.compute = compute_covered_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
+            self.compute = compute_union_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
             m = simulated.meetings
             mine = m.group == number
             exchanging = np.bincount(
@@ -96,14 +96,14 @@ class _Totals:
         )
 
 
-def imbalance(results: Sequence[RankResult]) -> float:
+def compute_imbalance(results: Sequence[RankResult]) -> float:
     """How much longer the busiest rank computes than the mean, as a share of the mean."""
     compute = np.array([result.compute for result in results])
     mean = float(np.average(compute, weights=[len(result.ranks) for result in results]))
     return float(compute.max()) / mean - 1.0 if mean > 0 else 0.0
 
 
-def slowest_class(simulated: StepSimulation, results: tuple[RankResult, ...]) -> int:
+def find_slowest_class(simulated: StepSimulation, results: tuple[RankResult, ...]) -> int:
     """The class of ranks that the others wait for: of those done last, the one that waited least. Of the stages of a
     pipeline, which are done one after the other, the one that computes longest."""
     if any(exchange.replicated for calls in simulated.instructions.calls for exchange in calls.exchange[:1]):

@@ -11,15 +11,15 @@ from traincast.hardware.platform import Platform
 from traincast.ir.program import Memory
 from traincast.ir.workload import Workload
 from traincast.simulator.critical import PathPart
-from traincast.simulator.matched_calls import rank_list
-from traincast.simulator.prediction.document import prediction_document
+from traincast.simulator.matched_calls import format_rank_list
+from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
-from traincast.simulator.prediction.parallel import ParallelFigures, layout_keys
-from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
+from traincast.simulator.prediction.parallel import ParallelFigures, list_layout_figures
+from traincast.simulator.prediction.places import sum_seconds_by_layer, sum_seconds_by_module, sum_seconds_by_op
 from traincast.simulator.prediction.rank_results import RankResult
 from traincast.simulator.prediction.step import StepSimulation
-from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what, step_path
-from traincast.simulator.prediction.throughput import Throughput, throughput
+from traincast.simulator.prediction.step_path import find_step_path, sum_path_by_activity, sum_path_by_place
+from traincast.simulator.prediction.throughput import Throughput, compute_throughput
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values
@@ -89,14 +89,14 @@ class Prediction(Result):
     @cached_property
     def path(self) -> list[PathPart]:
         """The critical path over all ranks."""
-        return step_path(self.walk)
+        return find_step_path(self.walk)
 
     @cached_property
     def throughput(self) -> Throughput:
         """Samples and tokens per second of all GPUs, the step's arithmetic and its share of the peak."""
         if self.parallel is not None:
             return self._model_throughput(self.parallel)
-        return throughput(
+        return compute_throughput(
             self.walk.instructions, self.platform.device, self.iteration,
             batch_size=self.workload.samples, seq_len=self.workload.seq_len,
         )  # fmt: skip
@@ -104,17 +104,17 @@ class Prediction(Result):
     @cached_property
     def by_module(self) -> dict[str, float]:
         """Kernel seconds by module, numbered ones together (`Bert.layers.*.mlp`), backward included."""
-        return self.extended.get("by_module") or seconds_by_module(self.timeline)
+        return self.extended.get("by_module") or sum_seconds_by_module(self.timeline)
 
     @cached_property
     def by_layer(self) -> dict[str, float]:
         """Kernel seconds by layer (`Bert.layers.3`), backward included."""
-        return self.extended.get("by_layer") or seconds_by_layer(self.timeline)
+        return self.extended.get("by_layer") or sum_seconds_by_layer(self.timeline)
 
     @cached_property
     def by_op(self) -> dict[str, float]:
         """Kernel seconds by op (`aten::mm`)."""
-        return self.extended.get("by_op") or seconds_by_op(self.timeline)
+        return self.extended.get("by_op") or sum_seconds_by_op(self.timeline)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -145,7 +145,7 @@ class Prediction(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain data: the keys of `PredictionDocument`."""
-        return prediction_document({
+        return make_prediction_document({
             "scenario": self.scenario,
             "workload": self.workload.name,
             "platform": self.platform.key,
@@ -164,31 +164,31 @@ class Prediction(Result):
             "device_idle_ms": 1e3 * self.device_idle,
             "host_ms": 1e3 * self.host,
             "exposed_comm_ms": 1e3 * self.exposed_comm,
-            "per_family": _milliseconds(self.by_family),
-            "per_phase": _milliseconds(self.by_phase),
-            "per_source": _milliseconds(self.by_source),
-            "critical_path": _milliseconds(seconds_by_what(self.path)),
+            "per_family": _convert_to_milliseconds(self.by_family),
+            "per_phase": _convert_to_milliseconds(self.by_phase),
+            "per_source": _convert_to_milliseconds(self.by_source),
+            "critical_path": _convert_to_milliseconds(sum_path_by_activity(self.path)),
             "kernels": len(self.timeline.launches),
             "estimated_ops": list(self.estimated_ops),
             "estimated_ms": 1e3 * self.estimated_seconds,
             "out_of_domain_ops": list(self.out_of_domain_ops),
             "out_of_domain_ms": 1e3 * self.out_of_domain_seconds,
             "out_of_domain": [item.to_dict() for item in self.outside],
-            "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
+            "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_convert_to_gigabytes(self.memory.by_kind)},
             "host_profile": self.host_profile,
             "warnings": list(self.warnings),
             "assumptions": list(self.workload.assumptions),
             "given_costs": {cost.op: cost.as_text() for cost in self.workload.costs},
-            "ranks": [_rank(result) for result in self.ranks],
+            "ranks": [_make_rank_row(result) for result in self.ranks],
             "imbalance": self.imbalance,
             "critical_path_ranks": self._path_rows(),
             **self.throughput.to_dict(),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "fits": self.fits,
-            **layout_keys(self.parallel),
-            "by_module": _milliseconds(self.by_module),
-            "by_layer": _milliseconds(self.by_layer),
-            "by_op": _milliseconds(self.by_op),
+            **list_layout_figures(self.parallel),
+            "by_module": _convert_to_milliseconds(self.by_module),
+            "by_layer": _convert_to_milliseconds(self.by_layer),
+            "by_op": _convert_to_milliseconds(self.by_op),
         })  # fmt: skip
 
     def headline(self) -> str:
@@ -209,35 +209,38 @@ class Prediction(Result):
         """Tables "families", "phases", "sources", "modules", "layers" and "ops" of kernel time, "memory" by kind (of
         the fullest rank), "critical_path" by rank and op, and "ranks" (one row per class of ranks that do the same)."""
         return {
-            "families": _rows("family", self.by_family),
-            "phases": _rows("phase", self.by_phase),
-            "sources": _rows("source", self.by_source),
-            "modules": _rows("module", self.by_module),
-            "layers": _rows("layer", self.by_layer),
-            "ops": _rows("op", self.by_op),
-            "memory": [{"kind": kind, "gb": size} for kind, size in _gigabytes(self.memory.by_kind).items()],
+            "families": _make_rows("family", self.by_family),
+            "phases": _make_rows("phase", self.by_phase),
+            "sources": _make_rows("source", self.by_source),
+            "modules": _make_rows("module", self.by_module),
+            "layers": _make_rows("layer", self.by_layer),
+            "ops": _make_rows("op", self.by_op),
+            "memory": [{"kind": kind, "gb": size} for kind, size in _convert_to_gigabytes(self.memory.by_kind).items()],
             "critical_path": self._path_rows(),
-            "ranks": [{"ranks": rank_list(result.ranks), **drop_nested_values(_rank(result))} for result in self.ranks],
+            "ranks": [
+                {"ranks": format_rank_list(result.ranks), **drop_nested_values(_make_rank_row(result))}
+                for result in self.ranks
+            ],
         }
 
     def _path_rows(self) -> list[dict[str, Any]]:
-        places = seconds_by_place(self.path).items()
+        places = sum_path_by_place(self.path).items()
         return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
 
 
-def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+def _convert_to_milliseconds(seconds: dict[str, float]) -> dict[str, float]:
     return {name: 1e3 * length for name, length in seconds.items()}
 
 
-def _gigabytes(sizes: dict[str, int]) -> dict[str, float]:
+def _convert_to_gigabytes(sizes: dict[str, int]) -> dict[str, float]:
     return {kind: nbytes / 1e9 for kind, nbytes in sizes.items()}
 
 
-def _rows(what: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
-    return [{what: name, "ms": length} for name, length in _milliseconds(seconds).items()]
+def _make_rows(what: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
+    return [{what: name, "ms": length} for name, length in _convert_to_milliseconds(seconds).items()]
 
 
-def _rank(result: RankResult) -> dict[str, Any]:
+def _make_rank_row(result: RankResult) -> dict[str, Any]:
     return {
         "ranks": list(result.ranks),
         "iteration_ms": 1e3 * result.iteration,
@@ -248,5 +251,5 @@ def _rank(result: RankResult) -> dict[str, Any]:
         "exposed_comm_ms": 1e3 * result.exposed_comm,
         "waiting_ms": 1e3 * result.waiting,
         "memory_gb": result.memory.peak_bytes / 1e9,
-        "memory_by_kind_gb": _gigabytes(result.memory.by_kind),
+        "memory_by_kind_gb": _convert_to_gigabytes(result.memory.by_kind),
     }

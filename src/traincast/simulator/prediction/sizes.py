@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.costs.kernels.cost import price
-from traincast.costs.kernels.registry import lowering_context
+from traincast.costs.kernels.cost import price_in_step
+from traincast.costs.kernels.registry import make_lowering_context
 from traincast.hardware.platform import Platform
-from traincast.ir.program import peak_memory
+from traincast.ir.program import compute_peak_memory
 from traincast.ir.workload import Workload
-from traincast.simulator.instructions import step_instructions
-from traincast.simulator.prediction.prediction import kernel_errors, spread_terms
+from traincast.simulator.instructions import build_step_instructions
+from traincast.simulator.prediction.prediction import compute_kernel_errors, compute_spread_terms
 from traincast.simulator.prediction.rank_results import list_rank_results
 from traincast.simulator.prediction.step import simulate_step
 from traincast.utils.errors import TraincastError
@@ -48,10 +48,10 @@ def predict_sizes(
             raise TraincastError(f"workload '{step.name}' runs on {len(step.ranks)} GPUs; predict it by itself")
     assert all(step.synchronised == first.synchronised and step.tf32 == first.tf32 for step in steps)
     programs = tuple(step.programs[step.ranks[0]] for step in steps)
-    context = lowering_context(first, platform.device, tf32=tf32)
+    context = make_lowering_context(first, platform.device, tf32=tf32)
     # no step exchanges anything, so that each is a rank of its own, which nobody waits for
-    instructions = step_instructions(programs, tuple(range(len(programs))), context)
-    costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
+    instructions = build_step_instructions(programs, tuple(range(len(programs))), context)
+    costs = price_in_step(instructions.lowered[0], platform.device, roofline_only=roofline_only)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     simulated = simulate_step(
         instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
@@ -60,13 +60,15 @@ def predict_sizes(
     of_rank: dict[int, SizeResult] = {}
     for c, result in enumerate(list_rank_results(simulated)):
         timeline = simulated.timeline(c)
-        terms = spread_terms(timeline, kernel_errors(timeline, costs), profile, result.device_active, several=False)
+        terms = compute_spread_terms(
+            timeline, compute_kernel_errors(timeline, costs), profile, result.device_active, several=False
+        )
         spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
         for rank in result.ranks:
             of_rank[rank] = SizeResult(
                 iteration=result.iteration,
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
-                peak_bytes=peak_memory(programs[rank]).peak_bytes,
+                peak_bytes=compute_peak_memory(programs[rank]).peak_bytes,
             )
     return [of_rank[rank] for rank in range(len(steps))]

@@ -13,7 +13,7 @@ import numpy as np
 
 from traincast.costs.host.profile import ALONE, BEFORE, HostProfile
 from traincast.costs.kernels.cost import Costs
-from traincast.ir.cuda_graph import graph_scopes
+from traincast.ir.cuda_graph import find_graph_scopes
 from traincast.ir.program import Program
 from traincast.simulator.classes import Classes, find_classes
 from traincast.simulator.clocks import Clocks
@@ -93,7 +93,7 @@ def simulate_step(
 ) -> StepSimulation:
     """Simulates the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
     rank begins it `late` seconds late; `op_speed` as in `predict_step`."""
-    durations = _durations(instructions, costs, host, uneven, op_speed or {})
+    durations = _compute_durations(instructions, costs, host, uneven, op_speed or {})
     seconds = instructions.seconds(topology).seconds
     return simulate_durations(instructions, durations, seconds, synchronised=synchronised, gap=gap, late=late)
 
@@ -114,7 +114,7 @@ def simulate_durations(
     collectives = _make_collectives(classes, place)
     try:
         index = CollectiveIndex(groups, collectives)
-        start = _start(groups, collectives, index, synchronised=synchronised, gap=gap)
+        start = _start_clocks(groups, collectives, index, synchronised=synchronised, gap=gap)
         simulations = simulate_with_overlap(groups, collectives, index, start.clocks, gap=gap)
     except Deadlock as stuck:
         raise _explain_deadlock(stuck, instructions, classes, collectives, place) from None
@@ -134,7 +134,7 @@ def simulate_durations(
     )
 
 
-def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> FloatArray:
+def list_host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> FloatArray:
     """Host time of every instruction under a host profile."""
     parts = host.scope_seconds(program.names)
     runtime = np.array([host.t4[name] for name in RUNTIME_CALLS])
@@ -144,19 +144,19 @@ def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> Flo
     seconds[begins] += gaps[np.minimum(schedule.thread[begins], 1), schedule.name[begins]]
     calls = schedule.runtime >= 0
     seconds[calls] = runtime[schedule.runtime[calls]]
-    return _with_graphs(seconds, schedule, program)
+    return _apply_graph_replay(seconds, schedule, program)
 
 
-def _with_graphs(seconds: FloatArray, schedule: Schedule, program: Program) -> FloatArray:
+def _apply_graph_replay(seconds: FloatArray, schedule: Schedule, program: Program) -> FloatArray:
     """Host seconds of which a replayed graph keeps its launch only."""
-    graphed, launching = (marked[program.columns.scope_name] for marked in graph_scopes(program.names))
+    graphed, launching = (marked[program.columns.scope_name] for marked in find_graph_scopes(program.names))
     if graphed.any():
         seconds[graphed[schedule.scope]] = 0.0
         seconds[np.searchsorted(schedule.scope, np.flatnonzero(launching))] = GRAPH_LAUNCH_SECONDS
     return seconds
 
 
-def _durations(
+def _compute_durations(
     instructions: StepInstructions,
     costs: Costs,
     host: HostProfile,
@@ -164,15 +164,15 @@ def _durations(
     op_speed: Mapping[str, float],
 ) -> tuple[list[FloatArray], list[FloatArray]]:
     """Host and kernel seconds of every program."""
-    kernel = kernel_seconds(instructions, costs, op_speed)
-    busy = _host_seconds(instructions, host)
+    kernel = list_kernel_seconds(instructions, costs, op_speed)
+    busy = _list_program_host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
     both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
     return [seconds for seconds, _ in both], [seconds for _, seconds in both]
 
 
-def kernel_seconds(
+def list_kernel_seconds(
     instructions: StepInstructions, costs: Costs, op_speed: Mapping[str, float] | None = None
 ) -> list[FloatArray]:
     """Kernel seconds of every instruction of every program; `op_speed` as in `predict_step`."""
@@ -181,12 +181,12 @@ def kernel_seconds(
     if not op_speed:
         return kernel
     return [
-        seconds / _speeds(schedule, program, op_speed)
+        seconds / _list_op_speeds(schedule, program, op_speed)
         for seconds, schedule, program in zip(kernel, instructions.schedules, instructions.programs, strict=True)
     ]
 
 
-def _speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float]) -> FloatArray:
+def _list_op_speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float]) -> FloatArray:
     """How many times as fast the kernel of every instruction runs."""
     of_signature = np.array([op_speed.get(signature.name, 1.0) for signature in program.symbolic])
     of_op = np.append(of_signature[program.columns.op_signature], 1.0)  # -1, no op, is the last
@@ -207,7 +207,7 @@ def _delay_start(
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
-def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[FloatArray]:
+def _list_program_host_seconds(instructions: StepInstructions, host: HostProfile) -> list[FloatArray]:
     """Host seconds of every program; equal ones are the same object."""
     known: dict[tuple[int, int], FloatArray] = {}
     equal: dict[bytes, FloatArray] = {}
@@ -215,7 +215,7 @@ def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[Flo
     for schedule, program in zip(instructions.schedules, instructions.programs, strict=True):
         key = (id(schedule.code), id(program.names))
         if key not in known:
-            times = host_seconds(schedule, program, host)
+            times = list_host_seconds(schedule, program, host)
             known[key] = equal.setdefault(times.tobytes(), times)
         seconds.append(known[key])
     return seconds
@@ -276,7 +276,7 @@ class _Start:
     previous: list[FloatArray]
 
 
-def _start(
+def _start_clocks(
     groups: Sequence[RankGroup], collectives: Collectives, index: CollectiveIndex, *, synchronised: bool, gap: float
 ) -> _Start:
     """From idle, or after a step like it: every rank's host goes on where it stands; its streams may be busy."""

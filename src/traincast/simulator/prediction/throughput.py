@@ -33,9 +33,9 @@ class Throughput:
 
     def text(self, device: str, gpus: int) -> str:
         """One line: `1,234 samples/s; 12.3 TFLOP a step, MFU 41.0% of 312 TFLOPS (bf16 peak of NVIDIA A100)`."""
-        rates = [f"{_rate(self.samples)} samples/s"]
+        rates = [f"{_format_rate(self.samples)} samples/s"]
         if self.tokens:
-            rates.append(f"{_rate(self.tokens)} tokens/s")
+            rates.append(f"{_format_rate(self.tokens)} tokens/s")
         if not self.flops:
             return ", ".join(rates)
         if not self.peak_flops:
@@ -56,16 +56,16 @@ class Throughput:
         }
 
 
-def _rate(per_second: float) -> str:
+def _format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
-def throughput(
+def compute_throughput(
     instructions: StepInstructions, device: Device, seconds: float, *, batch_size: int, seq_len: int
 ) -> Throughput:
     """Of a step that takes this many `seconds` with `batch_size` samples of `seq_len` tokens (0: none) a rank."""
     gpus = len(instructions.ranks)
-    by_type = _flops_by_type(instructions)
+    by_type = _sum_flops_by_type(instructions)
     flops = sum(by_type.values())
     peak_type = max(by_type, key=lambda compute: by_type[compute], default="fp32")
     peak = gpus * device.get_peak_flops(peak_type)
@@ -76,7 +76,7 @@ def throughput(
     )
 
 
-def _flops_by_type(instructions: StepInstructions) -> dict[str, float]:
+def _sum_flops_by_type(instructions: StepInstructions) -> dict[str, float]:
     """Operations of all ranks by the type they are computed in."""
     lowered = instructions.lowered[0]  # all programs refer to the same calls
     per_call = np.zeros(len(lowered.calls))

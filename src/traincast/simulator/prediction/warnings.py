@@ -10,21 +10,21 @@ from traincast.costs.kernels.control import MOVES_NOTHING
 from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
-from traincast.ir.tables import bytes_left_out
+from traincast.ir.tables import count_bytes_left_out
 from traincast.simulator.instructions import StepInstructions
-from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.matched_calls import format_rank_list
 from traincast.simulator.prediction.rank_results import RankResult
 
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
 
 
-def warnings_of(
+def list_warnings(
     results: tuple[RankResult, ...], platform: Platform, instructions: StepInstructions, *, tf32: bool
 ) -> tuple[str, ...]:
     """What does not fit, what was left out, and where the step computes in TF32 though nobody asked for `tf32`."""
     programs = instructions.programs
-    notes = _memory_warnings(results, platform, max(map(bytes_left_out, programs)))
-    on_host = [remark for program in programs if (remark := _host_work(program))]
+    notes = _list_memory_warnings(results, platform, max(map(count_bytes_left_out, programs)))
+    on_host = [remark for program in programs if (remark := _warn_of_host_work(program))]
     in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
     if in_tf32 and not tf32:
         notes.append(
@@ -33,7 +33,7 @@ def warnings_of(
     return (*notes, *on_host[:1])
 
 
-def _host_work(program: Program) -> str:
+def _warn_of_host_work(program: Program) -> str:
     """That part of the step computes on the CPU, of which no model exists here; "" where next to nothing does."""
     written, names = 0, set()
     counts = np.bincount(program.columns.op_signature, minlength=len(program.symbolic)).tolist()
@@ -54,7 +54,7 @@ def _computes_on_host(signature: Signature) -> bool:
     return bool(signature.outputs) and signature.name not in MOVES_NOTHING and all(s.device == "cpu" for s in specs)
 
 
-def _memory_warnings(results: tuple[RankResult, ...], platform: Platform, left_out: int) -> list[str]:
+def _list_memory_warnings(results: tuple[RankResult, ...], platform: Platform, left_out: int) -> list[str]:
     """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
     limit = platform.device.memory_bytes
     over = [result for result in results if result.memory.peak_bytes > limit]
@@ -62,7 +62,7 @@ def _memory_warnings(results: tuple[RankResult, ...], platform: Platform, left_o
     several = sum(len(result.ranks) for result in results) > 1
     notes: list[str] = []
     if over:
-        who = f"on {rank_list(sorted(chain(*(result.ranks for result in over))))} " if several else ""
+        who = f"on {format_rank_list(sorted(chain(*(result.ranks for result in over))))} " if several else ""
         notes.append(
             f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
             f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"

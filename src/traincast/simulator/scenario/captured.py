@@ -17,7 +17,7 @@ MOST_PASSES = 128
 """Passes of one update that are simulated one by one."""
 
 
-def sharding_of(scenario: Scenario) -> Sharding | None:
+def read_sharding(scenario: Scenario) -> Sharding | None:
     """What the fields of a scenario say that ranks share; None: nothing."""
     check_sharing(scenario)
     zero = 3 if scenario.fsdp else scenario.zero
@@ -34,10 +34,10 @@ def check_undivided(resolved: Resolved) -> None:
     """Rejects sharing and passes of programs that divide embedding tables among GPUs."""
     for name in ("fsdp", "zero", "global_batch"):
         if getattr(resolved.scenario, name) is not None:
-            raise _tables_are_divided(resolved.name, name)
+            raise _make_divided_tables_error(resolved.name, name)
 
 
-def _tables_are_divided(name: str, field: str) -> TraincastError:
+def _make_divided_tables_error(name: str, field: str) -> TraincastError:
     return TraincastError(
         f"{name} divides its embedding tables among GPUs by their plan, and the rest is data parallel; leave out "
         f"`{field}`"
@@ -50,11 +50,11 @@ def share_captured(resolved: Resolved, step: Workload) -> tuple[Workload, list[s
     from traincast.models.sharded_dlrm.recommender import is_shardable
 
     scenario, gpus = resolved.scenario, resolved.gpus
-    sharding = sharding_of(scenario)
+    sharding = read_sharding(scenario)
     assert sharding is not None
     field = "fsdp" if scenario.fsdp else "zero"
     if is_shardable(step):
-        raise _tables_are_divided(resolved.name, field)
+        raise _make_divided_tables_error(resolved.name, field)
     _check_shareable(resolved, step, field)
     passes = _count_passes(resolved, step)
     if passes > 1:

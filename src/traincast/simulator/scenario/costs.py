@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from traincast.ir.given import OpCost, costs_from
+from traincast.ir.given import OpCost, read_op_costs
 from traincast.utils.errors import TraincastError
 
 _LARGEST_FILE = 1 << 20  # bytes
@@ -27,4 +27,4 @@ def read_costs(costs: str | Path | Sequence[OpCost] | None) -> tuple[OpCost, ...
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TraincastError(f"{path} is no TOML: {error}") from None
-    return costs_from(table, str(path))
+    return read_op_costs(table, str(path))

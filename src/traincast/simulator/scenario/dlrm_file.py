@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from traincast.ir.edit import without_phase
+from traincast.ir.edit import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import MAX_BATCH, Workload
 from traincast.models.dlrm.config import (
@@ -66,13 +66,13 @@ def load_dlrm_yaml(
         )
     drop = optimizer == "none"
     if optimizer is not None and not drop:
-        config = replace(config, optimizer=_choice("optimizer", optimizer, OPTIMIZERS))
+        config = replace(config, optimizer=_read_choice("optimizer", optimizer, OPTIMIZERS))
     if embedding is not None:
-        config = replace(config, embedding=_choice("embedding", embedding, EMBEDDINGS))
+        config = replace(config, embedding=_read_choice("embedding", embedding, EMBEDDINGS))
     from traincast.models.dlrm.program import build_dlrm_workload  # its limits are read more often than steps written
 
     workload = build_dlrm_workload(config, mode=mode)
-    return without_phase(workload, Phase.OPTIMIZER) if drop else workload
+    return remove_phase(workload, Phase.OPTIMIZER) if drop else workload
 
 
 def read_dlrm(path: str | Path) -> DlrmConfig:
@@ -90,10 +90,10 @@ def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) 
     fields = parse_yaml(text, "a DLRM description")
     if not isinstance(fields, dict):
         raise TraincastError("not a DLRM description: expected fields such as 'bottom_mlp: [13, 512, 128]'")
-    return _config(fields, default_name, folder)
+    return _read_config(fields, default_name, folder)
 
 
-def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
+def _read_config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
     for key in content:
         if key not in _FIELDS:
             raise make_unknown_error("field", str(key), _FIELDS, f"Known fields: {', '.join(_FIELDS)}.")
@@ -103,32 +103,32 @@ def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmCon
     known: dict[str, Any] = {"name": content.get("name", default_name)}
     if not isinstance(known["name"], str) or not known["name"]:
         raise TraincastError(f"field 'name' must be text, got {shorten_value(known['name'])}")
-    known["bottom_mlp"] = _sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
-    known["top_mlp"] = _sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
+    known["bottom_mlp"] = _read_sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
+    known["top_mlp"] = _read_sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
     if known["top_mlp"][-1] != 1:
         raise TraincastError(f"field 'top_mlp' must end in 1 (one click probability), got {known['top_mlp'][-1]}")
-    tables = _num_tables(content)
+    tables = _count_tables(content)
     for key in ("rows_per_table", "lookups_per_table"):
-        known[key] = _per_table(key, content[key], tables)
-    known["access"] = _access(content.get("access"), known["rows_per_table"], known["lookups_per_table"], folder)
+        known[key] = _read_per_table(key, content[key], tables)
+    known["access"] = _read_access(content.get("access"), known["rows_per_table"], known["lookups_per_table"], folder)
     for key in ("embedding_dim", "batch_size", "resident_rows"):
         if key in content:
-            known[key] = _whole(key, content[key], least=0 if key == "resident_rows" else 1)
+            known[key] = _read_integer(key, content[key], least=0 if key == "resident_rows" else 1)
     for key, allowed in _CHOICES.items():
         if key in content:
-            known[key] = _choice(key, content[key], allowed)
+            known[key] = _read_choice(key, content[key], allowed)
     config = DlrmConfig(**known)
     if sum(config.table_rows) * config.embedding_dim * 4 > MAX_TABLE_BYTES:
         raise TraincastError("the tables together are larger than any memory; lower rows_per_table or embedding_dim")
     return config
 
 
-def _num_tables(content: dict[Any, Any]) -> int:
+def _count_tables(content: dict[Any, Any]) -> int:
     """From `num_tables`, or from whichever list has an entry per table."""
     lists = [key for key in ("rows_per_table", "lookups_per_table") if isinstance(content[key], list)]
     counts = {key: len(content[key]) for key in lists}
     if "num_tables" in content:
-        counts["num_tables"] = _whole("num_tables", content["num_tables"])
+        counts["num_tables"] = _read_integer("num_tables", content["num_tables"])
     if not counts:
         raise TraincastError("field 'num_tables' is missing (or give 'rows_per_table' as a list)")
     if len(set(counts.values())) > 1:
@@ -140,7 +140,7 @@ def _num_tables(content: dict[Any, Any]) -> int:
     return number
 
 
-def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder: Path) -> tuple[str, ...]:
+def _read_access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder: Path) -> tuple[str, ...]:
     """Which rows each table's lookups want. Even tables that want all alike need not say so."""
     if value is None:
         return () if len(set(lookups)) == 1 else (format_access(Uniform()),) * len(rows)
@@ -160,26 +160,26 @@ def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder:
     return tuple(texts)
 
 
-def _per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:
+def _read_per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:
     if isinstance(value, list):
-        return _sizes(key, value, least=1, most=MAX_TABLES)
-    return (_whole(key, value),) * tables
+        return _read_sizes(key, value, least=1, most=MAX_TABLES)
+    return (_read_integer(key, value),) * tables
 
 
-def _sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
+def _read_sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise TraincastError(f"field '{key}' must be a list of {least} to {most} integers, got {shorten_value(value)}")
-    return tuple(_whole(key, item) for item in value)
+    return tuple(_read_integer(key, item) for item in value)
 
 
-def _whole(key: str, value: Any, *, least: int = 1) -> int:
+def _read_integer(key: str, value: Any, *, least: int = 1) -> int:
     most = _LARGEST[key]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise TraincastError(f"field '{key}' takes integers from {least} to {most}, got {shorten_value(value)}")
     return value
 
 
-def _choice(key: str, value: Any, allowed: tuple[str, ...]) -> str:
+def _read_choice(key: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise make_unknown_error(key, str(value)[:80], allowed, f"Field '{key}' takes {', '.join(allowed)}.")
     return value

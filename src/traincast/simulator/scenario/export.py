@@ -34,7 +34,7 @@ class Exported(Result):
         return f"{self.file}: {self.ops} ops of {self.workload} as a {self.format} execution trace"
 
 
-def export(workload: Workload, out: Path, to: str) -> Exported:
+def export_workload(workload: Workload, out: Path, to: str) -> Exported:
     """Writes the program of rank 0 in a format of `FORMATS`."""
     if to not in _WRITERS:
         raise make_unknown_error("format", to, FORMATS, f"Choose from {', '.join(FORMATS)}.")

@@ -116,7 +116,7 @@ class FieldInfo:
         return {"type": "string", "minLength": 1, "maxLength": 200}
 
 
-def field_info(name: str, hint: Any) -> FieldInfo:
+def make_field_info(name: str, hint: Any) -> FieldInfo:
     """A field from its annotation."""
     declared = hint if typing.get_origin(hint) is Annotated else typing.get_args(hint)[0]
     kind, meta = typing.get_args(declared)

@@ -9,14 +9,14 @@ from typing import Any
 from traincast.simulator.scenario.field_info import GROUPS as GROUPS
 from traincast.simulator.scenario.field_info import FieldInfo as FieldInfo
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.scenario import scenario_fields as scenario_fields
+from traincast.simulator.scenario.scenario import list_scenario_fields as list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import format_path, read_document
 
 
-def scenario_from(values: Mapping[str, Any]) -> Scenario:
+def make_scenario(values: Mapping[str, Any]) -> Scenario:
     """The scenario that keywords describe; an unknown one is named with the nearest known."""
-    known = scenario_fields()
+    known = list_scenario_fields()
     plain: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -36,7 +36,7 @@ def scenario_from(values: Mapping[str, Any]) -> Scenario:
 def read_scenario(path: str | Path, *, also: Iterable[str] = ()) -> dict[str, Any]:
     """The fields of a scenario file (YAML, TOML or JSON) as keywords; `also` are other keys that it may have."""
     content, where = read_document(path), format_path(path)
-    known = [*scenario_fields(), *also]
+    known = [*list_scenario_fields(), *also]
     if not isinstance(content, Mapping):
         raise TraincastError(f"{where}: not a scenario; write fields by name, such as `workload: resnet50`")
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
@@ -44,12 +44,12 @@ def read_scenario(path: str | Path, *, also: Iterable[str] = ()) -> dict[str, An
         if name not in known:
             names = ", ".join(known)
             raise TraincastError(f"{where}: {make_unknown_error('field', name, known, f'It may have {names}.')}")
-        info = scenario_fields().get(name)
+        info = list_scenario_fields().get(name)
         if info is not None and info.kind == "text" and not isinstance(value, str | int):
             raise TraincastError(f"{where}: `{name}` {shorten_value(value)}: give text")
     return {name: str(value) if _is_text(name) else value for name, value in values.items()}
 
 
 def _is_text(name: str) -> bool:
-    info = scenario_fields().get(name)
+    info = list_scenario_fields().get(name)
     return info is not None and info.kind == "text"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
-from traincast.simulator.scenario.scenario import Scenario, scenario_fields
+from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
 
@@ -63,7 +63,7 @@ USED: Mapping[str, frozenset[str]] = {
 TABLE_FILES = (".csv", ".parquet")
 
 
-def source_kind(source: Source) -> str:
+def find_source_kind(source: Source) -> str:
     """The kind of a workload, but "parallel" and "here", which other fields decide."""
     if isinstance(source, Workload):
         return "workload"
@@ -73,15 +73,15 @@ def source_kind(source: Source) -> str:
     if path.suffix == ".tc":
         return "workload"
     if path.suffix in (".yaml", ".yml"):
-        return _described_kind(path)
+        return _find_described_kind(path)
     if path.suffix in TABLE_FILES:
         return "tables"
     if path.suffix == ".json":
         return "transformer"
-    return _named_kind(str(source))
+    return _find_named_kind(str(source))
 
 
-def _named_kind(name: str) -> str:
+def _find_named_kind(name: str) -> str:
     from traincast.models.dlrm.config import STUDY_DLRMS
     from traincast.models.dlrm.cross_config import DLRM_V2
 
@@ -90,28 +90,28 @@ def _named_kind(name: str) -> str:
     models = [info.name for info in list_models()]
     if name in models:
         return "model"
-    from traincast.models.transformers.reading import built_in_names
+    from traincast.models.transformers.reading import list_built_in_names
 
-    if name in built_in_names():
+    if name in list_built_in_names():
         return "transformer"
     from traincast.models.embeddings.builtin import BUILTIN_SETS
 
     if name in BUILTIN_SETS:
         return "tables"
-    from traincast.models.published import published_programs
+    from traincast.models.published import list_published_programs
 
-    if name in published_programs():
+    if name in list_published_programs():
         return "program"
     if ".py" in name:
         raise TraincastError(
             f"{shorten_value(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` "
             "'here'"
         )
-    known = (*models, *published_programs(), *built_in_names(), *BUILTIN_SETS)
+    known = (*models, *list_published_programs(), *list_built_in_names(), *BUILTIN_SETS)
     raise make_unknown_error("model", name, known, "`traincast models` lists the built-in models.")
 
 
-def _described_kind(path: Path) -> str:
+def _find_described_kind(path: Path) -> str:
     """What a YAML file describes; one that cannot be read is left to the reader of DLRMs, which says why."""
     content = read_document(path)
     if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
@@ -125,7 +125,7 @@ def is_laid_out(scenario: Scenario) -> bool:
     return named or (scenario.gpus or 1) > 1 or scenario.dtype == "fp8" or scenario.kernels in ("fused", "graph")
 
 
-def step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
+def choose_step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
     """The kind of a step, given that of its workload. A Transformer that trains is laid out over its GPUs, one of them
     too, unless its ops are looked at one by one: `by_ops` (they are edited), or fields that only such steps use."""
     if kind != "transformer" or is_laid_out(scenario):
@@ -143,10 +143,10 @@ def check_used(scenario: Scenario, kind: str) -> None:
         if name not in USED[kind]:
             users = [_USERS[other] for other, used in USED.items() if name in used]
             raise TraincastError(
-                f"`{name}` is not used here: {_shown_name(scenario)} is {KINDS[kind]}, and `{name}` is for "
+                f"`{name}` is not used here: {_get_shown_name(scenario)} is {KINDS[kind]}, and `{name}` is for "
                 f"{' or '.join(users[:3])}{_explain(name, kind)}; leave it out"
             )
-        needs = scenario_fields()[name].needs
+        needs = list_scenario_fields()[name].needs
         if needs and not any(need in given for need in needs):
             others = " or ".join(f"`{need}`" for need in needs)
             raise TraincastError(f"`{name}` is used with {others} only; give one, or leave it out")
@@ -161,6 +161,6 @@ def _explain(name: str, kind: str) -> str:
     return " (the ops of a capture do not show how its layers could be divided among GPUs)"
 
 
-def _shown_name(scenario: Scenario) -> str:
+def _get_shown_name(scenario: Scenario) -> str:
     source = scenario.workload
     return source if isinstance(source, str) else f"'{source.name}'" if not isinstance(source, Path) else source.name

@@ -17,15 +17,15 @@ _SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "ch
 _RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling"}
 
 
-def layout_from(scenario: Scenario) -> Layout:
+def make_layout(scenario: Scenario) -> Layout:
     """The layout that a scenario describes; its `dtype` must be known."""
-    _check(scenario)
+    _check_layout_fields(scenario)
     fields = {name: name for name in _SAME} | _RENAMED
     chosen: dict[str, Any] = {
         field: value for name, field in fields.items() if (value := getattr(scenario, name)) is not None
     }  # fmt: skip
     if scenario.stage_layers is not None:
-        chosen["stage_layers"] = _stages(scenario.stage_layers)
+        chosen["stage_layers"] = _parse_stage_layers(scenario.stage_layers)
     kernels = scenario.launches
     return Layout(
         gpus=scenario.gpus or 1,
@@ -41,11 +41,11 @@ def layout_from(scenario: Scenario) -> Layout:
         attention="unfused" if scenario.attention == "eager" else "flash",
         cp_gather=scenario.cp_exchange == "gather",
         **chosen,
-        **_overlaps(scenario),
+        **_parse_overlaps(scenario),
     )
 
 
-def layout_fields(layout: Layout) -> dict[str, Any]:
+def list_layout_fields(layout: Layout) -> dict[str, Any]:
     """The fields of a scenario that choose the degrees, sharding, micro-batch and recomputation of a layout."""
     degrees = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep") if getattr(layout, name) > 1}
     shared = {"fsdp": 2} if layout.sharding == "zero3" else {}
@@ -56,7 +56,7 @@ def layout_fields(layout: Layout) -> dict[str, Any]:
     return {**degrees, **shared, **again, "micro_batch": layout.micro_batch, "global_batch": layout.global_batch}
 
 
-def _check(scenario: Scenario) -> None:
+def _check_layout_fields(scenario: Scenario) -> None:
     """Rejects fields that contradict each other, or that no layout has."""
     s = scenario
     check_sharing(s)
@@ -81,7 +81,7 @@ def check_sharing(scenario: Scenario) -> None:
         )
 
 
-def _stages(text: str) -> tuple[int, ...]:
+def _parse_stage_layers(text: str) -> tuple[int, ...]:
     """Layers of each stage, such as "15,16,16,15"."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 7 for part in parts):
@@ -89,7 +89,7 @@ def _stages(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _overlaps(scenario: Scenario) -> dict[str, Any]:
+def _parse_overlaps(scenario: Scenario) -> dict[str, Any]:
     """Which communication overlaps kernels: the layout's own rules where nothing was given."""
     text, none = scenario.overlap, scenario.no_overlap
     if text is None and not none:

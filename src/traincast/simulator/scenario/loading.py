@@ -32,28 +32,28 @@ class Loader:
 
     def late(self, workload: Workload) -> float:
         """Seconds that the training process spends on batches before their step."""
-        return 0.0 if self.workers else 1e-3 * self.ms * batches_of(workload)
+        return 0.0 if self.workers else 1e-3 * self.ms * count_batches(workload)
 
     @property
     def period(self) -> float:
         """Seconds from one batch of the workers to the next; 0 without workers."""
         return 1e-3 * self.ms / self.workers if self.workers else 0.0
 
-    def feeding(self, workload: Workload) -> Workload:
+    def feed_workload(self, workload: Workload) -> Workload:
         """The workload with its inputs copied as this loader has them."""
         if not self.pageable:
             return workload
-        fed = with_pageable_inputs(workload)
+        fed = make_inputs_pageable(workload)
         if [p.symbolic for p in fed.programs] == [p.symbolic for p in workload.programs]:
             raise TraincastError(
                 f"{workload.name} copies no inputs from pinned memory, which `pageable` is about; leave it out"
             )
         return fed
 
-    def limited(self, result: Prediction) -> Prediction:
+    def limit_prediction(self, result: Prediction) -> Prediction:
         """The result, as long as its batches take where workers are slower than the step."""
         notes: tuple[str, ...] = ()
-        batches = batches_of(result.workload)
+        batches = count_batches(result.workload)
         late = self.late(result.workload)
         if late:
             made = "its batch" if batches == 1 else f"its {batches} batches"
@@ -73,20 +73,20 @@ class Loader:
         return replace(result, warnings=(*result.warnings, *notes)) if notes else result
 
 
-def batches_of(workload: Workload) -> int:
+def count_batches(workload: Workload) -> int:
     """Batches that a step wants: several where gradients of several are accumulated."""
     return workload.samples // workload.batch_size
 
 
-def with_pageable_inputs(workload: Workload) -> Workload:
+def make_inputs_pageable(workload: Workload) -> Workload:
     """The workload with every copy to the device made from pageable memory."""
     programs = tuple(
-        replace(program, symbolic=tuple(map(_pageable, program.symbolic))) for program in workload.programs
+        replace(program, symbolic=tuple(map(_make_pageable, program.symbolic))) for program in workload.programs
     )
     return replace(workload, programs=programs)
 
 
-def _pageable(signature: Signature) -> Signature:
+def _make_pageable(signature: Signature) -> Signature:
     if signature.name not in _COPIES or not any(spec.device == "cpu:pinned" for spec in signature.inputs):
         return signature
     inputs = tuple(

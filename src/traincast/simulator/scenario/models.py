@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from traincast.costs.kernels.lowered import OpCoverage, coverage
-from traincast.costs.kernels.registry import lowering_context
+from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
+from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
-from traincast.models.published import PublishedProgram, published_programs
+from traincast.models.published import PublishedProgram, list_published_programs
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.results import Records, ResultList, drop_nested_values
 
 
@@ -25,12 +25,12 @@ class BuiltInModel:
     @cached_property
     def workload(self) -> Workload:
         """One training step at the model's default size."""
-        return load(Scenario(workload=self.info.name))
+        return load_single_gpu_step(Scenario(workload=self.info.name))
 
     @cached_property
     def coverage(self) -> list[OpCoverage]:
         """Every op of the step by name: how often it occurs, how many kernels it launches, whether they are known."""
-        return coverage(self.workload.programs[0], lowering_context(self.workload))
+        return list_op_coverage(self.workload.programs[0], make_lowering_context(self.workload))
 
     def to_dict(self) -> dict[str, Any]:
         """Sizes and choices as plain data."""
@@ -91,13 +91,13 @@ class CoverageList(ResultList[tuple[str, OpCoverage]]):
         return {"ops": self.to_dict()}
 
 
-def built_in_models() -> ModelList:
+def list_built_in_models() -> ModelList:
     """The built-in models and the published programs; their steps are read or written when they are looked at."""
-    published = [_published_info(program) for program in published_programs().values()]
+    published = [_make_published_info(program) for program in list_published_programs().values()]
     return ModelList([BuiltInModel(info) for info in (*list_models(), *published)])
 
 
-def _published_info(program: PublishedProgram) -> ModelInfo:
+def _make_published_info(program: PublishedProgram) -> ModelInfo:
     return ModelInfo(
         name=program.name,
         description=program.description,

@@ -16,7 +16,7 @@ class PlatformList(ResultList[Platform]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """One row per platform; keys say their units."""
-        return [_row(platform) for platform in self]
+        return [_make_platform_row(platform) for platform in self]
 
     def headline(self) -> str:
         """How many there are, and their names."""
@@ -28,12 +28,12 @@ class PlatformList(ResultList[Platform]):
         return {"platforms": [drop_nested_values(row) | peak for row, peak in zip(self.to_dict(), peaks, strict=True)]}
 
 
-def built_in_platforms() -> PlatformList:
+def list_built_in_platforms() -> PlatformList:
     """Every built-in GPU and node."""
     return PlatformList([load_platform(key) for key in list_platform_keys()])
 
 
-def _row(platform: Platform) -> dict[str, Any]:
+def _make_platform_row(platform: Platform) -> dict[str, Any]:
     device = platform.device
     return {
         "platform": platform.key,

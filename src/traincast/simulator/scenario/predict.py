@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
-from traincast.ir.edit import without_phase
-from traincast.ir.given import joined
+from traincast.ir.edit import remove_phase
+from traincast.ir.given import merge_op_costs
 from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
@@ -17,15 +17,21 @@ from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.captured import (
     accumulate_captured,
     check_undivided,
-    sharding_of,
+    read_sharding,
     share_captured,
 )
 from traincast.simulator.scenario.loading import Loader
-from traincast.simulator.scenario.programs import PIPELINED, TORCHREC, check_eager, no_program, recommender_on
+from traincast.simulator.scenario.programs import (
+    PIPELINED,
+    TORCHREC,
+    build_recommender,
+    check_eager,
+    make_no_program_error,
+)
 from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.settings import settings_of
-from traincast.simulator.scenario.workloads import as_compiled, load, spread
+from traincast.simulator.scenario.settings import list_settings
+from traincast.simulator.scenario.workloads import compile_workload, load_single_gpu_step, spread_on_gpus
 from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
 
@@ -42,7 +48,7 @@ def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> P
     else:
         step, notes = load_step(resolved, always_sharded=always_sharded)
         result = _simulate(resolved, step, notes)
-    return replace(result, scenario=settings_of(resolved, result))
+    return replace(result, scenario=list_settings(resolved, result))
 
 
 def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Prediction:
@@ -50,32 +56,32 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
     scenario, alone = resolved.scenario, resolved.platform
     many = len(step.ranks) > 1 or resolved.kind == "tables"
     platform = add_default_links(alone) if many else alone
-    loader = loader_of(scenario)
+    loader = make_loader(scenario)
     result = predict_step(
         step,
         platform,
         tf32=scenario.dtype == "tf32",
         host=resolved.host,
         roofline_only=scenario.roofline_only,
-        uneven=_unevenness(scenario),
+        uneven=_make_unevenness(scenario),
         late=0.0 if loader is None else loader.late(step),
         op_speed=resolved.op_speed,
     )
     if loader is not None:
-        result = loader.limited(result)
-    missing = missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
+        result = loader.limit_prediction(result)
+    missing = describe_missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
     said = (missing, *notes, platform.assumed if many and len(step.ranks) > 1 else "")
     warnings = (*result.warnings, *(note for note in said if note))
     return replace(result, warnings=warnings) if len(warnings) > len(result.warnings) else result
 
 
-def loader_of(scenario: Scenario) -> Loader | None:
+def make_loader(scenario: Scenario) -> Loader | None:
     """How batches come, where the scenario says so."""
     loader = Loader(ms=scenario.loader_ms or 0.0, workers=scenario.workers or 0, pageable=scenario.pageable)
     return None if loader == Loader() else loader
 
 
-def _unevenness(scenario: Scenario) -> Unevenness | None:
+def _make_unevenness(scenario: Scenario) -> Unevenness | None:
     if not (scenario.skew_ms or scenario.jitter):
         return None
     return Unevenness(skew_ms=scenario.skew_ms or 0.0, jitter=scenario.jitter or 0.0, seed=scenario.seed or 0)
@@ -83,35 +89,35 @@ def _unevenness(scenario: Scenario) -> Unevenness | None:
 
 def load_step(resolved: Resolved, *, always_sharded: bool = False) -> tuple[Workload, list[str]]:
     """The workload of a scenario with all its edits on all its GPUs, and notes on it."""
-    step, notes = _loaded(resolved, always_sharded=always_sharded)
+    step, notes = _load_on_gpus(resolved, always_sharded=always_sharded)
     if resolved.costs:
-        step = replace(step, costs=joined(step.costs, resolved.costs))
-    step, more = _edited(step, resolved.across)
+        step = replace(step, costs=merge_op_costs(step.costs, resolved.costs))
+    step, more = _apply_edits(step, resolved.across)
     notes += more
-    loader = loader_of(resolved.scenario)
+    loader = make_loader(resolved.scenario)
     if loader is not None:
-        step = loader.feeding(step)
+        step = loader.feed_workload(step)
     if resolved.scenario.is_graphed:
         from traincast.transforms.cuda_graph import apply_cuda_graphs  # only graphs need it
 
         step, said = apply_cuda_graphs(step)
         notes.append(said)
-    return step, [*notes, *step_notes(step)]
+    return step, [*notes, *list_step_notes(step)]
 
 
-def _loaded(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list[str]]:
+def _load_on_gpus(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list[str]]:
     """The step on its GPUs with its structural edits."""
     platform = add_default_links(resolved.platform)
     if not _is_divided(resolved, always_sharded=always_sharded):
-        whole, assumed = _one_gpu(resolved, platform)
-        step, notes = _edited(whole, resolved.structural)
+        whole, assumed = _load_single_gpu_step(resolved, platform)
+        step, notes = _apply_edits(whole, resolved.structural)
         if resolved.scenario.is_compiled and resolved.source != "transformer":
-            step = as_compiled(step)
-        step, said = _spread(resolved, step, platform, always_sharded=always_sharded)
+            step = compile_workload(step)
+        step, said = _spread_over_gpus(resolved, step, platform, always_sharded=always_sharded)
         return step, [assumed, *said, *notes]
     check_undivided(resolved)
-    step, division = _divided(resolved, platform)
-    step, notes = _edited(step, resolved.structural)
+    step, division = _load_divided_step(resolved, platform)
+    step, notes = _apply_edits(step, resolved.structural)
     _check_buckets(resolved, step)
     return step, [division, *notes]
 
@@ -124,99 +130,101 @@ def _is_divided(resolved: Resolved, *, always_sharded: bool) -> bool:
     return resolved.source in ("program", "tables") or resolved.scenario.program is not None
 
 
-def _divided(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
     """The step of a program that divides tables among GPUs."""
     scenario, gpus, program = resolved.scenario, resolved.gpus, resolved.scenario.program
     if resolved.source == "tables":
-        from traincast.simulator.scenario.tables import tables_step
+        from traincast.simulator.scenario.tables import build_tables_step
 
-        return tables_step(scenario, resolved.plan, platform, gpus)
+        return build_tables_step(scenario, resolved.plan, platform, gpus)
     if resolved.source == "program":
-        from traincast.models.published import published_program
-        from traincast.simulator.scenario.published import published_step
+        from traincast.models.published import find_published_program
+        from traincast.simulator.scenario.published import build_published_step
 
-        return published_step(published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node)
+        return build_published_step(
+            find_published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node
+        )
     if scenario.mode == "inference":
-        raise no_program(resolved.name)
+        raise make_no_program_error(resolved.name)
     if resolved.source == "dlrm":
-        return _recommender(resolved, platform)
+        return _load_recommender(resolved, platform)
     from traincast.models.sharded_dlrm.recommender import is_shardable
-    from traincast.simulator.scenario.programs import sharded_on
+    from traincast.simulator.scenario.programs import shard_workload
 
     check_eager(resolved.name, gpus, scenario)
-    step = load(scenario, resolved.source)
+    step = load_single_gpu_step(scenario, resolved.source)
     if not is_shardable(step):
-        raise no_program(resolved.name)
-    return sharded_on(step, gpus, platform, program)
+        raise make_no_program_error(resolved.name)
+    return shard_workload(step, gpus, platform, program)
 
 
-def _recommender(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+def _load_recommender(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
     """A described recommender with its tables sharded: by its program, or under a plan."""
     scenario, config = resolved.scenario, resolved.of_dlrm()
     if resolved.dlrm is not None or resolved.plan is not None:
         scenario = scenario.replace(embedding=None)
     if resolved.plan is None:
-        return recommender_on(config, resolved.gpus, platform, scenario, scenario.program)
+        return build_recommender(config, resolved.gpus, platform, scenario, scenario.program)
     check_eager(config.name, resolved.gpus, scenario)
     if scenario.program not in (None, TORCHREC, PIPELINED):
         raise TraincastError(f"a `plan` is for TorchRec's program, not '{scenario.program}'; leave out one of them")
-    from traincast.simulator.scenario.recommenders import hybrid_variant
+    from traincast.simulator.scenario.recommenders import build_hybrid_variant
 
     pipelined = scenario.program == PIPELINED
-    return hybrid_variant(config, resolved.gpus, platform, scenario, pipelined=pipelined, plan=resolved.plan)
+    return build_hybrid_variant(config, resolved.gpus, platform, scenario, pipelined=pipelined, plan=resolved.plan)
 
 
-def _one_gpu(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+def _load_single_gpu_step(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
     """The step of one GPU before edits of its ops, and what was assumed; of eager ops, but for Transformers, which are
     written compiled."""
     scenario = resolved.scenario
     if resolved.source == "transformer":  # sizes decide what is written
-        from traincast.simulator.scenario.transformers import described_step
+        from traincast.simulator.scenario.transformers import build_described_step
 
-        return described_step(resolved.of_transformer(), scenario), ""
+        return build_described_step(resolved.of_transformer(), scenario), ""
     if resolved.dlrm is not None:
-        return _written(resolved.dlrm, scenario, platform)
+        return _write_dlrm_step(resolved.dlrm, scenario, platform)
     variant = Scenario(
         workload=scenario.workload, dtype=scenario.dtype, mode=scenario.mode, optimizer=scenario.optimizer,
         attention=scenario.attention, embedding=scenario.embedding,
     )  # fmt: skip
-    return _resized(variant, resolved.source, resolved.content, scenario.samples_per_pass, scenario.seq_len), ""
+    return _load_resized(variant, resolved.source, resolved.content, scenario.samples_per_pass, scenario.seq_len), ""
 
 
 @lru_cache(maxsize=16)
-def _at_own_size(variant: Scenario, kind: str, content: str) -> Workload:
+def _load_at_own_size(variant: Scenario, kind: str, content: str) -> Workload:
     """A workload as it was saved: what-ifs of many sizes read its file once, as long as it has this content."""
-    return load(variant, kind)
+    return load_single_gpu_step(variant, kind)
 
 
 @lru_cache(maxsize=16)
-def _resized(variant: Scenario, kind: str, content: str, batch_size: int | None, seq_len: int | None) -> Workload:
+def _load_resized(variant: Scenario, kind: str, content: str, batch_size: int | None, seq_len: int | None) -> Workload:
     """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
     on sizes: a step with compiled regions is loaded at each."""
-    own = _at_own_size(variant, kind, content)
+    own = _load_at_own_size(variant, kind, content)
     if "compiled" in own.meta:
-        return load(variant.replace(batch_size=batch_size, seq_len=seq_len), kind)
+        return load_single_gpu_step(variant.replace(batch_size=batch_size, seq_len=seq_len), kind)
     return own.resized(batch_size=batch_size, seq_len=seq_len)
 
 
-def _spread(
+def _spread_over_gpus(
     resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
 ) -> tuple[Workload, list[str]]:
     """The step on its GPUs with the passes of an update, and notes on it."""
     _check_buckets(resolved, step)
-    if sharding_of(resolved.scenario) is not None:
+    if read_sharding(resolved.scenario) is not None:
         return share_captured(resolved, step)
-    spread_out, notes = _replicated(resolved, step, platform, always_sharded=always_sharded)
+    spread_out, notes = _replicate_step(resolved, step, platform, always_sharded=always_sharded)
     spread_out, more = accumulate_captured(resolved, spread_out)
     return spread_out, [notes, more]
 
 
-def _replicated(
+def _replicate_step(
     resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
 ) -> tuple[Workload, str]:  # fmt: skip
     """The step on GPUs that each hold all of the model, but for tables."""
     if resolved.bucket_mb is None:
-        return spread(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
+        return spread_on_gpus(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
     from traincast.models.data_parallel import apply_data_parallel
     from traincast.models.sharded_dlrm.recommender import is_shardable
 
@@ -237,18 +245,18 @@ def _check_buckets(resolved: Resolved, step: Workload) -> None:
         raise TraincastError("one GPU reduces no gradients: buckets need `gpus` of 2 or more")
 
 
-def _written(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tuple[Workload, str]:
+def _write_dlrm_step(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tuple[Workload, str]:
     """A described recommender on one GPU."""
     from traincast.models.dlrm.cross_config import DcnConfig
     from traincast.models.dlrm.program import build_dlrm_workload
-    from traincast.simulator.scenario.recommenders import AUTOCAST, hybrid_variant
+    from traincast.simulator.scenario.recommenders import AUTOCAST, build_hybrid_variant
     from traincast.transforms.retyping.edit import with_autocast, with_weights
 
     mode = scenario.mode or "training"
     if isinstance(config, DcnConfig):
         if mode == "inference":
             raise TraincastError(f"{config.name} is written as a step of training; leave out the edit or `mode`")
-        return hybrid_variant(config, 1, platform, scenario.replace(embedding=None))
+        return build_hybrid_variant(config, 1, platform, scenario.replace(embedding=None))
     if config.embedding == "bag":
         raise TraincastError(
             f"{config.name} with one embedding bag per table is a capture; set embedding=batched to change its sizes"
@@ -256,10 +264,10 @@ def _written(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tupl
     step = build_dlrm_workload(config, mode=mode).resized(batch_size=scenario.batch_size)
     if half := AUTOCAST[scenario.dtype]:
         step, _ = (with_weights if mode == "inference" else with_autocast)(step, half)
-    return (without_phase(step, Phase.OPTIMIZER) if scenario.optimizer == "none" else step), ""
+    return (remove_phase(step, Phase.OPTIMIZER) if scenario.optimizer == "none" else step), ""
 
 
-def _edited(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> tuple[Workload, list[str]]:
+def _apply_edits(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> tuple[Workload, list[str]]:
     notes = []
     for name, function in edits:
         try:
@@ -292,18 +300,18 @@ def _predict_parallel(resolved: Resolved) -> Prediction:
     )  # fmt: skip
 
 
-def step_notes(step: Workload) -> tuple[str, ...]:
+def list_step_notes(step: Workload) -> tuple[str, ...]:
     """Notes on any prediction of a step: how it was compiled, what its trace covers, what was assumed."""
     compiled, covers = step.meta.get("compiled"), step.meta.get(COVERS)
     return (
         *([compiled] if compiled else []),
         *([f"the traced step covers {covers}"] if covers else []),
         *(f"assumed: {text}" for text in step.assumptions),
-        *_given(step),
+        *_list_given_costs(step),
     )
 
 
-def _given(step: Workload) -> tuple[str, ...]:
+def _list_given_costs(step: Workload) -> tuple[str, ...]:
     """Which ops of the step cost what their author says."""
     present = {signature.name for program in step.programs for signature in program.symbolic}
     used = [cost for cost in step.costs if cost.op in present]
@@ -313,7 +321,7 @@ def _given(step: Workload) -> tuple[str, ...]:
     )
 
 
-def missing_units(dtype: str, platform: Platform) -> str:
+def describe_missing_units(dtype: str, platform: Platform) -> str:
     """What is assumed of a device that has no units for the type asked for; "" where it has them.
 
     TF32 is then fp32: the same four bytes, the same cores. In a 16-bit type tensors keep their two bytes, and GEMMs

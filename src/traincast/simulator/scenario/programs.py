@@ -20,7 +20,7 @@ _PUBLISHED = {
 }
 
 
-def choices(model: str) -> tuple[str, ...]:
+def list_programs(model: str) -> tuple[str, ...]:
     """The programs of a recommender, the default first."""
     return TORCHREC, PIPELINED, *(program for name, program in _PUBLISHED if name == model)
 
@@ -34,46 +34,46 @@ def check_eager(name: str, gpus: int, scenario: Scenario) -> None:
         )
 
 
-def recommender_on(
+def build_recommender(
     config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, program: str | None
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
     from traincast.simulator.scenario.recommenders import (  # names of programs need no programs
-        described_dlrm,
-        hybrid_variant,
+        build_hybrid_variant,
+        load_described_dlrm,
     )
 
     check_eager(config.name, gpus, scenario)
     wanted = program or TORCHREC
-    if wanted not in choices(config.name):
+    if wanted not in list_programs(config.name):
         raise TraincastError(
             f"{config.name} was not published with the program '{wanted}'; `program` is one of "
-            f"{', '.join(choices(config.name))}"
+            f"{', '.join(list_programs(config.name))}"
         )
     if wanted not in (TORCHREC, PIPELINED):
-        from traincast.models.published import published_program
-        from traincast.simulator.scenario.published import published_step
+        from traincast.models.published import find_published_program
+        from traincast.simulator.scenario.published import build_published_step
 
-        published = published_program(_PUBLISHED[config.name, wanted])
-        if config != described_dlrm(config.name):
+        published = find_published_program(_PUBLISHED[config.name, wanted])
+        if config != load_described_dlrm(config.name):
             raise TraincastError(
                 f"{published.name} is one published program: it trains {config.name} as built in, not with other "
                 f"tables, MLPs or lookups; give `program` {TORCHREC} or {PIPELINED}"
             )
-        step, notes = published_step(published, gpus, scenario, platform.gpus_per_node)
+        step, notes = build_published_step(published, gpus, scenario, platform.gpus_per_node)
         return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", notes) if note)
-    step, notes = hybrid_variant(config, gpus, platform, scenario, pipelined=wanted == PIPELINED)
-    others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
+    step, notes = build_hybrid_variant(config, gpus, platform, scenario, pipelined=wanted == PIPELINED)
+    others = ", ".join(name for name in list_programs(config.name) if name != TORCHREC)
     return step, notes if program else f"{notes}; this is TorchRec's program, `program` has others: {others}"
 
 
-def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str | None) -> tuple[Workload, str]:
+def shard_workload(workload: Workload, gpus: int, platform: Platform, program: str | None) -> tuple[Workload, str]:
     """A step that trains FBGEMM tables on `gpus` GPUs under a program, and what is to be said about it."""
     wanted = program or TORCHREC
     if wanted not in (TORCHREC, PIPELINED):
         raise TraincastError(
             f"{workload.name} was not published with the program '{wanted}'; `program` is one of "
-            f"{', '.join(choices(workload.name))}"
+            f"{', '.join(list_programs(workload.name))}"
         )
     from traincast.models.sharded_dlrm.recommender import build_sharded_recommender
 
@@ -87,7 +87,7 @@ def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str |
     return step, notes if program else f"{notes}; this is TorchRec's program, `program` has another: {PIPELINED}"
 
 
-def no_program(name: str) -> TraincastError:
+def make_no_program_error(name: str) -> TraincastError:
     """What is asked to choose a program and has none."""
     return TraincastError(
         f"{name} has no programs to choose from: only recommenders that train FBGEMM tables eagerly have (DLRMs by "

@@ -13,7 +13,7 @@ from traincast.utils.errors import TraincastError
 _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 
 
-def published_step(
+def build_published_step(
     program: PublishedProgram, gpus: int, scenario: Scenario, gpus_per_node: int = 8
 ) -> tuple[Workload, str]:
     """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are rejected."""
@@ -33,14 +33,14 @@ def published_step(
     return step, "; ".join(notes)
 
 
-def published_host(program: PublishedProgram) -> HostProfile | None:
+def find_published_host(program: PublishedProgram) -> HostProfile | None:
     """The host that a published program runs on; None when the platform's will do."""
     if not program.host:
         return None
-    return tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
+    return make_tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
 
 
-def tensorflow_host() -> HostProfile:
+def make_tensorflow_host() -> HostProfile:
     """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
     server = load_host_profile("server-2022")
     wait = 0.5 * _HOROVOD_CYCLE_SECONDS

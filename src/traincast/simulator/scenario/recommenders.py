@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traincast.hardware.platform import Platform
-from traincast.ir.edit import without_phase
+from traincast.ir.edit import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
@@ -21,14 +21,14 @@ from traincast.utils.errors import TraincastError
 AUTOCAST: dict[str | None, str] = {None: "", "fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def described_dlrm(name: str) -> DlrmConfig:
+def load_described_dlrm(name: str) -> DlrmConfig:
     """The DLRM of this name, built in or in YAML."""
     if name.endswith((".yaml", ".yml")):
         return read_dlrm(Path(name))
     return DLRM_V2 if name == DLRM_V2.name else STUDY_DLRMS[name]
 
 
-def hybrid_variant(
+def build_hybrid_variant(
     config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, *, pipelined: bool = False,
     plan: Plan | None = None,
 ) -> tuple[Workload, str]:  # fmt: skip
@@ -51,4 +51,4 @@ def hybrid_variant(
         pipelined=pipelined,
         plan=plan,
     )
-    return (without_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload), assumed
+    return (remove_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload), assumed

@@ -13,9 +13,9 @@ from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.given import OpCost
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.costs import read_costs
-from traincast.simulator.scenario.kinds import KINDS, check_used, source_kind, step_kind
+from traincast.simulator.scenario.kinds import KINDS, check_used, choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import default_dtype
+from traincast.simulator.scenario.workloads import get_default_dtype
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import compute_file_digest
 
@@ -62,7 +62,7 @@ class Resolved:
     def kind(self) -> str:
         """The kind of the step: that of its source, or "parallel"."""
         edited = bool(self.structural or self.across or self.op_speed)
-        return step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
+        return choose_step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
 
     @property
     def name(self) -> str:
@@ -82,9 +82,9 @@ class Resolved:
         """How a Transformer is laid out over GPUs; None for every other step."""
         if self.kind != "parallel":
             return None
-        from traincast.simulator.scenario.layouts import layout_from
+        from traincast.simulator.scenario.layouts import make_layout
 
-        return layout_from(self.scenario)
+        return make_layout(self.scenario)
 
     def of_dlrm(self) -> DlrmConfig:
         """The description of the recommender, or why there is none."""
@@ -95,9 +95,9 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
                 "one in YAML"
             )
-        from traincast.simulator.scenario.recommenders import described_dlrm
+        from traincast.simulator.scenario.recommenders import load_described_dlrm
 
-        config = described_dlrm(str(self.scenario.workload))
+        config = load_described_dlrm(str(self.scenario.workload))
         if self.scenario.optimizer not in (None, "none"):
             config = replace(config, optimizer=str(self.scenario.optimizer))
         return config if self.scenario.embedding is None else replace(config, embedding=self.scenario.embedding)
@@ -111,9 +111,9 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a Transformer; name one such as llama3-8b "
                 "or describe it in YAML"
             )
-        from traincast.simulator.scenario.transformers import described_transformer
+        from traincast.simulator.scenario.transformers import load_described_transformer
 
-        return described_transformer(self.scenario.workload)
+        return load_described_transformer(self.scenario.workload)
 
     def changed(self, **fields: Any) -> Resolved:
         """The step with other fields of its scenario; what hangs on them is loaded anew."""
@@ -121,13 +121,13 @@ class Resolved:
         check_used(scenario, replace(self, scenario=scenario).kind)
         loaded: dict[str, Any] = {}
         if {"on", "clock_mhz"} & set(fields):
-            loaded["platform"] = _platform(scenario)
+            loaded["platform"] = _resolve_platform(scenario)
         if "host" in fields:
-            loaded["host"] = _host(scenario, self.source)
+            loaded["host"] = _resolve_host(scenario, self.source)
         if "costs" in fields:
             loaded["costs"] = read_costs(scenario.costs)
         changed = replace(self, scenario=scenario, **loaded)
-        return replace(changed, plan=_plan(changed)) if fields.get("plan") is not None else changed
+        return replace(changed, plan=_resolve_plan(changed)) if fields.get("plan") is not None else changed
 
     def with_platform(self, platform: Platform) -> Resolved:
         """The step elsewhere."""
@@ -161,42 +161,42 @@ def resolve(scenario: Scenario) -> Resolved:
         raise TraincastError("`workload` is missing: name a model, or give a file")
     if isinstance(scenario.on, str) and not scenario.on:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
-    kind = source_kind(scenario.workload)
-    check_used(scenario, step_kind(kind, scenario))
+    kind = find_source_kind(scenario.workload)
+    check_used(scenario, choose_step_kind(kind, scenario))
     if scenario.dtype is None and kind != "tables":
-        scenario = scenario.replace(dtype=default_dtype(kind))
-    platform = _platform(scenario)
+        scenario = scenario.replace(dtype=get_default_dtype(kind))
+    platform = _resolve_platform(scenario)
     content = compute_file_digest(scenario.workload) if isinstance(scenario.workload, str) else ""
     if kind == "workload" and isinstance(scenario.workload, str):
         from traincast.ir.file import load_workload
 
         scenario = scenario.replace(workload=load_workload(Path(scenario.workload)))
     resolved = Resolved(
-        scenario=scenario, source=kind, platform=platform, host=_host(scenario, kind),
+        scenario=scenario, source=kind, platform=platform, host=_resolve_host(scenario, kind),
         costs=read_costs(scenario.costs), content=content,
     )  # fmt: skip
-    return resolved if scenario.plan is None else replace(resolved, plan=_plan(resolved))
+    return resolved if scenario.plan is None else replace(resolved, plan=_resolve_plan(resolved))
 
 
-def _platform(scenario: Scenario) -> Platform:
+def _resolve_platform(scenario: Scenario) -> Platform:
     """The platform asked for, its clock locked where one is given."""
     platform = load_platform(scenario.on) if isinstance(scenario.on, str) else scenario.on
     return platform if scenario.clock_mhz is None else platform.with_clock(scenario.clock_mhz)
 
 
-def _host(scenario: Scenario, kind: str) -> HostProfile | None:
+def _resolve_host(scenario: Scenario, kind: str) -> HostProfile | None:
     """The host asked for, or the one that a published program runs on; None is the platform's."""
     if isinstance(scenario.host, str):
         return load_host_profile(scenario.host)
     if scenario.host is not None or kind != "program":
         return scenario.host
-    from traincast.models.published import published_program
-    from traincast.simulator.scenario.published import published_host
+    from traincast.models.published import find_published_program
+    from traincast.simulator.scenario.published import find_published_host
 
-    return published_host(published_program(str(scenario.workload)))
+    return find_published_host(find_published_program(str(scenario.workload)))
 
 
-def _plan(resolved: Resolved) -> Plan:
+def _resolve_plan(resolved: Resolved) -> Plan:
     """The plan of tables that a scenario names, checked against its number of GPUs."""
     from traincast.simulator.scenario.tables import read_plan
 

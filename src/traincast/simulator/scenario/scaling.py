@@ -8,7 +8,7 @@ from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve, Scali
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 MAX_COUNTS = 64  # a curve of more points is a mistake in the command rather than a wish
@@ -19,12 +19,12 @@ def predict_scaling(scenario: Scenario, gpus: Sequence[int], scaling: str = "wea
     and that of all GPUs together when it is strong; its own number of GPUs is not used."""
     if scaling not in SCALINGS:
         raise TraincastError(f"scaling '{scaling}' is unknown; choose {' or '.join(SCALINGS)}")
-    counts = _checked(gpus)
+    counts = _check_gpu_counts(gpus)
     resolved = resolve(scenario.replace(gpus=None))
     _check_curve(resolved)
-    whole = _whole_batch(resolved)
+    whole = _get_whole_batch(resolved)
     points: list[ScalingPoint] = []
-    for count, batch in [(count, _batch_of_one(whole, count, scaling)) for count in counts]:
+    for count, batch in [(count, _get_batch_per_gpu(whole, count, scaling)) for count in counts]:
         result = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
         throughput = count * batch / result.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
@@ -45,12 +45,12 @@ def _check_curve(resolved: Resolved) -> None:
             raise TraincastError(f"`{name}` is for one prediction; give one number of `gpus`")
 
 
-def _whole_batch(resolved: Resolved) -> int:
+def _get_whole_batch(resolved: Resolved) -> int:
     """The batch size asked for, or the workload's own; one made for several GPUs is rejected."""
     scenario = resolved.scenario
     if scenario.trains_eagerly and resolved.source == "dlrm":
         return resolved.of_dlrm().batch_size if scenario.batch_size is None else scenario.batch_size
-    workload = load(scenario, resolved.source)
+    workload = load_single_gpu_step(scenario, resolved.source)
     if len(workload.ranks) > 1:
         raise TraincastError(
             f"workload '{workload.name}' was made for {len(workload.ranks)} GPUs; a curve needs one made for one GPU"
@@ -58,7 +58,7 @@ def _whole_batch(resolved: Resolved) -> int:
     return workload.batch_size
 
 
-def _checked(gpus: Sequence[int]) -> list[int]:
+def _check_gpu_counts(gpus: Sequence[int]) -> list[int]:
     counts = sorted(set(gpus))
     if not counts or counts[0] < 1:
         raise TraincastError(f"numbers of GPUs must be 1 or more, not {', '.join(map(str, gpus))}")
@@ -67,7 +67,7 @@ def _checked(gpus: Sequence[int]) -> list[int]:
     return counts
 
 
-def _batch_of_one(batch: int, gpus: int, scaling: str) -> int:
+def _get_batch_per_gpu(batch: int, gpus: int, scaling: str) -> int:
     if scaling == "weak":
         return batch
     if batch % gpus:

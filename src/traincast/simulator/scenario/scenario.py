@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
-from traincast.simulator.scenario.field_info import FieldInfo, field_info
+from traincast.simulator.scenario.field_info import FieldInfo, make_field_info
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MAX_RANKS = 1 << 20
 """The most GPUs of a step, and the largest degree of any kind of parallelism."""
 
 
-def _meta(
+def _make_field_meta(
     group: str, help: str, *, least: float | None = None, most: float | None = None, unit: str = "",
     default: str = "", needs: tuple[str, ...] = (), file: bool = False,
 ) -> Meta:  # fmt: skip
@@ -58,8 +58,8 @@ def _meta(
     return Meta(description=help, ge=least, le=most, extra=extra)
 
 
-def _count(group: str, help: str, *, most: int = MAX_RANKS, **known: Any) -> Meta:
-    return _meta(group, help, least=1, most=most, **known)
+def _make_count_meta(group: str, help: str, *, most: int = MAX_RANKS, **known: Any) -> Meta:
+    return _make_field_meta(group, help, least=1, most=most, **known)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,163 +70,206 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `.yaml`), "here" (the machine at hand), or a `Platform`.
     """
 
-    workload: Annotated[Source, _meta("source", "what is trained: a model by name, a file, or an object")] = ""
-    on: Annotated[On, _meta("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
-    gpus: Annotated[int, _count("hardware", "how many GPUs", default="1")] | None = None
+    workload: Annotated[
+        Source, _make_field_meta("source", "what is trained: a model by name, a file, or an object")
+    ] = ""
+    on: Annotated[On, _make_field_meta("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
+    gpus: Annotated[int, _make_count_meta("hardware", "how many GPUs", default="1")] | None = None
     clock_mhz: (
         Annotated[
-            float, _meta("hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own")
+            float,
+            _make_field_meta(
+                "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
+            ),
         ]
         | None
     ) = None
 
     batch_size: (
-        Annotated[int, _count("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")]
+        Annotated[
+            int, _make_count_meta("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")
+        ]
         | None
     ) = None
     seq_len: (
-        Annotated[int, _count("sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own")]
+        Annotated[
+            int,
+            _make_count_meta("sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"),
+        ]
         | None
     ) = None
     micro_batch: (
         Annotated[
-            int, _count("sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size")
+            int,
+            _make_count_meta("sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"),
         ]
         | None
     ) = None
     global_batch: Annotated[
         int,
-        _count("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
+        _make_count_meta("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
                default="one micro-batch per data-parallel rank"),
     ] | None = None  # fmt: skip
 
     dtype: Annotated[
-        Dtype, _meta("numerics", "arithmetic; of a set of tables, their type",
+        Dtype, _make_field_meta("numerics", "arithmetic; of a set of tables, their type",
                           default="fp32; bf16 of described Transformers; of tables as they say")
     ] | None = None  # fmt: skip
     fp8_scaling: (
         Annotated[
             Literal["tensor", "row", "block", "mx"],
-            _meta("numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)),
+            _make_field_meta("numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)),
         ]
         | None
     ) = None
     fp8_gather: Annotated[
-        bool, _meta("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
+        bool, _make_field_meta("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
     ] = False  # fmt: skip
 
-    mode: Annotated[Mode, _meta("program", "training, or inference alone", default="training")] | None = None
+    mode: Annotated[Mode, _make_field_meta("program", "training, or inference alone", default="training")] | None = None
     optimizer: (
-        Annotated[Optimizer, _meta("program", "the optimizer; none leaves its step out", default="the model's own")]
+        Annotated[
+            Optimizer, _make_field_meta("program", "the optimizer; none leaves its step out", default="the model's own")
+        ]
         | None
     ) = None
     attention: Annotated[
         Attention,
-        _meta("program", "attention of Transformers: op by op, or one fused kernel",
+        _make_field_meta("program", "attention of Transformers: op by op, or one fused kernel",
               default="eager; sdpa of described Transformers"),
     ] | None = None  # fmt: skip
     embedding: Annotated[
-        Embedding, _meta("program", "how a DLRM looks up its tables", default="the model's own")
+        Embedding, _make_field_meta("program", "how a DLRM looks up its tables", default="the model's own")
     ] | None = None  # fmt: skip
-    kernels: Annotated[
-        Kernels,
-        _meta("program", "who launches kernels: PyTorch op by op, fused modules, torch.compile, a CUDA graph",
-              default="eager"),
-    ] | None = None  # fmt: skip
-    compiled: Annotated[bool, _meta("program", "as torch.compile(model) runs it: kernels compiled")] = False
-    cuda_graph: Annotated[bool, _meta("program", "the step replayed as CUDA graphs")] = False
-    program: Annotated[
-        ProgramName, _meta("program", "what trains a DLRM on several GPUs", default="torchrec")
-    ] | None = None  # fmt: skip
-    checkpoint: Annotated[
-        Checkpoint, _meta("program", "what backward computes again", default="none")
-    ] | None = None  # fmt: skip
-    checkpoint_every: (
-        Annotated[int, _count("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))] | None
-    ) = None
-
-    tp: Annotated[int, _count("parallelism", "tensor-parallel ranks: they share every matrix", default="1")] | None = (
-        None
-    )
-    pp: Annotated[int, _count("parallelism", "pipeline stages", default="1")] | None = None
-    vp: (
+    kernels: (
         Annotated[
-            int,
-            _count("parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)),
+            Kernels,
+            _make_field_meta(
+                "program",
+                "who launches kernels: PyTorch op by op, fused modules, torch.compile, a CUDA graph",
+                default="eager",
+            ),
         ]
         | None
     ) = None
-    cp: Annotated[int, _count("parallelism", "ranks that share the tokens of a sample", default="1")] | None = None
-    ep: Annotated[int, _count("parallelism", "ranks that share the experts", default="1")] | None = None
-    etp: Annotated[int, _count("parallelism", "ranks that share one expert", default="1")] | None = None
-    fsdp: Annotated[Literal[1, 2], _meta("parallelism", "fully sharded data parallel", default="off")] | None = None
+    compiled: Annotated[bool, _make_field_meta("program", "as torch.compile(model) runs it: kernels compiled")] = False
+    cuda_graph: Annotated[bool, _make_field_meta("program", "the step replayed as CUDA graphs")] = False
+    program: Annotated[
+        ProgramName, _make_field_meta("program", "what trains a DLRM on several GPUs", default="torchrec")
+    ] | None = None  # fmt: skip
+    checkpoint: Annotated[
+        Checkpoint, _make_field_meta("program", "what backward computes again", default="none")
+    ] | None = None  # fmt: skip
+    checkpoint_every: (
+        Annotated[
+            int, _make_count_meta("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))
+        ]
+        | None
+    ) = None
+
+    tp: (
+        Annotated[int, _make_count_meta("parallelism", "tensor-parallel ranks: they share every matrix", default="1")]
+        | None
+    ) = None
+    pp: Annotated[int, _make_count_meta("parallelism", "pipeline stages", default="1")] | None = None
+    vp: (
+        Annotated[
+            int,
+            _make_count_meta(
+                "parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)
+            ),
+        ]
+        | None
+    ) = None
+    cp: (
+        Annotated[int, _make_count_meta("parallelism", "ranks that share the tokens of a sample", default="1")] | None
+    ) = None
+    ep: Annotated[int, _make_count_meta("parallelism", "ranks that share the experts", default="1")] | None = None
+    etp: Annotated[int, _make_count_meta("parallelism", "ranks that share one expert", default="1")] | None = None
+    fsdp: (
+        Annotated[Literal[1, 2], _make_field_meta("parallelism", "fully sharded data parallel", default="off")] | None
+    ) = None
     zero: (
         Annotated[
             Literal[1, 2, 3],
-            _meta("parallelism", "data-parallel ranks share the optimizer (1), gradients (2), all (3)", default="off"),
+            _make_field_meta(
+                "parallelism", "data-parallel ranks share the optimizer (1), gradients (2), all (3)", default="off"
+            ),
         ]
         | None
     ) = None
     shard_group: (
         Annotated[
             int,
-            _count(
+            _make_count_meta(
                 "parallelism", "ranks that share parameters (hybrid sharding)", default="all", needs=("fsdp", "zero")
             ),
         ]
         | None
     ) = None
     no_reshard: Annotated[
-        bool, _meta("parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"))
+        bool, _make_field_meta("parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"))
     ] = False
     no_sequence_parallel: Annotated[
-        bool, _meta("parallelism", "tensor parallel without sharing tokens", needs=("tp",))
+        bool, _make_field_meta("parallelism", "tensor parallel without sharing tokens", needs=("tp",))
     ] = False  # fmt: skip
     schedule: Annotated[
-        Schedule, _meta("parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",))
+        Schedule, _make_field_meta("parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",))
     ] | None = None  # fmt: skip
     stage_layers: (
-        Annotated[str, _meta("parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",))] | None
+        Annotated[
+            str, _make_field_meta("parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",))
+        ]
+        | None
     ) = None
     cp_exchange: (
         Annotated[
             Literal["ring", "gather"],
-            _meta("parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)),
+            _make_field_meta("parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)),
         ]
         | None
     ) = None
     dispatch: (
         Annotated[
             Literal["each", "once"],
-            _meta(
+            _make_field_meta(
                 "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
             ),
         ]
         | None
     ) = None
-    overlap: Annotated[
-        str,
-        _meta("parallelism", "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
-              default="gradients,parameters,stages, and tp in the backward pass"),
-    ] | None = None  # fmt: skip
-    no_overlap: Annotated[bool, _meta("parallelism", "no communication overlaps kernels")] = False
+    overlap: (
+        Annotated[
+            str,
+            _make_field_meta(
+                "parallelism",
+                "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
+                default="gradients,parameters,stages, and tp in the backward pass",
+            ),
+        ]
+        | None
+    ) = None
+    no_overlap: Annotated[bool, _make_field_meta("parallelism", "no communication overlaps kernels")] = False
     lora_rank: (
         Annotated[
             int,
-            _count(
+            _make_count_meta(
                 "parallelism", "train low-rank adapters of attention of this rank; the model is frozen", default="off"
             ),
         ]
         | None
     ) = None
     frozen_layers: (
-        Annotated[int, _count("parallelism", "the first n layers and the token embedding are not trained", default="0")]
+        Annotated[
+            int,
+            _make_count_meta("parallelism", "the first n layers and the token embedding are not trained", default="0"),
+        ]
         | None
     ) = None
     document_len: (
         Annotated[
             int,
-            _count(
+            _make_count_meta(
                 "parallelism", "tokens of the documents that samples are packed from", unit="tokens", default="seq_len"
             ),
         ]
@@ -234,52 +277,71 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ) = None
 
     plan: Annotated[
-        PlanText, _meta("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
+        PlanText, _make_field_meta("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
                         default="greedy by lookups")
     ] | None = None  # fmt: skip
     dense: (
         Annotated[
-            PlanText, _meta("tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone")
+            PlanText,
+            _make_field_meta(
+                "tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone"
+            ),
         ]
         | None
     ) = None
 
-    host: Annotated[Host, _meta("host", "a host profile", default="the platform's")] | None = None
+    host: Annotated[Host, _make_field_meta("host", "a host profile", default="the platform's")] | None = None
     skew_ms: (
         Annotated[
-            float, _meta("host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0")
+            float,
+            _make_field_meta("host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0"),
         ]
         | None
     ) = None
     jitter: (
-        Annotated[float, _meta("host", "ranks take longer by this share, at random", least=0, most=10, default="0")]
+        Annotated[
+            float, _make_field_meta("host", "ranks take longer by this share, at random", least=0, most=10, default="0")
+        ]
         | None
     ) = None
     seed: (
         Annotated[
-            int, _meta("host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter"))
+            int,
+            _make_field_meta(
+                "host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter")
+            ),
         ]
         | None
     ) = None
 
     loader_ms: Annotated[
         float,
-        _meta("loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0"),
+        _make_field_meta("loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0"),
     ] | None = None  # fmt: skip
-    workers: Annotated[
-        int,
-        _meta("loader", "processes of the data loader; 0: the training loop makes batches", least=0, most=4096,
-              default="0", needs=("loader_ms",)),
-    ] | None = None  # fmt: skip
-    pageable: Annotated[bool, _meta("loader", "inputs are copied from pageable memory")] = False
+    workers: (
+        Annotated[
+            int,
+            _make_field_meta(
+                "loader",
+                "processes of the data loader; 0: the training loop makes batches",
+                least=0,
+                most=4096,
+                default="0",
+                needs=("loader_ms",),
+            ),
+        ]
+        | None
+    ) = None
+    pageable: Annotated[bool, _make_field_meta("loader", "inputs are copied from pageable memory")] = False
 
-    costs: Annotated[Costs, _meta("costs", "what ops of your own cost (.toml)", file=True, default="none")] | None = (
-        None
-    )
-    roofline_only: Annotated[bool, _meta("costs", "rooflines instead of the fitted kernel models")] = False
+    costs: (
+        Annotated[Costs, _make_field_meta("costs", "what ops of your own cost (.toml)", file=True, default="none")]
+        | None
+    ) = None
+    roofline_only: Annotated[bool, _make_field_meta("costs", "rooflines instead of the fitted kernel models")] = False
 
     def __post_init__(self) -> None:
-        for name, info in scenario_fields().items():
+        for name, info in list_scenario_fields().items():
             value = getattr(self, name)
             if info.kind != "text" and value is not None and value is not False:
                 info.check(value)
@@ -325,7 +387,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @cache
-def scenario_fields() -> dict[str, FieldInfo]:
+def list_scenario_fields() -> dict[str, FieldInfo]:
     """Every field by name, in the order of the declaration."""
     hints = typing.get_type_hints(Scenario, include_extras=True)
-    return {name: field_info(name, hints[name]) for name in Scenario.__struct_fields__}
+    return {name: make_field_info(name, hints[name]) for name in Scenario.__struct_fields__}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.kinds import USED
 from traincast.simulator.scenario.scenario import Scenario
 
@@ -18,30 +18,32 @@ _LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "micro_batch", "
 """Fields of a layout that are shown even where they were not given."""
 
 
-def settings_of(resolved: Resolved, result: Prediction) -> dict[str, Any]:
+def list_settings(resolved: Resolved, result: Prediction) -> dict[str, Any]:
     """Every field by name with the value that was used; None where the kind of step does not use it, or where its
     default is nothing. Objects are shown by their names."""
     scenario, used = resolved.scenario, USED[resolved.kind]
-    settings = settings_of_kind(scenario, resolved.kind, result)
+    settings = list_settings_of_kind(scenario, resolved.kind, result)
     if result.parallel is not None:
         settings["batch_size"] = scenario.batch_size
         for name in _LAYOUT:
             settings[name] = getattr(result.parallel.layout, name)
-    settings |= {name: value for name, value in _own_choices(resolved).items() if settings[name] is None}
+    settings |= {name: value for name, value in _list_model_choices(resolved).items() if settings[name] is None}
     if "kernels" in used:
         settings["kernels"] = "compiled" if scenario.is_compiled else scenario.kernels or "eager"
     return settings
 
 
-def settings_of_kind(scenario: Scenario, kind: str, result: Prediction) -> dict[str, Any]:
+def list_settings_of_kind(scenario: Scenario, kind: str, result: Prediction) -> dict[str, Any]:
     """The settings of a step of a kind as far as the scenario and the prediction say them."""
     used = USED[kind]
-    settings = {name: plain_value(getattr(scenario, name)) if name in used else None for name in scenario_fields()}
+    settings = {
+        name: convert_to_plain(getattr(scenario, name)) if name in used else None for name in list_scenario_fields()
+    }
     settings |= {"gpus": result.gpus, "host": result.host_profile, "mode": result.workload.mode}
     return settings | {"batch_size": result.workload.batch_size, "seq_len": result.workload.seq_len or None}
 
 
-def _own_choices(resolved: Resolved) -> dict[str, Any]:
+def _list_model_choices(resolved: Resolved) -> dict[str, Any]:
     """Optimizer, attention and embedding that a model has where none was asked for."""
     if resolved.source == "transformer":
         return {"optimizer": "adam", "attention": "sdpa"}
@@ -57,7 +59,7 @@ def _own_choices(resolved: Resolved) -> dict[str, Any]:
     return own | ({info.axis: info.choices[0]} if info.axis else {})
 
 
-def settings_text(settings: dict[str, Any]) -> str:
+def format_settings(settings: dict[str, Any]) -> str:
     """One line with the settings that a step was predicted under: `dtype fp32, batch_size 8, kernels eager`."""
     shown = {name: value for name, value in settings.items() if value not in (None, False, "") and name != "workload"}
     if isinstance(shown.get("plan"), str) and len(shown["plan"]) > 60:
@@ -65,21 +67,21 @@ def settings_text(settings: dict[str, Any]) -> str:
     return ", ".join(name if value is True else f"{name} {value}" for name, value in shown.items())
 
 
-def plain_value(value: Any) -> Any:
+def convert_to_plain(value: Any) -> Any:
     """A value as JSON has it: objects by their key or name."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, list | tuple):
-        return [plain_value(one) for one in value]
+        return [convert_to_plain(one) for one in value]
     return str(getattr(value, "key", None) or getattr(value, "name", None) or value)
 
 
-def predict_command(scenario: Scenario) -> str:
+def format_predict_command(scenario: Scenario) -> str:
     """The command that predicts a scenario, with an option for every field that was given."""
-    words = ["traincast", "predict", str(plain_value(scenario.workload))]
+    words = ["traincast", "predict", str(convert_to_plain(scenario.workload))]
     for name, value in scenario.given().items():
         if name == "workload":
             continue
-        option = scenario_fields()[name].option
-        words += [option] if value is True else [option, str(plain_value(value))]
+        option = list_scenario_fields()[name].option
+        words += [option] if value is True else [option, str(convert_to_plain(value))]
     return shlex.join(words)

@@ -11,7 +11,7 @@ from traincast.ir.workload import Workload
 from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
 from traincast.models.placement.plan import Plan
-from traincast.models.placement.plan_file import load_plans, plan_from_json
+from traincast.models.placement.plan_file import load_plans, read_plan_from_json
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.utils.errors import TraincastError, make_unknown_error
@@ -29,14 +29,14 @@ _LISTS = ("bottom_mlp", "top_mlp")
 def read_plan(plan: str) -> Plan:
     """One plan: of a file, or as JSON text (which begins with a brace)."""
     if plan.lstrip().startswith("{"):
-        return plan_from_json(parse_json(plan, "`plan`"), "`plan`")
+        return read_plan_from_json(parse_json(plan, "`plan`"), "`plan`")
     plans = load_plans(Path(plan))
     if len(plans) > 1:
         raise TraincastError(f"{plan} holds {len(plans)} plans; give a file with one")
     return next(iter(plans.values()))
 
 
-def typed_tables(tables: tuple[Table, ...], dtype: str | None) -> tuple[Table, ...]:
+def retype_tables(tables: tuple[Table, ...], dtype: str | None) -> tuple[Table, ...]:
     """Tables with another type of their elements, where one is given."""
     if dtype is None:
         return tables
@@ -64,7 +64,7 @@ def load_dense(path: Path) -> Dense:
     return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
 
 
-def tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
+def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
     """One training step of a set of tables under a plan, and what it leaves out."""
     from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 
@@ -73,7 +73,7 @@ def tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus:
             f"{scenario.workload} is a set of tables, and nothing says where they go; give a `plan`, or let "
             "'traincast shard' find the best"
         )
-    tables = check_tables(typed_tables(load_tables(str(scenario.workload)), scenario.dtype))
+    tables = check_tables(retype_tables(load_tables(str(scenario.workload)), scenario.dtype))
     if tuple(table.name for table in tables) != plan.tables:
         raise TraincastError(f"the `plan` places other tables than those of {scenario.workload}; give one made for it")
     dense = None if scenario.dense is None else load_dense(Path(scenario.dense))

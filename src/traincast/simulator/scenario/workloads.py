@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traincast.ir.edit import without_phase
+from traincast.ir.edit import remove_phase
 from traincast.ir.file import load_workload
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
 from traincast.models.catalog import load_model
-from traincast.simulator.scenario.kinds import source_kind
+from traincast.simulator.scenario.kinds import find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from traincast.hardware.platform import Platform
 
 
-def default_dtype(kind: str) -> str:
+def get_default_dtype(kind: str) -> str:
     """The arithmetic of a step that names none: bf16 of Transformers by description, else fp32."""
     return "bf16" if kind in ("transformer", "parallel") else "fp32"
 
 
-def load(scenario: Scenario, kind: str | None = None) -> Workload:
+def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workload:
     """The step of one GPU (or of those it was captured on) that a scenario asks for; `kind` is that of its workload
     where it is known."""
-    kind = kind or source_kind(scenario.workload)
+    kind = kind or find_source_kind(scenario.workload)
     if scenario.dtype is None:
-        scenario = scenario.replace(dtype=default_dtype(kind))
+        scenario = scenario.replace(dtype=get_default_dtype(kind))
     if kind == "program":
-        from traincast.models.published import published_program
-        from traincast.simulator.scenario.published import published_step
+        from traincast.models.published import find_published_program
+        from traincast.simulator.scenario.published import build_published_step
 
-        return published_step(published_program(str(scenario.workload)), 1, scenario)[0]
+        return build_published_step(find_published_program(str(scenario.workload)), 1, scenario)[0]
     if kind == "transformer":
-        from traincast.simulator.scenario.transformers import described_step
+        from traincast.simulator.scenario.transformers import build_described_step
 
-        return described_step(scenario.workload, scenario)
+        return build_described_step(scenario.workload, scenario)
     if kind == "tables":
         raise TraincastError(f"{scenario.workload} is a set of embedding tables, not a step; name a model")
     source = scenario.workload
     if isinstance(source, Workload):
-        return _at_size(_held(source, f"workload '{source.name}'", scenario), scenario)
-    return _at_size(_named(str(source), kind, scenario), scenario)
+        return _resize_and_compile(_load_captured(source, f"workload '{source.name}'", scenario), scenario)
+    return _resize_and_compile(_load_named(str(source), kind, scenario), scenario)
 
 
-def spread(
+def spread_on_gpus(
     workload: Workload, gpus: int | None, platform: Platform, *, always_sharded: bool = False
 ) -> tuple[Workload, str]:
     """A workload that was loaded on `gpus` GPUs (None: its own), and what was assumed: one that trains FBGEMM tables
@@ -58,40 +58,40 @@ def spread(
         return workload, ""
     if gpus > 1 or always_sharded:
         from traincast.models.sharded_dlrm.recommender import is_shardable
-        from traincast.simulator.scenario.programs import sharded_on
+        from traincast.simulator.scenario.programs import shard_workload
 
         if is_shardable(workload):
-            return sharded_on(workload, gpus, platform, None)
+            return shard_workload(workload, gpus, platform, None)
     from traincast.models.data_parallel import replicate_on_gpus
 
     return replicate_on_gpus(workload, gpus), ""
 
 
-def as_compiled(workload: Workload) -> Workload:
+def compile_workload(workload: Workload) -> Workload:
     """A workload of eager ops as `torch.compile` of its model would run it."""
-    from traincast.costs.kernels.registry import lowering_context
+    from traincast.costs.kernels.registry import make_lowering_context
     from traincast.transforms.fusion import compile_step
 
-    return compile_step(workload, lowering_context(workload))
+    return compile_step(workload, make_lowering_context(workload))
 
 
-def _at_size(workload: Workload, scenario: Scenario) -> Workload:
+def _resize_and_compile(workload: Workload, scenario: Scenario) -> Workload:
     resized = workload.resized(batch_size=scenario.samples_per_pass, seq_len=scenario.seq_len)
     if scenario.is_compiled:
-        return as_compiled(resized)
-    from traincast.costs.kernels.registry import lowering_context
+        return compile_workload(resized)
+    from traincast.costs.kernels.registry import make_lowering_context
     from traincast.transforms.fusion import compile_regions
 
-    return compile_regions(resized, lowering_context(resized))
+    return compile_regions(resized, make_lowering_context(resized))
 
 
-def _held(workload: Workload, name: str, scenario: Scenario) -> Workload:
+def _load_captured(workload: Workload, name: str, scenario: Scenario) -> Workload:
     """A workload that was captured before, called `name` in messages, with what can still be chosen of it."""
-    check_held(name, workload.mode, scenario)
-    return without_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload
+    check_captured_choices(name, workload.mode, scenario)
+    return remove_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload
 
 
-def check_held(name: str, mode: str, scenario: Scenario) -> None:
+def check_captured_choices(name: str, mode: str, scenario: Scenario) -> None:
     """Rejects what cannot be chosen any more of a workload that was captured: its mode, optimizer, ops and types."""
     if scenario.mode not in (None, mode):
         raise TraincastError(
@@ -112,9 +112,9 @@ def check_held(name: str, mode: str, scenario: Scenario) -> None:
             )
 
 
-def _named(name: str, kind: str, scenario: Scenario) -> Workload:
+def _load_named(name: str, kind: str, scenario: Scenario) -> Workload:
     if kind == "workload":
-        return _held(load_workload(Path(name)), Path(name).name, scenario)
+        return _load_captured(load_workload(Path(name)), Path(name).name, scenario)
     mode = scenario.mode or "training"
     precision = str(scenario.dtype)
     if precision == "fp8":

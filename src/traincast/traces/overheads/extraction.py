@@ -16,7 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
-from traincast.costs.host.names import issuer
+from traincast.costs.host.names import get_issuer
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.overheads.distribution import Distribution
@@ -215,7 +215,7 @@ class _Extraction:
             begin, end = int(self.ends[before]), int(self.starts[scope])
             if end - begin > _JOIN_NS and self._is_other_thread_busy(thread, begin, end):
                 continue
-            self.samples["T1", issuer(self.linked.get_name(scope), main=thread == 0)].append(
+            self.samples["T1", get_issuer(self.linked.get_name(scope), main=thread == 0)].append(
                 max(end - begin - self.cost.op, 0.0)  # one op's end and the next one's begin are recorded in it
             )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.collectives.calls import bus_factor
+from traincast.costs.collectives.calls import get_bus_factor
 from traincast.ir.collectives import COLLECTIVES
 from traincast.traces.collectives import Collective
 from traincast.traces.matched_collectives import Matches
@@ -118,4 +118,4 @@ def _count_bytes(call: Collective, ranks: int) -> int:
 def _compute_bus_bandwidth(kind: str, ranks: int, size: int, seconds: float) -> float | None:
     if kind not in COLLECTIVES or ranks < 2 or size < 0 or seconds <= 0:
         return None
-    return size * bus_factor(kind, ranks) / seconds
+    return size * get_bus_factor(kind, ranks) / seconds

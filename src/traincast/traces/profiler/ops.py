@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.lower import lower, registered_ops
+from traincast.costs.kernels.lower import list_registered_ops, lower
 from traincast.costs.kernels.registry import Item, LoweringContext
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.ir.ops import Signature
@@ -78,7 +78,7 @@ class OpFinder:
 
     def _is_lowered(self, op: int) -> bool:
         name = self.linked.get_name(op)
-        if name not in registered_ops() and "SplitLookupFunction" not in name:
+        if name not in list_registered_ops() and "SplitLookupFunction" not in name:
             return False
         return self.reader.get_signature(op) is not None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, KernelCall
-from traincast.costs.kernels.lower import registered_ops
+from traincast.costs.kernels.lower import list_registered_ops
 from traincast.costs.kernels.work import count_work
 from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.device import Device
@@ -102,7 +102,7 @@ def _find_anchored_kernels(linked: Linked) -> tuple[IntArray, IntArray]:
     """Kernels below an op that lowering knows, with the outermost such op; only ops that ran a kernel of `FAMILIES`."""
     rows = find_kernels_in_steps(linked)
     rows = rows[(linked.launch[rows] >= 0) & (linked.events["kind"][rows] == Kind.KERNEL)]
-    known = registered_ops()
+    known = list_registered_ops()
     wanted: BoolArray = np.array([_is_known(name, known) for name in linked.trace.names], dtype=np.bool_)
     wanted_op = wanted[linked.events["name"]] & (linked.events["kind"] == Kind.OP) & (linked.events["details"] > 0)
     anchor, above = np.full(len(rows), -1, dtype=np.int64), linked.parent[linked.launch[rows]]

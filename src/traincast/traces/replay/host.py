@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.names import current_name, issuer
+from traincast.costs.host.names import get_current_name, get_issuer
 from traincast.costs.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.simulator.schedule import Code
 from traincast.traces.events import Kind
@@ -96,7 +96,7 @@ class _HostSplitter:
         self.records = self._record_starts()
         names = list(dict.fromkeys(linked.get_name(row) for row in linked.scopes.tolist()))
         self.parts: Mapping[str, FloatArray] = dict(
-            zip(names, profile.scope_seconds([current_name(name) for name in names]), strict=True)
+            zip(names, profile.scope_seconds([get_current_name(name) for name in names]), strict=True)
         )
 
     def _record_starts(self) -> dict[int, tuple[IntArray, FloatArray]]:
@@ -151,7 +151,7 @@ class _HostSplitter:
                 place += 1
                 continue
             if first >= at:
-                gap = self.profile.t1[issuer(name, main=thread == 0)]
+                gap = self.profile.t1[get_issuer(name, main=thread == 0)]
                 self._add_time_between_ops(i, first - at, gap + 1e-9 * self.cost.op)
             at = max(at, first)
             covered = max(min(last, end) - at, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from traincast.simulator.critical import PathPart, Segment, critical_path
+from traincast.simulator.critical import PathPart, Segment, find_critical_path
 from traincast.traces.link import Linked
 from traincast.traces.replay.labels import HOST, Labels
 from traincast.traces.replay.steady import compute_steady_seconds, find_steady_path, select_marked_steps, simulate_once
@@ -91,7 +91,7 @@ def make_path_report(
     if not linked.launched:
         return _make_empty_report(linked, twice)
     labels = Labels(linked, instructions)
-    segments = _describe_path(rank, labels, critical_path([simulate_once(instructions)]))
+    segments = _describe_path(rank, labels, find_critical_path([simulate_once(instructions)]))
     repeated = select_marked_steps(linked, instructions)
     settled = Labels(linked, repeated)
     shown = _compute_shares(rank, linked, settled, repeated)
@@ -141,7 +141,7 @@ class _Shares:
 
 def _compute_shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
     """What the path through these instructions is made of: those of `labels`, with whatever lengths."""
-    path = find_steady_path(instructions) if linked.marked else critical_path([simulate_once(instructions)])
+    path = find_steady_path(instructions) if linked.marked else find_critical_path([simulate_once(instructions)])
     segments = _describe_path(rank, labels, path)
     whole = max(sum(segment.seconds for segment in segments), 1e-12)
     return _Shares(

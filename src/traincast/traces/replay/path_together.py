@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from traincast.simulator.critical import PathPart, critical_path
+from traincast.simulator.critical import PathPart, find_critical_path
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.link import Linked
 from traincast.traces.replay.labels import HOST, Labels
@@ -59,7 +59,7 @@ def find_ranks_path(
     labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, simulated.schedule.timelines, strict=True)]
     segments = tuple(
         part
-        for segment in critical_path(simulated.walks, simulated.schedule.meetings)
+        for segment in find_critical_path(simulated.walks, simulated.schedule.meetings)
         for part in labels[segment.group].describe_segment(numbers[segment.group], segment)
     )
     by_rank = _compute_shares(segments, lambda s: s.rank)

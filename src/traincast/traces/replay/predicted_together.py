@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.collectives.calls import even_bytes
-from traincast.costs.collectives.model import shipped_collectives
+from traincast.costs.collectives.calls import share_bytes_evenly
+from traincast.costs.collectives.model import load_shipped_collectives
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.topology import Topology
@@ -120,7 +120,7 @@ def _predict_transfers(matches: Sequence[Match], topology: Topology) -> FloatArr
     known = [i for i, match in enumerate(matches) if compute_message_bytes(match, _count_ranks(match)) >= 0]
     calls = [_make_call(matches[i], topology) for i in known]
     if calls:
-        seconds[known] = shipped_collectives().predict(Calls.of(COLLECTIVE, calls), topology).seconds
+        seconds[known] = load_shipped_collectives().predict(Calls.of(COLLECTIVE, calls), topology).seconds
     return seconds
 
 
@@ -145,5 +145,5 @@ def compute_message_bytes(match: Match, ranks: int) -> int:
     splits = [call.in_splits for call in match.calls]
     if match.kind in UNEVEN_FORM and all(len(sizes) == len(match.members) and sum(sizes) for sizes in splits):
         items = [[call.message_bytes * n / sum(call.in_splits) for n in call.in_splits] for call in match.calls]
-        return round(even_bytes(items))
+        return round(share_bytes_evenly(items))
     return sent

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from traincast.simulator.clocks import Clocks
-from traincast.simulator.critical import Segment, critical_path
+from traincast.simulator.critical import Segment, find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
 from traincast.simulator.rank_group import GroupSimulation, RankGroup
 from traincast.simulator.schedule import Schedule
@@ -86,7 +86,7 @@ def find_steady_path(instructions: TimelineInstructions) -> list[Segment]:
     last = next(rounds)
     pace, host_pace = ((now - then) / as_one for now, then in zip(_find_ends(last), before, strict=True))
     left_out = pace / steps
-    path = critical_path(
+    path = find_critical_path(
         [last],
         thread=0 if host_pace > (1 - _SAME_PACE) * pace else None,
         seconds=(pace + left_out) * (1 + _SAME_PACE),  # a little more than is needed: sums are rounded

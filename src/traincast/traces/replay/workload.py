@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.names import current_name
+from traincast.costs.host.names import get_current_name
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, Scalar, Signature
 from traincast.ir.program import Program
@@ -124,7 +124,7 @@ class _Assembly:
     def _choose_scope_name(self, row: int, blocks: list[StepOp]) -> str:
         """A launch or synchronisation outside of any op is a scope of its own."""
         if self.linked.scope[row] == row:
-            return current_name(self.linked.get_name(row))
+            return get_current_name(self.linked.get_name(row))
         return blocks[0].signature.name
 
     def _find_phase(self, row: int, thread: int) -> Phase:

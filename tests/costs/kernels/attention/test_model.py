@@ -7,9 +7,14 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.physics import FEATURES, KERNELS, kernel_features, kernel_of
+from traincast.costs.kernels.attention.physics import (
+    FEATURES,
+    KERNELS,
+    choose_attention_kernel,
+    compute_attention_features,
+)
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import list_device_keys, load_device
 
 
@@ -21,7 +26,7 @@ def attention(batch=4, heads=16, length=2048, dim=128, kind="forward", compute="
 
 
 def predict(key, *calls):
-    return shipped_model("attention").predict(Calls.of(ATTENTION, calls), load_device(key))
+    return load_shipped_model("attention").predict(Calls.of(ATTENTION, calls), load_device(key))
 
 
 @pytest.mark.parametrize("key", list_device_keys())
@@ -32,7 +37,7 @@ def test_contract_on_every_device_and_type(key, compute):
         for batch in (1, 64) for heads in (1, 12) for length in (1, 100, 8192) for dim in (32, 128)
         for kind in ATTENTION.kinds for causal in (0, 1)
     ]  # fmt: skip
-    check_contract(shipped_model("attention"), Calls.of(ATTENTION, calls), load_device(key))
+    check_contract(load_shipped_model("attention"), Calls.of(ATTENTION, calls), load_device(key))
 
 
 @pytest.mark.parametrize("key", ["a100-80gb", "h100", "b200", "v100"])
@@ -56,14 +61,14 @@ def test_long_sequences_use_a_good_share_of_the_tensor_cores_and_not_more_than_a
 @pytest.mark.parametrize("length", [64, 512, 1024, 4096])
 def test_a_causal_mask_spares_the_tiles_that_no_query_of_a_block_sees(key, dim, length):
     device = load_device(key)
-    kernel = KERNELS[kernel_of(device)]
+    kernel = KERNELS[choose_attention_kernel(device)]
     size = sum(dim > limit for limit in kernel.dims)
     rows, step = int(kernel.queries[size]), int(kernel.keys[size])
     ends = [min(start + rows, length) for start in range(0, length, rows)]
     seen = np.mean([-(-end // step) for end in ends])
 
     calls = Calls.of(ATTENTION, [attention(dim=dim, length=length, causal=causal) for causal in (1, 0)])
-    causal, full = kernel_features(calls, device)[:, FEATURES.index("GEMMs by waves")]
+    causal, full = compute_attention_features(calls, device)[:, FEATURES.index("GEMMs by waves")]
 
     assert causal / full == pytest.approx(seen / -(-length // step), rel=0.02)
 

@@ -9,7 +9,12 @@ import pytest
 
 from tests.costs.kernels.attention.test_model import attention, predict
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.physics import BACKWARD_FEATURES, backward_features, exponential_rate, kernel_of
+from traincast.costs.kernels.attention.physics import (
+    BACKWARD_FEATURES,
+    choose_attention_kernel,
+    compute_attention_backward_features,
+    get_exponential_rate,
+)
 from traincast.costs.kernels.call import Calls
 from traincast.hardware import load_device
 
@@ -17,14 +22,18 @@ from traincast.hardware import load_device
 def test_features_count_tiles_by_hand():
     device = load_device("b200")
     call = attention(batch=1, heads=148, length=256, dim=128, kind="backward")
-    features = dict(zip(BACKWARD_FEATURES, backward_features(Calls.of(ATTENTION, [call]), device)[0], strict=True))
+    features = dict(
+        zip(BACKWARD_FEATURES, compute_attention_backward_features(Calls.of(ATTENTION, [call]), device)[0], strict=True)
+    )
     turn = 10 * 128 * 128 * 128 / (2250e12 / 148)
     # 148 heads x 2 blocks of keys on 148 SMs, 1.5 of 2 tiles of queries each under the mask
     assert features["products"] == pytest.approx(2 * 1.5 * turn)
     assert features["longest block"] == pytest.approx(2 * turn)
     assert features["heads beyond 128"] == 0.0
     wide = attention(batch=1, heads=148, length=256, dim=192, kind="backward")
-    assert backward_features(Calls.of(ATTENTION, [wide]), device)[0, 4] == pytest.approx(2 * 1.5 * 1.5 * turn)
+    assert compute_attention_backward_features(Calls.of(ATTENTION, [wide]), device)[0, 4] == pytest.approx(
+        2 * 1.5 * 1.5 * turn
+    )
 
 
 @pytest.mark.parametrize("key", ["b200", "gb200", "gb300"])
@@ -51,9 +60,9 @@ def test_few_heads_keep_the_backward_busier_than_the_forward():
 
 def test_a_generation_decides_kernel_and_exponentials():
     keys = ("h100", "b200", "gb300", "rtx-pro-6000", "a100-80gb", "mi355x")
-    kernels = [kernel_of(load_device(key)) for key in keys]
+    kernels = [choose_attention_kernel(load_device(key)) for key in keys]
     assert kernels == ["flash3", "tensorrt", "tensorrt", "flash2", "flash2", "flash2"]
     b300, b200 = load_device("b300"), load_device("b200")
-    assert exponential_rate(b300) == 2 * exponential_rate(replace(b300, compute_capability=10.0))
-    assert exponential_rate(load_device("rtx-pro-6000")) == 16e6 * load_device("rtx-pro-6000").effective_clock_mhz
-    assert exponential_rate(b200) == 16e6 * 1965
+    assert get_exponential_rate(b300) == 2 * get_exponential_rate(replace(b300, compute_capability=10.0))
+    assert get_exponential_rate(load_device("rtx-pro-6000")) == 16e6 * load_device("rtx-pro-6000").effective_clock_mhz
+    assert get_exponential_rate(b200) == 16e6 * 1965

@@ -9,7 +9,7 @@ from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.model import ConvModel
-from traincast.costs.kernels.families import PROFILES, shipped_model
+from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.model import load_state
 from traincast.hardware import list_device_keys, load_device
 
@@ -24,7 +24,7 @@ def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", com
 
 
 def seconds(device, *calls) -> np.ndarray:
-    return shipped_model("conv").predict(Calls.of(CONV, calls), device).seconds
+    return load_shipped_model("conv").predict(Calls.of(CONV, calls), device).seconds
 
 
 def many(n=300, compute="fp32") -> Calls:
@@ -43,7 +43,7 @@ def many(n=300, compute="fp32") -> Calls:
 @pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("compute", ["fp32", "tf32", "fp16", "bf16"])
 def test_contract_on_every_device_and_type(key, compute):
-    check_contract(shipped_model("conv"), many(compute=compute), load_device(key))
+    check_contract(load_shipped_model("conv"), many(compute=compute), load_device(key))
 
 
 @pytest.mark.parametrize("key", ["v100", "p100", "t4", "a100-40gb", "h100"])
@@ -85,7 +85,7 @@ def test_a_locked_clock_slows_a_convolution_in_proportion_at_most():
 
 
 def test_only_measured_kinds_on_measured_chips_are_in_domain_and_others_are_less_sure():
-    model = shipped_model("conv")
+    model = load_shipped_model("conv")
     calls = Calls.of(CONV, [conv(32, 64, 64, 56), conv(32, 64, 64, 56, 1), conv(32, 64, 64, 56, kind="backward_data")])
     v100, h100 = (model.predict(calls, load_device(key)) for key in ("v100-pcie", "h100"))
     assert v100.in_domain.tolist() == [True, False, False]
@@ -111,7 +111,7 @@ def test_resnet_layers_agree_with_a_v100_trace_that_is_in_no_fit(call, measured_
 
 
 def test_without_a_search_only_wide_implicit_products_are_slower():
-    searched, shipped = ConvModel.from_state(load_state(PROFILES / "conv")), shipped_model("conv")
+    searched, shipped = ConvModel.from_state(load_state(PROFILES / "conv")), load_shipped_model("conv")
     wide = [conv(32, 256, 1024, 14, 1), conv(32, 256, 1024, 14, 1, kind="backward_data"), conv(32, 256, 256, 28, 3, 2)]
     same = [
         conv(32, 256, 256, 14), conv(32, 64, 256, 56, 1), conv(32, 256, 1024, 14, 1, kind="backward_weights"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, expm1, log1p
 
-from traincast.costs.kernels.embedding.lowering.tbe import tbe_preparation
+from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_preparation
 from traincast.costs.kernels.embedding.tables import Tables
 from traincast.models.embeddings.load import Part, find_longest_bag, total_load
 from traincast.models.embeddings.table import ITEM_BYTES, Table
@@ -39,4 +39,4 @@ def tbe_forward_calls(tables: Sequence[Table], batch: int):
 def tbe_backward_calls(tables: Sequence[Table], batch: int):
     """FBGEMM's backward of a group of tables, their optimizer fused into it."""
     grouped = lookup_tables(tables, batch)
-    return (*tbe_preparation(grouped), grouped.call(f"tbe_backward_{tables[0].optimizer}", tables[0].dtype))
+    return (*lower_tbe_preparation(grouped), grouped.call(f"tbe_backward_{tables[0].optimizer}", tables[0].dtype))

@@ -5,7 +5,7 @@ import pytest
 
 from tests.costs.kernels.embedding.described import distinct_rows
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
-from traincast.costs.kernels.embedding.tables import uniform_tables
+from traincast.costs.kernels.embedding.tables import make_uniform_tables
 from traincast.costs.kernels.registry import LoweringContext
 
 
@@ -17,7 +17,7 @@ def _ids(count: int, dtype: str = "int64"):
 def test_distinct_rows_agrees_with_drawing(rows, lookups):
     draws = np.random.default_rng(0).integers(0, rows, size=(2000, lookups))
     counted = np.mean([len(np.unique(draw)) for draw in draws])
-    tables = uniform_tables(batch=1, lookups=lookups, rows=(rows,), dims=(8,), index_bytes=8, row_item_bytes=4)
+    tables = make_uniform_tables(batch=1, lookups=lookups, rows=(rows,), dims=(8,), index_bytes=8, row_item_bytes=4)
     assert tables.distinct == pytest.approx(counted, rel=0.01)
 
 

@@ -10,7 +10,7 @@ from tests.costs.kernels.signatures import field, kernels, lowered, tensor
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import FIELDS, Part, total_load
@@ -128,7 +128,7 @@ def test_a_cache_is_filled_over_pcie_with_what_it_lacks():
     assert kernels(calls)[-1] == "embedding:cache_fill"
     assert (field(calls[-1], "row_bytes"), field(calls[-1], "lookups")) == (230_400, 10_000)
     idle = lowered("fbgemm::lru_cache_populate", inputs, **{**sizes, "fetched_bytes": 0})
-    search = 10_000 * shipped_model("embedding").parameters_.rates.fill_cycles / (108 * 1.41e9)
+    search = 10_000 * load_shipped_model("embedding").parameters_.rates.fill_cycles / (108 * 1.41e9)
     assert search < _seconds(idle[-1]) < search + 5e-6
     moved = _seconds(calls[-1]) - _seconds(idle[-1])
     assert moved == pytest.approx(230_400 / (0.85 * 24e9), rel=0.02)

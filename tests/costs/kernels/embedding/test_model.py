@@ -10,14 +10,14 @@ from tests.costs.kernels.embedding.described import lookup_tables
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import Rates
-from traincast.costs.kernels.embedding.tables import uniform_tables
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.embedding.tables import make_uniform_tables
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 
 
 def lookups(kind, *, batch=4096, tables=8, bag=32, rows=500_000, dim=128, ascending=False, item_bytes=4):
-    given = uniform_tables(
+    given = make_uniform_tables(
         batch=batch, lookups=batch * tables * bag, rows=(float(rows),) * tables, dims=(float(dim),) * tables,
         index_bytes=8, row_item_bytes=item_bytes, ascending=ascending,
     )  # fmt: skip
@@ -25,11 +25,11 @@ def lookups(kind, *, batch=4096, tables=8, bag=32, rows=500_000, dim=128, ascend
 
 
 def predict(key, *calls):
-    return shipped_model("embedding").predict(Calls.of(EMBEDDING, calls), load_device(key))
+    return load_shipped_model("embedding").predict(Calls.of(EMBEDDING, calls), load_device(key))
 
 
 def test_the_shipped_rates_are_physical_and_near_those_set_by_hand():
-    rates = shipped_model("embedding").parameters_.rates
+    rates = load_shipped_model("embedding").parameters_.rates
     assert all(0 < getattr(rates, field.name) <= 1 for field in fields(Rates) if field.name.endswith("_share"))
     for name in ("start_seconds", "read_share", "scattered_write_share", "sorted_write_share", "l2_bytes_per_clock"):
         assert getattr(rates, name) == pytest.approx(getattr(Rates(), name), rel=0.1), name

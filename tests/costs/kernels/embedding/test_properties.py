@@ -12,7 +12,7 @@ from tests.costs.kernels.signatures import field, lowered, tensor
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.physics import PCIE_GBS, clock_hz
+from traincast.costs.kernels.physics import PCIE_GBS, get_clock_hz
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Reuse, Table, Uniform, Zipf
 from traincast.models.embeddings.load import Part, count_fetched_rows
@@ -150,7 +150,9 @@ def test_a_device_cache_lies_between_host_and_device_memory(key, access):
     assert copied[0] > 0 and copied[-1] == 0
     lookups, device = sum(table.count_lookups(BATCH) for table in tables), load_device(key)
     searched = 750 * lookups / (0.5 * device.dram_bandwidth)  # bytes: tags of 32 ways, twice, and two sorts
-    searched += 180 * lookups / (device.num_sms * clock_hz(device))  # cycles of an SM, as FBGEMM's cache was measured
+    searched += (
+        180 * lookups / (device.num_sms * get_clock_hz(device))
+    )  # cycles of an SM, as FBGEMM's cache was measured
     assert steps[-1] < on_device + on_device / 2 + 0.2e-3 + searched  # rows of a cache are in random order
 
 

@@ -9,7 +9,7 @@ from tests.costs.kernels.embedding.described import distinct_rows, lookup_tables
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.physics import _missing_bytes
+from traincast.costs.kernels.embedding.physics import _count_missing_bytes
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 from traincast.utils.metrics import compute_error_row
@@ -65,7 +65,7 @@ def test_misses_are_those_of_the_distribution(key, exponent):
     in_flight = min(max(device.num_sms * 2048 / 16 / 2048, 1.0), 8.0)
     kept = 0.9 * device.l2_bytes / (in_flight * 256)
     expected = sum(256 * table.count_lookups(2048) * (1.0 - table.compute_hit_rate(kept, 2048)) for table in tables)
-    assert _missing_bytes(calls, device)[0] == pytest.approx(expected, rel=0.02)
+    assert _count_missing_bytes(calls, device)[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):

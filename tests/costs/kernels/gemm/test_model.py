@@ -7,10 +7,10 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import PROFILES, shipped_model
+from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.model import GemmModel, clock_spread
-from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe, peak_rate
+from traincast.costs.kernels.gemm.model import GemmModel, compute_clock_spread
+from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe_gemm, get_engine_rate
 from traincast.costs.kernels.model import load_state
 from traincast.hardware import list_device_keys, load_device
 
@@ -48,7 +48,7 @@ def test_a_product_beyond_anything_measured_runs_near_but_never_above_the_peak(m
     device = load_device(key)
     size = 200_000.0
     estimate = model.predict(products([1, size, size, size], compute), device)
-    reached = 2 * size**3 / estimate.seconds[0] / peak_rate(device, compute)
+    reached = 2 * size**3 / estimate.seconds[0] / get_engine_rate(device, compute)
     assert (0.35 if compute == "fp8" else 0.5) < reached <= 1.0
     assert not estimate.in_domain[0]
 
@@ -83,7 +83,7 @@ def test_a_power_limited_card_does_not_reach_its_boost_clock(model):
 
 
 def physical_seconds(device, *sizes):
-    return describe(ENGINES["simt"], Problem.of(products(list(sizes)), device, "fp32", 4.0))[0][0]
+    return describe_gemm(ENGINES["simt"], Problem.of(products(list(sizes)), device, "fp32", 4.0))[0][0]
 
 
 def test_the_power_limit_spares_short_kernels_and_makes_long_ones_pay_for_their_traffic_too():
@@ -97,9 +97,9 @@ def test_the_power_limit_spares_short_kernels_and_makes_long_ones_pay_for_their_
 def test_a_floating_clock_widens_the_interval_and_a_locked_one_does_not(model):
     t4, calls = load_device("t4"), products([1, 4096, 4096, 4096], kind="linear", trans_b=1)
     floating, locked = (model.predict(calls, device).sigma[0] for device in (t4, t4.with_clock(t4.sustained_clock_mhz)))
-    assert clock_spread(t4) == pytest.approx(np.log(1590 / 820) / np.sqrt(12))
-    assert clock_spread(t4.with_clock(820)) == 0.0
-    assert clock_spread(load_device("v100")) == 0.0
+    assert compute_clock_spread(t4) == pytest.approx(np.log(1590 / 820) / np.sqrt(12))
+    assert compute_clock_spread(t4.with_clock(820)) == 0.0
+    assert compute_clock_spread(load_device("v100")) == 0.0
     assert floating > locked
 
 
@@ -139,7 +139,7 @@ def test_sizes_outside_the_measured_ones_are_flagged_and_widen_the_interval(mode
 def test_physics_counts_tiles_in_whole_waves():
     v100 = load_device("v100")  # 80 SMs: the 81st block runs alone
     full, over = (
-        describe(ENGINES["simt"], Problem.of(products([blocks, 128, 128, 4096]), v100, "fp32", 4.0))[0][0]
+        describe_gemm(ENGINES["simt"], Problem.of(products([blocks, 128, 128, 4096]), v100, "fp32", 4.0))[0][0]
         for blocks in (80, 81)
     )
     assert over > 1.2 * full
@@ -148,7 +148,7 @@ def test_physics_counts_tiles_in_whole_waves():
 @pytest.mark.parametrize("key", ["p100", "p4", "t4", "v100", "a100-40gb-pcie"])
 def test_a_linear_layer_whose_sizes_divide_is_no_faster_than_the_fastest_measured(model, key):
     device, fit = load_device(key), model.engines_["simt"]
-    best = fit.ceiling[fit.chips.find(device)] * peak_rate(device, "fp32")
+    best = fit.ceiling[fit.chips.find(device)] * get_engine_rate(device, "fp32")
     assert np.isfinite(best)
     sizes = np.array([[1, m, n, k] for m in (2048, 8192, 65536) for n in (1280, 5120) for k in (1280, 5120)])
     took = model.predict(products(sizes, trans_b=1), device).seconds
@@ -159,7 +159,7 @@ def test_batches_have_no_ceiling_since_they_were_measured_small(model):
     p100, fit = load_device("p100"), model.engines_["simt"]
     sizes = np.array([[64, 1024, 1024, 1024]])
     took = model.predict(products(sizes, kind="bmm"), p100).seconds
-    assert 2 * sizes.prod() / took[0] > fit.ceiling[fit.chips.find(p100)] * peak_rate(p100, "fp32")
+    assert 2 * sizes.prod() / took[0] > fit.ceiling[fit.chips.find(p100)] * get_engine_rate(p100, "fp32")
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_volta_does_not_split_half_precision_products_of_unaligned_rows():
             for n, k in ((13, 65536), (16, 65536), (13, 32768))
         ],
     )
-    odd, even, half = shipped_model("gemm").predict(calls, load_device("v100")).seconds
+    odd, even, half = load_shipped_model("gemm").predict(calls, load_device("v100")).seconds
 
     # then on Volta the first is done by the cores, a few blocks that walk the whole contraction
     assert odd > 5 * even
     assert odd / half == pytest.approx(2.0, rel=0.05)
     # and on Ampere by tensor cores
-    odd, even, _ = shipped_model("gemm").predict(calls, load_device("a100-40gb")).seconds
+    odd, even, _ = load_shipped_model("gemm").predict(calls, load_device("a100-40gb")).seconds
     assert odd < 3 * even

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import load_device
 
@@ -15,7 +15,7 @@ def product(kind="mm", batch=1, m=4096, n=4096, k=4096, compute="bf16"):
 
 
 def predict(*calls, key="b200"):
-    return shipped_model("gemm").predict(Calls.of(GEMM, calls), load_device(key))
+    return load_shipped_model("gemm").predict(Calls.of(GEMM, calls), load_device(key))
 
 
 @pytest.mark.parametrize("key", ["b200", "h100", "v100"])

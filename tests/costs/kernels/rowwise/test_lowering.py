@@ -6,7 +6,7 @@ import pytest
 
 from tests.costs.kernels.signatures import OLD, field, kernels, lowered, tensor
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.operands import reduction_kind
+from traincast.costs.kernels.operands import choose_reduction_kind
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 
 _HIDDEN = tensor(8, 512, 1024)
@@ -69,11 +69,11 @@ def test_bfloat16_batch_norm_is_pytorchs_own_unless_rows_are_of_channels():
     ("dims", "expected"), [((), "full"), ((0, 1), "full"), ((1,), "inner"), ((-1,), "inner"), ((0,), "outer")]
 )
 def test_reduction_kind_follows_memory(dims, expected):
-    assert reduction_kind(tensor(2048, 1024), dims) == expected
+    assert choose_reduction_kind(tensor(2048, 1024), dims) == expected
 
 
 def test_reduction_of_a_transposed_tensor():
-    assert reduction_kind(tensor(2048, 1024, stride=(1, 2048)), (0,)) == "inner"
+    assert choose_reduction_kind(tensor(2048, 1024, stride=(1, 2048)), (0,)) == "inner"
 
 
 def test_sum_reads_all_and_writes_little():

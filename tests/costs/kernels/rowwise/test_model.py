@@ -7,7 +7,7 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.hardware import list_device_keys, load_device
 
@@ -18,7 +18,7 @@ def calls_of(family, kind, rows, cols, compute="fp32") -> Calls:
 
 
 def seconds(family, kind, rows, cols, device, compute="fp32") -> np.ndarray:
-    return shipped_model(family.name).predict(calls_of(family, kind, rows, cols, compute), device).seconds
+    return load_shipped_model(family.name).predict(calls_of(family, kind, rows, cols, compute), device).seconds
 
 
 def everything(family) -> Calls:
@@ -35,7 +35,7 @@ def everything(family) -> Calls:
 @pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("family", [SOFTMAX, NORM], ids=["softmax", "norm"])
 def test_contract_on_every_device(family, key):
-    check_contract(shipped_model(family.name), everything(family), load_device(key))
+    check_contract(load_shipped_model(family.name), everything(family), load_device(key))
 
 
 @pytest.mark.parametrize("key", ["v100", "a100-40gb", "t4", "mi210", "h100"])
@@ -83,7 +83,7 @@ def test_a_block_for_every_channel_leaves_most_of_a_large_chip_idle():
 
 
 def test_only_measured_kernels_are_in_domain():
-    model = shipped_model("norm")
+    model = load_shipped_model("norm")
     known = model.predict(everything(NORM), load_device("v100"))
     forward = everything(NORM).is_kind("layer_forward")
     assert known.in_domain[forward].any()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
-from traincast.costs.kernels.streaming.lowering.index import radix_sort
+from traincast.costs.kernels.streaming.lowering.index import make_radix_sort
 
 
 def _index(*shape, device="cuda"):
@@ -68,9 +68,9 @@ def test_mask_index_tells_the_host_how_many():
 
 
 def test_few_keys_sort_in_one_launch_and_many_in_a_pass_a_byte():
-    assert kernels(radix_sort(2304, bits=26)) == ["index:sort"]
+    assert kernels(make_radix_sort(2304, bits=26)) == ["index:sort"]
     # FBGEMM's sort of 13,312 keys of 26 bits: histogram, scan, four passes, a memset before each
-    assert kernels(radix_sort(13312, bits=26)) == [
+    assert kernels(make_radix_sort(13312, bits=26)) == [
         "memcpy:memset", "memcpy:memset", "reduction:full", "elementwise:fill", *["memcpy:memset", "index:sort"] * 4,
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import PROFILES, shipped_model
+from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.hardware import list_device_keys, load_device
@@ -25,7 +25,7 @@ def elementwise(elements, kind="add", reads=2, writes=1, item=4, compute="fp32")
 
 
 def seconds(calls: Calls, device) -> np.ndarray:
-    return shipped_model(calls.family.name).predict(calls, device).seconds
+    return load_shipped_model(calls.family.name).predict(calls, device).seconds
 
 
 def any_calls(family, n=40) -> Calls:
@@ -45,7 +45,7 @@ def any_calls(family, n=40) -> Calls:
 @pytest.mark.parametrize("key", list_device_keys())
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_contract_on_every_device(family, key):
-    check_contract(shipped_model(family.name), any_calls(family), load_device(key))
+    check_contract(load_shipped_model(family.name), any_calls(family), load_device(key))
 
 
 @pytest.mark.parametrize("key", ["v100", "a100-80gb", "h100", "l4", "mi300x", "b200"])
@@ -57,7 +57,7 @@ def test_more_work_never_takes_less_time(family, key):
 
 
 def test_a_tiny_kernel_takes_a_few_microseconds_and_says_how_unsure_it_is():
-    estimate = shipped_model("elementwise").predict(elementwise(1000), load_device("v100"))
+    estimate = load_shipped_model("elementwise").predict(elementwise(1000), load_device("v100"))
     assert 1e-6 < estimate.seconds[0] < 3e-6
     assert estimate.sigma[0] > 0.2
 
@@ -85,7 +85,7 @@ def test_a_locked_clock_leaves_dram_bound_kernels_alone_and_slows_arithmetic():
 
 
 def test_a_gpu_known_from_its_sheet_gets_a_wider_interval_and_is_out_of_domain():
-    model = shipped_model("elementwise")
+    model = load_shipped_model("elementwise")
     known, unknown = (model.predict(elementwise(1e8), load_device(key)) for key in ("v100", "h100"))
     assert known.in_domain[0]
     assert not unknown.in_domain[0]

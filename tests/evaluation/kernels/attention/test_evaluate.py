@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast_evaluation.kernels.attention.evaluate import evaluate_attention
 from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
 
@@ -15,7 +15,7 @@ def test_rows_of_training_runs_and_of_encoders(shared_data):
     assert trained.calls.is_kind("backward").sum() == 32
     assert (encoder.calls["causal"] == 0).all()
     assert {device.key for device in encoder.devices} >= {"b200", "b300", "gb200", "gb300", "h100", "rtx-pro-6000"}
-    model = shipped_model("attention")
+    model = load_shipped_model("attention")
     backward = trained.take(trained.calls.is_kind("backward"))
     shown, _ = backward.predicted(model.predict)
     assert np.median(np.abs(shown / backward.seconds - 1)) < 0.05

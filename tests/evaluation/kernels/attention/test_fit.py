@@ -10,7 +10,7 @@ import pytest
 from tests.costs.kernels.attention.test_model import attention
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.kernels.attention.fit import TRAINING, fit_attention, predict_as_served
@@ -62,7 +62,7 @@ def test_fitting_twice_gives_the_same_bytes(shared_data, tmp_path):
 
 
 def test_training_does_not_pay_for_the_copy_into_a_servers_cache():
-    model, device = shipped_model("attention"), load_device("a100-80gb")
+    model, device = load_shipped_model("attention"), load_device("a100-80gb")
     calls = Calls.of(ATTENTION, [attention(64, 4, 256, kv_heads=kv_heads) for kv_heads in (4, 1)])
     kernel, served = model.predict(calls, device), predict_as_served(model)(calls, device)
     copies = served.seconds - kernel.seconds
@@ -72,7 +72,7 @@ def test_training_does_not_pay_for_the_copy_into_a_servers_cache():
 
 def test_a_head_dimension_that_a_card_lacks_is_learned_from_the_others():
     """Given the same card twice, once measured at one head dimension only; then both know the other one."""
-    model, device = shipped_model("attention"), load_device("l40s")
+    model, device = load_shipped_model("attention"), load_device("l40s")
     some = [attention(b, h, s, d) for b in (1, 4, 64) for h in (4, 16) for s in (64, 512, 4096) for d in (64, 128)]
     calls = Calls.of(ATTENTION, some)
     narrow = calls["head_dim"] == 64

@@ -11,7 +11,7 @@ import pytest
 from tests.costs.kernels.embedding.test_model import lookups
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
+from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
 from traincast.costs.kernels.families import PROFILES
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
@@ -174,7 +174,7 @@ MADE = (
 
 def made(calls):
     calls, device = Calls.of(EMBEDDING, calls), load_device("v100")
-    seconds = embedding_seconds(calls, device, TRUE)
+    seconds = estimate_embedding_seconds(calls, device, TRUE)
     return Measurements(calls, [device], np.zeros(len(calls), dtype=np.int64), seconds)
 
 

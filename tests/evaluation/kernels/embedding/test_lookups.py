@@ -9,7 +9,7 @@ import pytest
 
 from traincast.costs.kernels.embedding.model import WATCHES, Watches
 from traincast.costs.kernels.embedding.physics import Rates
-from traincast.costs.kernels.embedding.tables import fill_call, uniform_tables, unknown_longest_bag
+from traincast.costs.kernels.embedding.tables import guess_longest_bag, make_fill_call, make_uniform_tables
 from traincast.costs.kernels.registry import Control, ControlKind
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
@@ -30,7 +30,7 @@ H100 = load_device("h100")
 
 
 def tables(host=0, lookups=200_000, rows=50_000_000, dim=128):
-    given = uniform_tables(
+    given = make_uniform_tables(
         batch=lookups, lookups=lookups, rows=(rows,), dims=(dim,), index_bytes=8, row_item_bytes=4
     )  # fmt: skip
     return replace(given, host=host)
@@ -88,7 +88,7 @@ def test_what_crosses_a_link_is_told_from_what_stays():
     assert not uses_links(whole(tables().call("tbe_forward")))
     assert uses_links(whole(tables(host=3).call("row_gather")))
     assert uses_links(whole(beside=(tables(host=1).call("row_gather"),)))
-    assert uses_links(whole(fill_call(100.0, 0.0)))
+    assert uses_links(whole(make_fill_call(100.0, 0.0)))
 
 
 def test_a_fit_to_whole_lookups_finds_the_rates_that_made_them():
@@ -104,7 +104,7 @@ def test_a_fit_to_whole_lookups_finds_the_rates_that_made_them():
         ("lookup_backward_dense", 0, 1 << 30),
     ]  # fmt: skip
     calls = [tables(host, size, rows).call(kind) for kind, host, rows in kinds for size in (400_000, 4_000_000)]
-    lookups = [whole(call) for call in (*calls, fill_call(1e6, 0.0), fill_call(1e6, 1e8))]
+    lookups = [whole(call) for call in (*calls, make_fill_call(1e6, 0.0), make_fill_call(1e6, 1e8))]
     lookups += [whole(calls[4], watch=word) for word in WATCHES]
     made = WholeLookups(lookups).seconds(true, watches)
     lookups = [replace(lookup, seconds=float(seconds)) for lookup, seconds in zip(lookups, made, strict=True)]
@@ -126,12 +126,12 @@ def test_a_fit_to_whole_lookups_finds_the_rates_that_made_them():
     ],
 )
 def test_bags_of_unknown_lengths_are_as_uneven_as_an_exponential_law(batch, count, lookups, longest):
-    assert unknown_longest_bag(batch, count, lookups) == pytest.approx(longest, rel=1e-3)
+    assert guess_longest_bag(batch, count, lookups) == pytest.approx(longest, rel=1e-3)
 
 
 def test_an_exponential_law_has_such_a_longest_bag():
     draws = np.random.default_rng(3).exponential(7.455, size=(200, 8192)).max(axis=1)
-    assert unknown_longest_bag(8192, 1, 61_072) == pytest.approx(draws.mean(), rel=0.02)
+    assert guess_longest_bag(8192, 1, 61_072) == pytest.approx(draws.mean(), rel=0.02)
 
 
 def test_a_folder_without_the_tables_is_named(tmp_path):

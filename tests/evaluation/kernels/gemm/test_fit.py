@@ -7,7 +7,7 @@ import pytest
 
 from tests.costs.kernels.gemm.test_model import products, random_sizes
 from traincast.costs.kernels.gemm.model import GemmModel
-from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe
+from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe_gemm
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.kernels.gemm.fit import fit_engines, fit_gemm, is_fittable
@@ -88,7 +88,7 @@ def test_a_stopwatch_shows_the_floor_for_short_kernels_and_the_sum_for_long_ones
 def synthetic(n=300):
     v100 = load_device("v100-pcie")
     calls = products(random_sizes(n, seed=5, most=4096))
-    physical, _ = describe(ENGINES["simt"], Problem.of(calls, v100, "fp32", 4.0))
+    physical, _ = describe_gemm(ENGINES["simt"], Problem.of(calls, v100, "fp32", 4.0))
     return Measurements(calls, [v100], np.zeros(n, dtype=np.int64), 1.5 * physical)
 
 
@@ -98,6 +98,6 @@ def test_fit_recovers_a_constant_factor_and_is_deterministic():
     for name, array in first.state().items():
         assert array.tobytes() == second.state()[name].tobytes(), name
     fresh = products(random_sizes(200, seed=9, most=4096))
-    physical, _ = describe(ENGINES["simt"], Problem.of(fresh, data.devices[0], "fp32", 4.0))
+    physical, _ = describe_gemm(ENGINES["simt"], Problem.of(fresh, data.devices[0], "fp32", 4.0))
     ratio = first.predict(fresh, data.devices[0]).seconds / (1.5 * physical)
     assert np.median(np.abs(ratio - 1)) < 0.05

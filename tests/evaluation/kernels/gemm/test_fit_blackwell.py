@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.model import engine_seconds
-from traincast.costs.kernels.gemm.physics import ENGINES, engine_of
+from traincast.costs.kernels.gemm.model import estimate_engine_seconds
+from traincast.costs.kernels.gemm.physics import ENGINES, choose_engine
 from traincast.hardware import load_device
 from traincast_evaluation.kernels.gemm.fit import TRAINED, without_later_devices
 from traincast_evaluation.kernels.gemm.network import with_device
@@ -21,7 +21,7 @@ LATER = ("b300", "gb200", "gb300", "rtx-pro-6000")
 
 @pytest.fixture(scope="module")
 def model():
-    return shipped_model("gemm")
+    return load_shipped_model("gemm")
 
 
 def linear(n, compute="bf16", seed=0):
@@ -41,7 +41,7 @@ def linear(n, compute="bf16", seed=0):
     ],
 )  # fmt: skip
 def test_which_units_compute_a_type(key, compute, engine):
-    assert engine_of(load_device(key), compute).name == engine
+    assert choose_engine(load_device(key), compute).name == engine
 
 
 def test_later_devices_are_behind_those_the_networks_were_trained_on(model):
@@ -76,12 +76,12 @@ def test_a_code_is_found_from_kernels_of_a_device(model):
     fit, engine = model.engines_["half"], ENGINES["half"]
     stranger = replace(load_device("l40s"), key="stranger")  # a card that shows what L40S would
     calls, fresh = linear(300, seed=3), linear(300, seed=4)
-    shown = engine_seconds(engine, fit, calls, stranger, "bf16")
+    shown = estimate_engine_seconds(engine, fit, calls, stranger, "bf16")
     found = with_device(fit, engine, calls, shown, stranger)
     assert found.chips.keys[-1] == "stranger"
     assert found.trained == fit.trained
-    wanted = engine_seconds(engine, fit, fresh, stranger, "bf16")
-    got = engine_seconds(engine, found, fresh, stranger, "bf16")
+    wanted = estimate_engine_seconds(engine, fit, fresh, stranger, "bf16")
+    got = estimate_engine_seconds(engine, found, fresh, stranger, "bf16")
     assert np.median(np.abs(got / wanted - 1)) < 0.02
     np.testing.assert_array_equal(found.nets[0].codes[:-1], fit.nets[0].codes)
     np.testing.assert_array_equal(found.sigma[-2:], fit.sigma[-2:])

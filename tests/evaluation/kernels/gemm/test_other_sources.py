@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from traincast.costs.kernels.call import COMPUTE_TYPES
-from traincast.costs.kernels.families import shipped_model
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import load_device
 from traincast_evaluation.kernels.gemm.other_sources import (
@@ -31,7 +31,7 @@ def layers(tokens, **changed):
 
 
 def seconds(layer, key="h100"):
-    return layer.seconds(shipped_model("gemm"), load_device(key), "bf16")
+    return layer.seconds(load_shipped_model("gemm"), load_device(key), "bf16")
 
 
 def test_more_tokens_take_longer_and_long_layers_near_the_peak():

@@ -10,7 +10,7 @@ from traincast.costs.kernels.model import load_state
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.attention.fit import TRAINING, predict_as_served
 from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
-from traincast_evaluation.kernels.evaluate import device_rows, samples_row, unseen_chip_rows
+from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips
 
 _LONG_SECONDS = 1e-4  # below, launches and tails decide, and frameworks differ
 
@@ -22,8 +22,8 @@ def evaluate_attention(data: Path) -> list[ErrorRow]:
     shipped = AttentionModel.from_state(load_state(PROFILES / "attention"))
     unseen = "attention forward: GPU never seen (data sheet only)"
     return [
-        *device_rows("attention forward: shapes never seen", samples, held, predict_as_served(shipped)),
-        *unseen_chip_rows(unseen, samples, held, lambda others: TRAINING.predictor(TRAINING.fit(others))),
+        *summarise_by_device("attention forward: shapes never seen", samples, held, predict_as_served(shipped)),
+        *summarise_unseen_chips(unseen, samples, held, lambda others: TRAINING.predictor(TRAINING.fit(others))),
         *_in_training(data, shipped),
         *_without_mask(data, shipped),
     ]
@@ -39,7 +39,7 @@ def _in_training(data: Path, shipped: AttentionModel) -> list[ErrorRow]:
         "b200 backward, shapes fitted": backward & ~samples.held_out,
         "b200 backward, shapes never seen": backward & samples.held_out,
     }
-    return [samples_row(suite, group, samples.take(part), shipped.predict) for group, part in parts.items()]
+    return [summarise_samples(suite, group, samples.take(part), shipped.predict) for group, part in parts.items()]
 
 
 def _without_mask(data: Path, shipped: AttentionModel) -> list[ErrorRow]:
@@ -47,6 +47,6 @@ def _without_mask(data: Path, shipped: AttentionModel) -> list[ErrorRow]:
     samples = read_encoder(data)
     long = samples.held_out & (samples.seconds > _LONG_SECONDS)
     return [
-        *device_rows("attention forward, no mask, never fitted", samples, samples.held_out, shipped.predict),
-        *device_rows("attention forward, no mask, above 100 us", samples, long, shipped.predict),
+        *summarise_by_device("attention forward, no mask, never fitted", samples, samples.held_out, shipped.predict),
+        *summarise_by_device("attention forward, no mask, above 100 us", samples, long, shipped.predict),
     ]

@@ -13,11 +13,11 @@ from traincast.costs.kernels.attention.physics import (
     BACKWARD_FEATURES,
     FEATURES,
     KERNEL_NAMES,
-    backward_features,
-    cache_features,
-    kernel_features,
-    kernel_of,
-    query_elements,
+    choose_attention_kernel,
+    compute_attention_backward_features,
+    compute_attention_features,
+    compute_cache_features,
+    count_query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.model import Chips
@@ -31,12 +31,12 @@ from traincast_evaluation.kernels.attention.measurements import (
     read_attention,
     read_trained,
 )
-from traincast_evaluation.kernels.fit import ModelTraining, Predictor, device_spreads, unseen_spread
+from traincast_evaluation.kernels.fit import ModelTraining, Predictor, compute_device_spreads, compute_unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
 from traincast_evaluation.measured_tables import (
-    held_out,
+    select_held_out,
 )
-from traincast_evaluation.solve import relative_fit, spread_90
+from traincast_evaluation.solve import compute_spread_90, fit_relative
 
 _SAME_KERNEL = 16.0  # how much more a device with the same kernel says about one never measured
 _TOWARDS_POOL = 0.1  # decides only what a device's own rows leave open, such as head dimensions it lacks
@@ -53,7 +53,7 @@ def predict_as_served(model: AttentionModel) -> Predictor:
 
     def predict(calls: Calls, device: Device) -> Estimate:
         estimate = model.predict(calls, device)
-        copy = cache_features(calls, device) @ model.parameters_.weights_on(device)[len(FEATURES) :]
+        copy = compute_cache_features(calls, device) @ model.parameters_.weights_on(device)[len(FEATURES) :]
         return replace(estimate, seconds=estimate.seconds + copy)
 
     return predict
@@ -67,8 +67,8 @@ def fit_weights(data: Measurements) -> AttentionParameters:
         calls = data.calls.take(mine)
         parts.append((_features(calls, device), data.seconds[mine]))
         length, dim = calls["q_len"], calls["head_dim"]
-        limits.append([length.min(), length.max(), dim.min(), dim.max(), query_elements(calls).max()])
-    kernels = [kernel_of(device) for device in data.devices]
+        limits.append([length.min(), length.max(), dim.min(), dim.max(), count_query_elements(calls).max()])
+    kernels = [choose_attention_kernel(device) for device in data.devices]
     pooled = {name: _pooled(parts, [kernel == name for kernel in kernels]) for name in KERNEL_NAMES}
     weights = [_towards(pooled[name], *part) for name, part in zip(kernels, parts, strict=True)]
     size = len(data.devices)
@@ -79,14 +79,14 @@ def fit_weights(data: Measurements) -> AttentionParameters:
 
 
 def _features(calls: Calls, device: Device) -> FloatArray:
-    return np.concatenate([kernel_features(calls, device), cache_features(calls, device)], axis=1)
+    return np.concatenate([compute_attention_features(calls, device), compute_cache_features(calls, device)], axis=1)
 
 
 def _pooled(parts: list[tuple[FloatArray, FloatArray]], same: list[bool]) -> FloatArray:
     """One set of weights for all devices; each counts alike, those with the `same` kernel more."""
     matrix, seconds = (np.concatenate(part) for part in zip(*parts, strict=True))
     share = [np.sqrt((_SAME_KERNEL if s else 1.0) / len(p)) for s, (_, p) in zip(same, parts, strict=True)]
-    return relative_fit(matrix, seconds, weight=np.repeat(share, [len(p) for _, p in parts]), knee=_KNEE)
+    return fit_relative(matrix, seconds, weight=np.repeat(share, [len(p) for _, p in parts]), knee=_KNEE)
 
 
 def _towards(pooled: FloatArray, matrix: FloatArray, seconds: FloatArray) -> FloatArray:
@@ -96,16 +96,16 @@ def _towards(pooled: FloatArray, matrix: FloatArray, seconds: FloatArray) -> Flo
     prior[np.arange(len(known)), known] = 1.0 / pooled[known]
     weight = np.concatenate([np.ones(len(seconds)), np.full(len(known), np.sqrt(_TOWARDS_POOL))])
     rows, target = np.concatenate([matrix, prior]), np.concatenate([seconds, np.ones(len(known))])
-    return relative_fit(rows, target, weight=weight, knee=_KNEE)
+    return fit_relative(rows, target, weight=weight, knee=_KNEE)
 
 
 def with_backward(model: AttentionModel, data: Path) -> AttentionModel:
     """The model with a backward fitted to the rows that are not held out, and its spread on them."""
     samples = read_trained(data)
     samples = samples.take(samples.calls.is_kind("backward") & ~samples.held_out)
-    features = backward_features(samples.calls, samples.devices[0])
-    weights = relative_fit(features, samples.seconds)
-    spread = spread_90(features @ weights, samples.seconds)
+    features = compute_attention_backward_features(samples.calls, samples.devices[0])
+    weights = fit_relative(features, samples.seconds)
+    spread = compute_spread_90(features @ weights, samples.seconds)
     return AttentionModel(replace(model.parameters_, backward=weights, backward_sigma=spread))
 
 
@@ -131,10 +131,10 @@ class AttentionTraining(ModelTraining[AttentionSamples, AttentionModel]):
     def calibrate(self, fitted: AttentionModel, samples: AttentionSamples, seen: BoolArray) -> AttentionModel:
         """Spreads from a fifth of the seen shapes, and from chips left out."""
         calls = samples.calls
-        left_out = seen & held_out(calls["head_dim"], calls["batch"], calls["q_len"], calls["q_heads"])
+        left_out = seen & select_held_out(calls["head_dim"], calls["batch"], calls["q_len"], calls["q_heads"])
         trial = self.predictor(self.fit(samples.take(seen & ~left_out)))
-        sigma = device_spreads(samples, left_out, trial, fitted.parameters_.chips.keys)
-        unseen = unseen_spread(samples, seen, seen, lambda others: self.predictor(self.fit(others)))
+        sigma = compute_device_spreads(samples, left_out, trial, fitted.parameters_.chips.keys)
+        unseen = compute_unseen_spread(samples, seen, seen, lambda others: self.predictor(self.fit(others)))
         return AttentionModel(replace(fitted.parameters_, sigma=sigma, unseen_sigma=unseen))
 
     def model(self, fitted: AttentionModel, data: Path) -> AttentionModel:

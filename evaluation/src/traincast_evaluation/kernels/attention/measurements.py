@@ -11,15 +11,15 @@ from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_seconds, read_efficiency
+from traincast_evaluation.kernels.efficiency import DEVICE, convert_efficiency_to_seconds, read_efficiency
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.measured_tables import (
     MeasuredTable,
     check_possible,
-    device_numbers,
-    devices_in,
-    held_out,
+    list_devices,
+    number_devices,
     read_table,
+    select_held_out,
 )
 
 FILE = "kernels/attention_mixed.parquet"
@@ -50,19 +50,19 @@ def read_attention(data: Path) -> AttentionSamples:
     if not chosen.any():
         raise TraincastError(f"'{FILE}' has no rows whose 'framework' is {FRAMEWORK}")
     table = table.take(np.asarray(chosen, dtype=np.bool_))
-    devices = tuple(devices_in(table))
-    device = device_numbers(table, devices)
+    devices = tuple(list_devices(table))
+    device = number_devices(table, devices)
     batch, length, heads, kv_heads, dim = (table.number(name) for name in sizes)
     values = np.stack([batch, heads, kv_heads, length, length, dim, np.ones(len(table))], axis=1)
     calls = Calls.from_columns(ATTENTION, ["forward"] * len(table), ["bf16"] * len(table), values)
     seconds = 1e-6 * table.number("latency_us")
-    return AttentionSamples(devices, device, calls, seconds, held_out(batch, length, heads, kv_heads, dim))
+    return AttentionSamples(devices, device, calls, seconds, select_held_out(batch, length, heads, kv_heads, dim))
 
 
 def _check(table: MeasuredTable) -> None:
     """All rows, those of other frameworks too: causal GEMMs of queries, keys and values at the sheet's peak."""
-    devices = devices_in(table)
-    peak = np.array([device.get_peak_flops("bf16") for device in devices])[device_numbers(table, devices)]
+    devices = list_devices(table)
+    peak = np.array([device.get_peak_flops("bf16") for device in devices])[number_devices(table, devices)]
     batch, length, heads, dim = (table.number(name) for name in ("batch", "seq_len", "num_q_heads", "head_dim"))
     check_possible(table, 2 * batch * heads * length * length * dim / peak, 1e-6 * table.number("latency_us"))
 
@@ -80,9 +80,9 @@ def read_trained(data: Path) -> AttentionSamples:
     values = np.stack([batch, heads, kv_heads, length, length, dim, np.ones(len(table))], axis=1)
     kinds = ["backward" if flag else "forward" for flag in backward]
     calls = Calls.from_columns(ATTENTION, kinds, ["bf16"] * len(table), values)
-    apart = held_out(length, heads, kv_heads, dim)
+    apart = select_held_out(length, heads, kv_heads, dim)
     device = np.zeros(len(table), dtype=np.int64)
-    return AttentionSamples((load_device(DEVICE),), device, calls, efficiency_seconds(table, flop), apart)
+    return AttentionSamples((load_device(DEVICE),), device, calls, convert_efficiency_to_seconds(table, flop), apart)
 
 
 def read_encoder(data: Path) -> AttentionSamples:
@@ -94,9 +94,9 @@ def read_encoder(data: Path) -> AttentionSamples:
     )  # fmt: skip
     table = table.take(np.asarray((table.text("framework") == FRAMEWORK) & (table.number("seq_len") >= _SHORTEST)))
     batch, length, heads, dim = (table.number(name) for name in sizes)
-    devices = tuple(devices_in(table))
+    devices = tuple(list_devices(table))
     values = np.stack([batch, heads, heads, length, length, dim, np.zeros(len(table))], axis=1)
     calls = Calls.from_columns(ATTENTION, ["forward"] * len(table), ["bf16"] * len(table), values)
     seconds = 1e-6 * table.number("latency_us")
-    apart = held_out(batch, length, heads, dim)
-    return AttentionSamples(devices, device_numbers(table, devices), calls, seconds, apart)
+    apart = select_held_out(batch, length, heads, dim)
+    return AttentionSamples(devices, number_devices(table, devices), calls, seconds, apart)

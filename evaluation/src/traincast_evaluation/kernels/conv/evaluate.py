@@ -9,7 +9,7 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.conv.fit import TRAINING, physics_predictor
-from traincast_evaluation.kernels.evaluate import device_rows, samples_row, unseen_chip_rows
+from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips
 
 _LONG_SECONDS = 1.5e-3  # beyond which the host's delay hardly shows
 
@@ -23,15 +23,15 @@ def evaluate_conv(data: Path) -> list[ErrorRow]:
     timed = held & samples.event_timed
     suite = "conv 3x3 forward: shapes never seen"
     table = [
-        samples_row(suite, "all devices", samples.take(timed), shipped),
-        samples_row(
+        summarise_samples(suite, "all devices", samples.take(timed), shipped),
+        summarise_samples(
             suite, "all devices, above 1.5 ms", samples.take(timed & (samples.seconds > _LONG_SECONDS)), shipped
         ),
-        *device_rows(suite, samples, timed, shipped),
+        *summarise_by_device(suite, samples, timed, shipped),
     ]
     for compute in ("fp32", "fp16"):
         for kind in calls.family.kinds:
             chosen = samples.take(held & ~samples.event_timed & calls.is_kind(kind) & calls.is_compute(compute))
-            table.append(samples_row("conv DeepBench: shapes never seen", f"{kind} {compute}", chosen, shipped))
+            table.append(summarise_samples("conv DeepBench: shapes never seen", f"{kind} {compute}", chosen, shipped))
     unseen = "conv fp32: GPU never seen (data sheet only)"
-    return table + unseen_chip_rows(unseen, samples, held & calls.is_compute("fp32"), physics_predictor)
+    return table + summarise_unseen_chips(unseen, samples, held & calls.is_compute("fp32"), physics_predictor)

@@ -26,22 +26,22 @@ from traincast.costs.kernels.conv.model import (
     TENSOR_TYPES,
     ConvModel,
     ConvParameters,
-    algorithm_seconds,
-    flop_rates,
-    way_features,
+    compute_algorithm_features,
+    estimate_algorithm_seconds,
+    get_conv_flop_rates,
 )
 from traincast.costs.kernels.conv.physics import Geometry
-from traincast.costs.kernels.conv.residual import ConvTrees, own_features, shared_features
+from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray
 from traincast.utils.metrics import compute_mean_error_percent
 from traincast_evaluation.kernels.conv.boosting import boost
 from traincast_evaluation.kernels.conv.measurements import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
-from traincast_evaluation.kernels.fit import ModelTraining, Predictor, unseen_spread
+from traincast_evaluation.kernels.fit import ModelTraining, Predictor, compute_unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.measured_tables import held_out
-from traincast_evaluation.solve import relative_fit, spread_90
+from traincast_evaluation.measured_tables import select_held_out
+from traincast_evaluation.solve import compute_spread_90, fit_relative
 
 # set by hand: they only say which way is fastest in the first round
 _START = np.array([1.5, 1.0, 0.6, 2.0, 1.2, 0.6, 2.0, 1.0, 1.2, 1.35, 0.6, 3.0, 1.1, 2.0, 3.0, 5.0])
@@ -115,8 +115,8 @@ def _alternate(
     for index in np.unique(data.device[rows]):
         mine = data.device[rows] == index
         some, device = calls.take(mine), data.devices[int(index)]
-        rate = flop_rates(some, device, some.is_compute(*TENSOR_TYPES))
-        for part, block in zip(parts, way_features(some, Geometry.of(some), device, rate), strict=True):
+        rate = get_conv_flop_rates(some, device, some.is_compute(*TENSOR_TYPES))
+        for part, block in zip(parts, compute_algorithm_features(some, Geometry.of(some), device, rate), strict=True):
             part[mine] = block
     sure = share * weigh_certainty(data)[rows]
     weights = start.copy()
@@ -150,7 +150,7 @@ def _tied_fit(
     made_up = np.zeros((len(known), block.shape[1]))
     made_up[np.arange(len(known)), known] = 1.0 / prior[known]
     pull = np.sqrt(tie * float(np.sum(sure**2)))
-    return relative_fit(
+    return fit_relative(
         np.concatenate([block, made_up]),
         np.concatenate([seconds, np.ones(len(known))]),
         base=np.concatenate([np.full(len(seconds), constant), np.zeros(len(known))]),
@@ -179,14 +179,14 @@ def fit_trees(parameters: ConvParameters, data: Measurements, tensor: BoolArray)
             devices.append(device)
             _, some, seconds = _ways(parameters, data, rows, device, tensor)
             target = _left(data.seconds[rows], seconds)
-            trees.append(boost(own_features(some, device, seconds), target, wanted[rows]))
+            trees.append(boost(compute_own_tree_features(some, device, seconds), target, wanted[rows]))
             mine &= ~plentiful
         rows = np.flatnonzero(mine)
         if len(rows):
             calls, some, seconds = _ways(parameters, data, rows, device, tensor)
             others.append(device)
             fast.append(bool(tensor[rows].any()))
-            features = shared_features(calls, some, device, seconds)
+            features = compute_shared_tree_features(calls, some, device, seconds)
             shared.append((features, _left(data.seconds[rows], seconds), wanted[rows]))
     matrix, target, weight = (np.concatenate([part[column] for part in shared]) for column in range(3))
     return ConvTrees(Chips.of(devices), tuple(trees), Chips.of(others), np.array(fast), boost(matrix, target, weight))
@@ -197,7 +197,7 @@ def _ways(
 ) -> tuple[Calls, Geometry, FloatArray]:
     calls = data.calls.take(rows)
     g = Geometry.of(calls)
-    return calls, g, algorithm_seconds(parameters, calls, g, device, tensor[rows])
+    return calls, g, estimate_algorithm_seconds(parameters, calls, g, device, tensor[rows])
 
 
 def _left(seconds: FloatArray, by_algorithm: FloatArray) -> FloatArray:
@@ -301,12 +301,12 @@ class ConvTraining(ModelTraining[ConvSamples, ConvModel]):
     def calibrate(self, fitted: ConvModel, samples: ConvSamples, seen: BoolArray) -> ConvModel:
         """Spreads from a fifth of the seen shapes, whose host parts nobody knows, and from chips left out."""
         calls = samples.calls
-        left_out = seen & held_out(calls["in_channels"], calls["batch"], calls["out_channels"], calls["in_h"])
+        left_out = seen & select_held_out(calls["in_channels"], calls["batch"], calls["out_channels"], calls["in_h"])
         judged = self.prepare(samples, seen & ~left_out)
         trial = self.fit(judged.take(seen & ~left_out))
         sigma = [_spread(trial, judged, left_out, key) for key in fitted.parameters_.chips.keys]
         plain = seen & calls.is_compute("fp32")
-        unseen = unseen_spread(samples, seen, plain, physics_predictor)
+        unseen = compute_unseen_spread(samples, seen, plain, physics_predictor)
         return ConvModel(fitted.parameters_.with_spread(np.array(sigma), unseen), fitted.residual_)
 
     def provenance(self, fitted: ConvModel, samples: ConvSamples) -> dict[str, Any]:
@@ -339,4 +339,4 @@ def _spread(trial: ConvModel, samples: ConvSamples, chosen: BoolArray, key: str)
     part = samples.take(mine if mine.sum() >= _ENOUGH_SAMPLES else plain & ~samples.event_timed)
     shown, _ = part.predicted(trial.predict)
     added = np.where(part.event_timed, part.unsure / shown, ConvModel.UNMEASURED)
-    return max(spread_90(shown, part.seconds, added), _LEAST_SPREAD)
+    return max(compute_spread_90(shown, part.seconds, added), _LEAST_SPREAD)

@@ -16,10 +16,10 @@ from traincast_evaluation.measured_tables import (
     MeasuredTable,
     check_positive,
     check_possible,
-    device_numbers,
-    devices_in,
-    held_out,
+    list_devices,
+    number_devices,
     read_table,
+    select_held_out,
 )
 
 NEUSIGHT_FILE = "kernels/conv_fp32.parquet"
@@ -68,7 +68,7 @@ def read_convolutions(data: Path) -> ConvSamples:
     sizes = ("batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w", "stride", "latency_us")
     wide = read_table(data, NEUSIGHT_FILE, ("device",), (*sizes, "padding"), positive=sizes)
     bench = _deepbench(data)
-    devices = {d.key: d for table in (wide, bench) for d in devices_in(table)}
+    devices = {d.key: d for table in (wide, bench) for d in list_devices(table)}
     ordered = tuple(devices[key] for key in sorted(devices))
     first = _columns(wide, stride=("stride", "stride"), pad=("padding", "padding"))
     second = _columns(bench, stride=("stride_h", "stride_w"), pad=("pad_h", "pad_w"))
@@ -77,12 +77,12 @@ def read_convolutions(data: Path) -> ConvSamples:
     computes = ["fp32"] * len(wide) + [_COMPUTE[name] for name in bench.text("precision")]
     calls = Calls.from_columns(CONV, kinds, computes, values)
     seconds = 1e-6 * np.concatenate([wide.number("latency_us"), bench.number("latency_us")])
-    device = np.concatenate([device_numbers(wide, ordered), device_numbers(bench, ordered)])
+    device = np.concatenate([number_devices(wide, ordered), number_devices(bench, ordered)])
     timed = np.arange(len(seconds)) < len(wide)
     _check(wide, bench, ordered, calls)
     shape = [calls.values[:, i] for i in range(8)] + [calls.kind.astype(np.float64)]
     nothing = np.zeros(len(seconds))
-    return ConvSamples(ordered, device, calls, seconds, held_out(*shape), timed, nothing, nothing)
+    return ConvSamples(ordered, device, calls, seconds, select_held_out(*shape), timed, nothing, nothing)
 
 
 def _deepbench(data: Path) -> MeasuredTable:
@@ -116,7 +116,7 @@ def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...
         part = calls.take(rows)
         products = part["batch"] * part["in_channels"] * part["out_channels"] * part["kernel_h"] * part["kernel_w"]
         outputs = part["in_h"] / part["stride_h"] * (part["in_w"] / part["stride_w"])
-        index = device_numbers(table, devices)
+        index = number_devices(table, devices)
         peak = np.array([max(d.peak_flops.values()) for d in devices])[index]
         check_possible(table, 2 * products * outputs / 4 / peak, 1e-6 * table.number("latency_us"))
         start += len(table)

@@ -16,7 +16,7 @@ from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_inter
 from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judge_spreads
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import read_embedding
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 HELD_BACK = "whole lookups: held out by configuration"
 """A third of the configurations of the public lookup tables, by a seeded hash of their columns."""
@@ -65,7 +65,7 @@ def _whole_rows(lookups: Sequence[WholeLookup], model: EmbeddingModel) -> list[E
     inside = np.zeros(len(lookups), dtype=np.bool_)
     for row in np.flatnonzero(held):
         others = held & (linked == linked[row]) & (name != name[row])
-        sigma = np.array([spread_90(seconds[others], measured[others])])
+        sigma = np.array([compute_spread_90(seconds[others], measured[others])])
         inside[row] = is_within_interval(seconds[[row]], measured[[row]], sigma)[0]
 
     def row_of(suite: str, words: str, chosen: BoolArray) -> ErrorRow:

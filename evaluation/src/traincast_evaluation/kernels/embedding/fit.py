@@ -25,10 +25,10 @@ from traincast.costs.kernels.embedding.model import (
     EmbeddingModel,
     EmbeddingParameters,
     Watches,
-    domain_sizes,
-    spread_group,
+    list_domain_sizes,
+    name_spread_group,
 )
-from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
+from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
@@ -43,7 +43,7 @@ from traincast_evaluation.kernels.embedding.measurements import (
 )
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 FITTED = (
     "start_seconds", "update_start_seconds", "read_share", "scattered_write_share", "sorted_write_share",
@@ -91,7 +91,7 @@ def fit_rates(data: Measurements, start: Rates) -> Rates:
     def residuals(log_rates: FloatArray) -> FloatArray:
         rates, error = _rates(start, log_rates), np.empty(len(measured))
         for calls, device, mine in parts:
-            error[mine] = np.log(embedding_seconds(calls, device, rates)) - measured[mine]
+            error[mine] = np.log(estimate_embedding_seconds(calls, device, rates)) - measured[mine]
         return np.concatenate([error, _TOWARDS_START * (log_rates - begin)])
 
     return _rates(start, _least_squares(residuals, begin, _top(FITTED)))
@@ -169,7 +169,7 @@ def _measured(parts: Sequence[tuple[Device, Calls]]) -> tuple[Chips, FloatArray]
     chips, kinds = Chips.of(cards), len(EMBEDDING.kinds)
     limits = np.full((len(cards), kinds, PLACES, 2, DOMAIN_SIZES), np.nan)
     for device, calls in parts:
-        chip, sizes, place = chips.find(device), domain_sizes(calls), calls["host"].astype(np.int64)
+        chip, sizes, place = chips.find(device), list_domain_sizes(calls), calls["host"].astype(np.int64)
         for kind, where in np.unique(np.stack([calls.kind, place], axis=1), axis=0).tolist():
             mine, known = (calls.kind == kind) & (place == where), limits[chip, kind, where]
             known[0] = np.fmin(known[0], sizes[:, mine].min(axis=1) - _SLACK)
@@ -244,7 +244,7 @@ def fit_link_spread(model: EmbeddingModel, lookups: Sequence[WholeLookup]) -> fl
     """Log-sigma of what waits for links, from the held-out ones among these lookups."""
     judged = WholeLookups([lookup for lookup in lookups if lookup.held_out and uses_links(lookup)])
     seconds = judged.seconds(model.parameters_.rates, model.parameters_.watches)
-    return spread_90(seconds, judged.measured) if len(seconds) else UNJUDGED_SPREAD
+    return compute_spread_90(seconds, judged.measured) if len(seconds) else UNJUDGED_SPREAD
 
 
 def _mean_error(predicted: FloatArray, measured: FloatArray) -> float | None:
@@ -253,17 +253,17 @@ def _mean_error(predicted: FloatArray, measured: FloatArray) -> float | None:
 
 def fit_spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> FloatArray:
     """Log-sigma of each group of kernels from the samples to use; that of a chip never judged where there are none."""
-    group = spread_group(samples.calls, seconds)
+    group = name_spread_group(samples.calls, seconds)
     chosen = [use & (group == index) for index in range(len(SPREAD_GROUPS))]
     return np.array([
-        spread_90(seconds[mine], samples.seconds[mine]) if mine.any() else UNJUDGED_SPREAD for mine in chosen
+        compute_spread_90(seconds[mine], samples.seconds[mine]) if mine.any() else UNJUDGED_SPREAD for mine in chosen
     ])  # fmt: skip
 
 
 def judge_spreads(samples: EmbeddingSamples, seconds: FloatArray) -> FloatArray:
     """The log-sigma of every held-out sample as other shapes tell it, so that no interval is judged by a sample that
     set it; not a number for fitted samples, and where its group has no other held-out shape."""
-    group = spread_group(samples.calls, seconds)
+    group = name_spread_group(samples.calls, seconds)
     sigma = np.full(len(seconds), np.nan)
     for shape in np.unique(samples.shape[samples.held_out].astype(str)):
         mine = samples.held_out & (samples.shape == shape)

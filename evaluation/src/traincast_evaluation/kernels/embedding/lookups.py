@@ -12,15 +12,15 @@ import numpy as np
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.lowering.inputs import moved_elements, populate_items
-from traincast.costs.kernels.embedding.lowering.lookups import dense_backward
-from traincast.costs.kernels.embedding.lowering.tbe import tbe_preparation
+from traincast.costs.kernels.embedding.lowering.inputs import make_moved_elements, make_populate_items
+from traincast.costs.kernels.embedding.lowering.lookups import make_dense_backward
+from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_preparation
 from traincast.costs.kernels.embedding.model import Watches
-from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
-from traincast.costs.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
+from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
+from traincast.costs.kernels.embedding.tables import Tables, make_pooled_tables, make_uniform_tables
 from traincast.costs.kernels.registry import Control, Item
-from traincast.costs.kernels.streaming.launches import elementwise
-from traincast.costs.kernels.streaming.lowering.index import index_bits
+from traincast.costs.kernels.streaming.launches import make_elementwise_call
+from traincast.costs.kernels.streaming.lowering.index import count_index_bits
 from traincast.hardware import Device, find_device_by_name
 from traincast.ir.ops import TensorSpec
 from traincast.models.embeddings.access import Power, Uniform, make_row_classes
@@ -138,7 +138,7 @@ class _Launches:
     def seconds(self, rates: Rates) -> FloatArray:
         total = self.others.copy()
         for device, calls, which in self.parts:
-            total += np.bincount(which, embedding_seconds(calls, device, rates), minlength=len(total))
+            total += np.bincount(which, estimate_embedding_seconds(calls, device, rates), minlength=len(total))
         return total
 
 
@@ -177,7 +177,7 @@ def _fbgemm_rows(data: Path) -> Iterator[WholeLookup]:
     for row, op in enumerate(table.text("op")):
         batch, count, height, dim = (int(table.number(name)[row]) for name in numbers[:4])
         place, optimizer = str(table.text("placement")[row]), table.text("optimizer")[row]
-        tables = pooled_tables(
+        tables = make_pooled_tables(
             batch=batch, pooling=(1.0,) * count, access=(Power(table.number("alpha")[row]),) * count,
             rows=(height,) * count, dims=(dim,) * count, index_bytes=8, row_item_bytes=4,
         )  # fmt: skip
@@ -216,16 +216,16 @@ def _fbgemm_lookup(tables: Tables, fetched_bytes: float) -> tuple[Item, ...]:
     if tables.host != _HOST["managed_caching"]:
         return (lookup,)
     indices = TensorSpec((tables.lookups,), (1,), "int64")
-    bits = index_bits(int(tables.rows))
+    bits = count_index_bits(int(tables.rows))
     return (
-        moved_elements(indices, 1),
-        *populate_items(indices, bits, int(tables.distinct), fetched_bytes),
+        make_moved_elements(indices, 1),
+        *make_populate_items(indices, bits, int(tables.distinct), fetched_bytes),
         lookup,
     )
 
 
 def _fbgemm_update(tables: Tables, optimizer: str) -> tuple[Item, ...]:
-    return (*tbe_preparation(tables), tables.call(f"tbe_backward_{_OPTIMIZERS[optimizer]}"))
+    return (*lower_tbe_preparation(tables), tables.call(f"tbe_backward_{_OPTIMIZERS[optimizer]}"))
 
 
 def _ugache_rows(data: Path) -> Iterator[WholeLookup]:
@@ -276,7 +276,7 @@ def _gathered(table: MeasuredTable, row: int, nbytes: float, host: int) -> tuple
     count = round(nbytes / (item * dim))
     if not count:
         return ()
-    tables = uniform_tables(
+    tables = make_uniform_tables(
         batch=count, lookups=count, rows=(_FAR_APART,), dims=(dim,), index_bytes=4, row_item_bytes=item
     )
     return (replace(tables, host=host).call("row_gather", "fp16" if item == 2 else "fp32"),)
@@ -301,7 +301,7 @@ def _aten_items(device: Device, height: int, dim: int, count: int, *, backward: 
     """As the benchmark runs it: the same row numbers each time, caches cleared; a random gradient of the result, and
     the table's gradient added to that of the call before."""
     access = Uniform()
-    tables = pooled_tables(
+    tables = make_pooled_tables(
         batch=count, pooling=(1.0,), access=(access,), rows=(height,), dims=(dim,), index_bytes=8, row_item_bytes=4
     )
     lookup = tables.call("lookup_forward")
@@ -310,7 +310,7 @@ def _aten_items(device: Device, height: int, dim: int, count: int, *, backward: 
     result, table = (TensorSpec((rows, dim), (dim, 1), "float32") for rows in (count, height))
     return (
         lookup,
-        elementwise("dropout", (), (result,)),
-        *dense_backward(tables, TensorSpec((count,), (1,), "int64"), table),
-        elementwise("add", (table, table), (table,)),
+        make_elementwise_call("dropout", (), (result,)),
+        *make_dense_backward(tables, TensorSpec((count,), (1,), "int64"), table),
+        make_elementwise_call("add", (table, table), (table,)),
     )

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import L2_SHARE, Rates
-from traincast.costs.kernels.embedding.tables import uniform_tables, unknown_longest_bag
-from traincast.costs.kernels.physics import clock_hz
+from traincast.costs.kernels.embedding.tables import guess_longest_bag, make_uniform_tables
+from traincast.costs.kernels.physics import get_clock_hz
 from traincast.hardware import Device, load_device
 from traincast.models.embeddings import load_tables
 from traincast.utils.arrays import FloatArray
@@ -30,8 +30,8 @@ from traincast_evaluation.measured_tables import (
     check_among,
     check_positive,
     check_possible,
-    device_numbers,
-    devices_in,
+    list_devices,
+    number_devices,
     read_table,
 )
 
@@ -114,7 +114,7 @@ def _study_samples(data: Path) -> Iterator[_Sample]:
         if not known[i] and tables != len(criteo):
             raise TraincastError(f"{table.where(i, 'rows_per_table')}: nothing is given for {tables} tables")
         micro, direction = table.text("context")[i] == "microbenchmark", table.text("direction")[i]
-        lowered = uniform_tables(
+        lowered = make_uniform_tables(
             batch=int(batch[i]),
             lookups=int(batch[i]) * tables * bag,
             rows=(float(table.number("rows_per_table")[i]),) * tables if known[i] else criteo,
@@ -169,8 +169,8 @@ def _read_jobs(data: Path) -> MeasuredTable:
     for name in ("batch", "num_tables", "num_indices", "total_dim", "weight_elements"):
         check_positive(table, name)
     check_positive(table.take(~np.isnan(table.number("total_rows"))), "total_rows")
-    devices = devices_in(table)
-    rate = np.array([device.dram_bandwidth for device in devices])[device_numbers(table, devices)]
+    devices = list_devices(table)
+    rate = np.array([device.dram_bandwidth for device in devices])[number_devices(table, devices)]
     pooled = np.where(table.text("direction") == "forward", 4 * table.number("batch") * table.number("total_dim"), 0.0)
     _check_bags(table, pooled, rate, "duration_us")
     return table
@@ -182,8 +182,8 @@ def _check_bags(table: MeasuredTable, pooled_bytes: FloatArray, rate: FloatArray
 
 
 def _job_samples(table: MeasuredTable) -> Iterator[_Sample]:
-    devices = devices_in(table)
-    device = device_numbers(table, devices)
+    devices = list_devices(table)
+    device = number_devices(table, devices)
     updates: dict[tuple[Any, ...], list[int]] = {}
     for i, kernel in enumerate(table.text("kernel_name")):
         if kernel.endswith(_FORWARD):
@@ -204,7 +204,7 @@ def _job_sample(table: MeasuredTable, i: int, kind: str, device: Device, measure
     dim = float(table.number("total_dim")[i]) / count
     rows = float(table.number("total_rows")[i])
     rows = float(table.number("weight_elements")[i]) / dim if np.isnan(rows) else rows
-    lowered = uniform_tables(
+    lowered = make_uniform_tables(
         batch=batch,
         lookups=lookups,
         rows=(rows / count,) * count,
@@ -213,7 +213,7 @@ def _job_sample(table: MeasuredTable, i: int, kind: str, device: Device, measure
         row_item_bytes=4,
         weighted=str(table.text("weighted")[i]).lower() == "true",
     )
-    lowered = replace(lowered, longest_bag=unknown_longest_bag(batch, count, lookups))
+    lowered = replace(lowered, longest_bag=guess_longest_bag(batch, count, lookups))
     forward = kind == "tbe_forward"
     group = f"FBGEMM {'lookup' if forward else 'update'}, {'V100' if device.arch == 'volta' else 'A100'}"
     trace = str(table.text("trace")[i])
@@ -236,7 +236,7 @@ def empty_block_cycles(data: Path) -> float:
     table = table.take(warp & (table.text("trace") == _A100_JOB) & np.isin(table.number("step"), _FIT_STEPS))
     if len(table) < 2:
         raise TraincastError(f"'{TRACES_FILE}' needs two '{_WARP_KERNEL}' rows of steps 1009 and 1010 in 'kernel_name'")
-    device = devices_in(table)[0]
+    device = list_devices(table)[0]
     blocks = table.number("num_indices") / 16.0
     slope, _ = np.polyfit(blocks, 1e-6 * table.number("duration_us"), 1)
-    return float(slope) * device.num_sms * clock_hz(device)
+    return float(slope) * device.num_sms * get_clock_hz(device)

@@ -19,18 +19,18 @@ from traincast.costs.kernels.gemm.model import (
     SIGMA_EDGES,
     EngineFit,
     GemmModel,
-    clock_spread,
-    engine_seconds,
-    spread_class,
+    classify_spread,
+    compute_clock_spread,
+    estimate_engine_seconds,
 )
-from traincast.costs.kernels.gemm.physics import ENGINES, Engine, Problem, describe, engine_of
+from traincast.costs.kernels.gemm.physics import ENGINES, Engine, Problem, choose_engine, describe_gemm
 from traincast.costs.kernels.gemm.residual_net import Float32Array
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.metrics import compute_mean_error_percent
 from traincast.utils.quantiles import Z90
-from traincast_evaluation.kernels.fit import SEED, Progress, save_state, silent
+from traincast_evaluation.kernels.fit import SEED, Progress, ignore_progress, save_state
 from traincast_evaluation.kernels.gemm.measurements import (
     BLACKWELL_FILE,
     FILES,
@@ -43,7 +43,7 @@ from traincast_evaluation.kernels.gemm.measurements import (
 )
 from traincast_evaluation.kernels.gemm.network import Examples, Schedule, train, with_device
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 # bounds on what `Engine.visits` asks for; set by hand
 _FEWEST_PASSES, _MOST_PASSES = 30, 300
@@ -104,7 +104,7 @@ class _Task:
 
 
 def fit_engines(
-    data: Measurements, watch: Stopwatch, progress: Progress = silent
+    data: Measurements, watch: Stopwatch, progress: Progress = ignore_progress
 ) -> tuple[dict[str, EngineFit], Stopwatch]:
     """Every engine that has measurements, by name, and the stopwatch as fitted alongside them. Deterministic."""
     by_row = _engines_by_row(data)
@@ -119,7 +119,7 @@ def fit_engines(
 
 def _engines_by_row(data: Measurements) -> IntArray:
     names = list(ENGINES)
-    table = np.array([[names.index(engine_of(d, c).name) for c in COMPUTE_TYPES] for d in data.devices])
+    table = np.array([[names.index(choose_engine(d, c).name) for c in COMPUTE_TYPES] for d in data.devices])
     return np.asarray(table[data.device, data.calls.compute])
 
 
@@ -132,7 +132,7 @@ def _task(engine: Engine, data: Measurements, watch: Stopwatch, rows: IntArray) 
         mine = np.flatnonzero((device == d) & (compute == c))
         name = COMPUTE_TYPES[c]
         problem = Problem.of(data.calls.take(rows[mine]), data.devices[d], name, float(COMPUTE_BYTES[name]))
-        physical[mine], block = describe(engine, problem)
+        physical[mine], block = describe_gemm(engine, problem)
         ideal[mine] = problem.flop / problem.rate
         blocks.append(block)
         order.append(mine)
@@ -160,7 +160,7 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     left_out = _shape_fifth(sizes)
     trial, watch = _train(task, ~left_out, box, share=_TRIAL_SHARE, nets=task.engine.nets)
     errors, seconds = _log_errors(task, watch, trial, left_out)
-    chip, kind = task.chip[left_out], spread_class(task.data.calls.take(task.rows[left_out]))
+    chip, kind = task.chip[left_out], classify_spread(task.data.calls.take(task.rows[left_out]))
     bins = np.searchsorted(SIGMA_EDGES, seconds)
     base = _clock_spreads(task)[left_out]
     few = np.bincount(task.chip, minlength=len(task.chips.keys)) < _FEWEST_OWN
@@ -197,7 +197,7 @@ def _ceilings(task: _Task, use: BoolArray, watch: Stopwatch) -> FloatArray:
     group = watch.group[rows]
     seconds = task.data.seconds[rows] - watch.offset[group]
     share = task.ideal[use] / np.maximum(seconds, 1e-9)
-    long = (spread_class(task.data.calls.take(rows)) == 0) & (seconds > _LONG_SECONDS)
+    long = (classify_spread(task.data.calls.take(rows)) == 0) & (seconds > _LONG_SECONDS)
     ceilings = np.full(len(task.chips.keys), np.inf)
     for chip in range(len(ceilings)):
         mine = long & (task.chip[use] == chip)
@@ -214,7 +214,9 @@ def _log_errors(task: _Task, watch: Stopwatch, fit: EngineFit, use: BoolArray) -
     calls, device = task.data.calls.take(rows), task.data.device[rows]
     for d, c in np.unique(np.stack([device, calls.compute]), axis=1).T:
         mine = np.flatnonzero((device == d) & (calls.compute == c))
-        seconds[mine] = engine_seconds(task.engine, fit, calls.take(mine), task.data.devices[d], COMPUTE_TYPES[c])
+        seconds[mine] = estimate_engine_seconds(
+            task.engine, fit, calls.take(mine), task.data.devices[d], COMPUTE_TYPES[c]
+        )
     shown = watch.shown(seconds, rows)
     error = np.log(task.data.seconds[rows] / shown) * (shown / seconds)  # the offset dilutes the kernel's error
     return np.where(seconds > _DEVICE_SHARE * shown, error, np.nan), seconds
@@ -222,7 +224,7 @@ def _log_errors(task: _Task, watch: Stopwatch, fit: EngineFit, use: BoolArray) -
 
 def _clock_spreads(task: _Task) -> FloatArray:
     """`clock_spread` of the device of every measurement."""
-    return np.array([clock_spread(device) for device in task.data.devices])[task.data.device[task.rows]]
+    return np.array([compute_clock_spread(device) for device in task.data.devices])[task.data.device[task.rows]]
 
 
 def _spreads(errors: FloatArray, base: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> FloatArray:
@@ -234,7 +236,7 @@ def _spreads(errors: FloatArray, base: FloatArray, preferred: Sequence[Sequence[
         for selection in selections:
             use = selection & known
             if use.sum() >= _FEWEST_ROWS:
-                sigma[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())), base[use])
+                sigma[i] = compute_spread_90(np.exp(errors[use]), np.ones(int(use.sum())), base[use])
                 break
     have = np.flatnonzero(np.isfinite(sigma))
     if not len(have):
@@ -247,7 +249,7 @@ def _unseen_spreads(task: _Task, box: FloatArray, watch: Stopwatch) -> list[list
     is predicted from the others, and read through its own machine's stopwatch. A side with no such chip takes the
     spreads of both."""
     predicted: list[tuple[FloatArray, ...]] = [tuple(np.zeros(0) for _ in range(5))]
-    kinds = spread_class(task.data.calls.take(task.rows)).astype(np.float64)
+    kinds = classify_spread(task.data.calls.take(task.rows)).astype(np.float64)
     base = _clock_spreads(task)
     alike = [(arch, *numbers[:2]) for arch, numbers in zip(task.chips.archs, task.chips.numbers, strict=True)]
     for chip in dict.fromkeys(alike):
@@ -286,7 +288,7 @@ def _shape_fifth(sizes: FloatArray) -> BoolArray:
     return np.asarray(mixed % 997 < 200)
 
 
-def with_blackwell(model: GemmModel, samples: GemmSamples, progress: Progress = silent) -> GemmModel:
+def with_blackwell(model: GemmModel, samples: GemmSamples, progress: Progress = ignore_progress) -> GemmModel:
     """The model with what the samples that are not held out teach. Deterministic."""
     seen = samples.take(~samples.held_out)
     engines = dict(model.engines_)
@@ -317,7 +319,7 @@ def without_later_devices(model: GemmModel) -> GemmModel:
 
 def engine_rows(samples: GemmSamples, *names: str) -> BoolArray:
     """Which samples run on one of these engines."""
-    table = np.array([[engine_of(d, c).name in names for c in COMPUTE_TYPES] for d in samples.devices])
+    table = np.array([[choose_engine(d, c).name in names for c in COMPUTE_TYPES] for d in samples.devices])
     return np.asarray(table[samples.device, samples.calls.compute])
 
 

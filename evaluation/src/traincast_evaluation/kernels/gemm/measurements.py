@@ -19,11 +19,11 @@ from traincast_evaluation.measured_tables import (
     MeasuredTable,
     check_positive,
     check_possible,
-    device_numbers,
-    devices_in,
-    held_out,
+    list_devices,
+    number_devices,
     read_medians,
     read_table,
+    select_held_out,
 )
 
 EDGE = 12.0
@@ -179,21 +179,21 @@ def _read_deepbench(data: Path) -> GemmSamples:
 def _samples(
     source: str, table: MeasuredTable, kinds: Sequence[str], compute: Sequence[str], values: FloatArray, test: BoolArray
 ) -> GemmSamples:
-    devices = tuple(devices_in(table))
-    device = device_numbers(table, devices)
+    devices = tuple(list_devices(table))
+    device = number_devices(table, devices)
     seconds = 1e-6 * table.number("latency_us")
     batch, m, n, k = values[:, :4].T
     if source != "aic":  # checked row by row before they were merged
         _check(table, np.array(compute), batch, m, n, k)
     machine = np.array([f"{source}/{devices[i].key}/{kind}" for i, kind in zip(device, kinds, strict=True)])
     calls = Calls.from_columns(GEMM, kinds, compute, values)
-    return GemmSamples(devices, device, calls, seconds, held_out(batch, m, n, k), machine, test)
+    return GemmSamples(devices, device, calls, seconds, select_held_out(batch, m, n, k), machine, test)
 
 
 def _check(table: MeasuredTable, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
     """Rejects rows faster than three times the sheet's peak."""
-    devices = devices_in(table)
-    device = device_numbers(table, devices)
+    devices = list_devices(table)
+    device = number_devices(table, devices)
     peak = np.zeros(len(table))
     for name in np.unique(compute):
         chosen = compute == name

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, Calls
-from traincast.costs.kernels.gemm.model import SIGMA_EDGES, EngineFit, engine_seconds, spread_class
-from traincast.costs.kernels.gemm.physics import Engine, Problem, describe
-from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet, gate
+from traincast.costs.kernels.gemm.model import SIGMA_EDGES, EngineFit, classify_spread, estimate_engine_seconds
+from traincast.costs.kernels.gemm.physics import Engine, Problem, describe_gemm
+from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet, compute_gate
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast_evaluation.kernels.gemm.measurements import EDGE, as_timed
-from traincast_evaluation.solve import spread_90
+from traincast_evaluation.solve import compute_spread_90
 
 _ROUNDS, _STEP = 200, 0.3  # of Adam on eight numbers; every start ends at the same error
 _KNEE = 0.05  # log errors beyond this count linearly
@@ -119,7 +119,7 @@ class _Trainer:
         inputs, slopes = [h], []
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             z = h @ weight + bias
-            open_ = gate(z)
+            open_ = compute_gate(z)
             h = z * open_
             inputs.append(h)
             slopes.append(open_ * (1 + z * (1 - open_)))
@@ -188,11 +188,11 @@ def with_device(fit: EngineFit, engine: Engine, calls: Calls, seconds: FloatArra
     compute = calls.only_compute()
     left_out = _every(len(calls), 5)
     problem = Problem.of(calls, device, compute, COMPUTE_BYTES[compute])
-    physical, features = describe(engine, problem)
+    physical, features = describe_gemm(engine, problem)
     judged = _added(fit, engine, device, problem, physical, features, seconds, ~left_out)
-    predicted = engine_seconds(engine, judged, calls.take(left_out), device, compute)
+    predicted = estimate_engine_seconds(engine, judged, calls.take(left_out), device, compute)
     extended = _added(fit, engine, device, problem, physical, features, seconds, np.ones(len(calls), dtype=np.bool_))
-    sigma = _spreads(fit, predicted, seconds[left_out], spread_class(calls)[left_out])
+    sigma = _spreads(fit, predicted, seconds[left_out], classify_spread(calls)[left_out])
     return replace(extended, sigma=np.concatenate([fit.sigma[:-2], sigma[None], fit.sigma[-2:]]))
 
 
@@ -249,7 +249,7 @@ def _slope(
     z = inputs + (code.astype(np.float32) @ entry + net.biases[0])[:, None]
     layers = []
     for weight, bias in zip(net.weights[1:], net.biases[1:], strict=True):
-        open_ = gate(z)
+        open_ = compute_gate(z)
         layers.append(open_ * (1 + z * (1 - open_)))
         z = weight.T @ (z * open_) + bias[:, None]
     kernel = scaled * np.exp(z[0].astype(np.float64))
@@ -268,7 +268,7 @@ def _spreads(fit: EngineFit, predicted: FloatArray, seconds: FloatArray, kind: I
     for index in range(sigma.shape[1]):
         mine = (bins == index) & (kind == 0)
         if mine.sum() >= _FEWEST_ROWS:
-            own = spread_90(predicted[mine], seconds[mine])
+            own = compute_spread_90(predicted[mine], seconds[mine])
             sigma[:, index] = np.maximum(sigma[:, index], own)
             sigma[0, index] = own
     return np.asarray(sigma)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, Calls, KernelCall
-from traincast.costs.kernels.families import PROFILES, shipped_model
+from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import GemmModel
 from traincast.costs.kernels.gemm.physics import DRAM_SHARE
@@ -19,17 +19,17 @@ from traincast.costs.kernels.model import KernelModel, load_state
 from traincast.hardware import Device, load_device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import ErrorRow, compute_error_row
-from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_seconds, read_efficiency
-from traincast_evaluation.kernels.evaluate import samples_row
+from traincast_evaluation.kernels.efficiency import DEVICE, convert_efficiency_to_seconds, read_efficiency
+from traincast_evaluation.kernels.evaluate import summarise_samples
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.measured_tables import (
     MeasuredTable,
-    device_numbers,
-    devices_in,
-    held_out,
+    list_devices,
+    number_devices,
     read_medians,
     read_table,
-    refuse,
+    reject_cells,
+    select_held_out,
 )
 
 CLOCK_MHZ = 1297.0
@@ -68,7 +68,7 @@ def evaluate_gemm_timeline(data: Path, profile: Path = PROFILES / "gemm") -> lis
     table = table.take(np.array(chosen))
     shapes = [_two_shapes(str(value)) for value in table.text("op_input_shapes")]
     odd = [row for row, pair in enumerate(shapes) if pair is None]
-    refuse(table, "op_input_shapes", [(row, "are not the shapes of two matrices") for row in odd])
+    reject_cells(table, "op_input_shapes", [(row, "are not the shapes of two matrices") for row in odd])
     calls = [_call(str(name), *pair) for name, pair in zip(table.text("kernel_name"), shapes, strict=True) if pair]
     measured = 1e-6 * table.number("duration_us_median")
     model = GemmModel.from_state(load_state(profile))
@@ -102,10 +102,10 @@ def read_gemms_in_training(data: Path) -> Samples:
     values = np.stack([np.ones(len(table)), m, n, k, layout == "NT", layout == "TN", np.zeros(len(table))], axis=1)
     kinds = ["accumulate" if dtype == "fp32" else "mm" for dtype in table.text("out_dtype")]
     calls = Calls.from_columns(GEMM, kinds, ["bf16"] * len(table), values.astype(np.float64))
-    apart = held_out(m, n, k, np.ones(len(table)))
+    apart = select_held_out(m, n, k, np.ones(len(table)))
     devices = (load_device(DEVICE),)
     return Samples(
-        devices, np.zeros(len(table), dtype=np.int64), calls, efficiency_seconds(table, 2 * m * n * k), apart
+        devices, np.zeros(len(table), dtype=np.int64), calls, convert_efficiency_to_seconds(table, 2 * m * n * k), apart
     )
 
 
@@ -124,14 +124,16 @@ def read_experts_in_training(data: Path) -> Samples:
     kinds = ["looped_accumulate" if flag else "looped" for flag in onto]
     calls = Calls.from_columns(GEMM, kinds, ["bf16"] * len(table), values)
     flop = 2 * size["ng"] * size["M"] * size["N"] * size["K"]
-    apart = held_out(*size.values())
+    apart = select_held_out(*size.values())
     devices = (load_device(DEVICE),)
-    return Samples(devices, np.zeros(len(table), dtype=np.int64), calls, efficiency_seconds(table, flop), apart)
+    return Samples(
+        devices, np.zeros(len(table), dtype=np.int64), calls, convert_efficiency_to_seconds(table, flop), apart
+    )
 
 
 def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
     """By kind, on shapes that set the constants and on the others; and as if kernels ran alone."""
-    model = shipped_model("gemm")
+    model = load_shipped_model("gemm")
     assert model is not None
     rows = []
     for what, samples in (("GEMMs", read_gemms_in_training(data)), ("experts", read_experts_in_training(data))):
@@ -141,7 +143,7 @@ def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
                 if (mine & part).any():
                     rows.append(_row(f"b200 {what}, {kind}, {label}", samples.take(mine & part), model))
         rows.append(
-            samples_row(
+            summarise_samples(
                 TRAINING_SUITE,
                 f"b200 {what}, at the clock of kernels timed alone",
                 samples,
@@ -153,7 +155,7 @@ def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
 
 
 def _row(group: str, samples: Samples, model: KernelModel) -> ErrorRow:
-    return samples_row(
+    return summarise_samples(
         TRAINING_SUITE, group, samples, lambda calls, device: model.predict(calls, device.with_sustained_clock())
     )
 
@@ -182,7 +184,7 @@ def read_xla(data: Path) -> Samples:
 
 def evaluate_gemm_xla(data: Path) -> list[ErrorRow]:
     """By device, type, and single or batched."""
-    model = shipped_model("gemm")
+    model = load_shipped_model("gemm")
     assert model is not None
     samples = read_xla(data)
     rows = []
@@ -192,7 +194,9 @@ def evaluate_gemm_xla(data: Path) -> list[ErrorRow]:
                 mine = (samples.device == index) & samples.calls.is_compute(compute) & samples.calls.is_kind(kind)
                 if mine.any():
                     rows.append(
-                        samples_row(XLA_SUITE, f"{device.key} {kind} {compute}", samples.take(mine), model.predict)
+                        summarise_samples(
+                            XLA_SUITE, f"{device.key} {kind} {compute}", samples.take(mine), model.predict
+                        )
                     )
     return rows
 
@@ -246,11 +250,11 @@ def evaluate_experts(data: Path) -> list[ErrorRow]:
     chosen = np.zeros(len(table), dtype=np.bool_)
     chosen[np.flatnonzero(wanted)[::_JUDGED]] = True
     table = table.take(chosen)
-    apart = held_out(*(table.number(name) for name in ("num_tokens", "hidden_size", "inter_size", "topk")))
+    apart = select_held_out(*(table.number(name) for name in ("num_tokens", "hidden_size", "inter_size", "topk")))
     predicted = _predicted(table)
     names = table.text("device").astype(str)
     rows = []
-    for device in devices_in(table):
+    for device in list_devices(table):
         for label, part in (("shapes seen", ~apart), ("shapes never seen", apart)):
             mine = (names == device.name) & part
             suite = "layers of experts, one call, balanced"
@@ -262,10 +266,10 @@ def evaluate_experts(data: Path) -> list[ErrorRow]:
 
 
 def _predicted(table: MeasuredTable) -> FloatArray:
-    model = shipped_model("gemm")
+    model = load_shipped_model("gemm")
     assert model is not None
-    devices = devices_in(table)
-    number, seconds = device_numbers(table, devices), np.zeros(len(table))
+    devices = list_devices(table)
+    number, seconds = number_devices(table, devices), np.zeros(len(table))
     for index, device in enumerate(devices):
         mine = number == index
         part = table.take(mine)

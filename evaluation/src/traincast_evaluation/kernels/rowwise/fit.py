@@ -19,18 +19,23 @@ from traincast.costs.kernels.rowwise.model import (
     NormModel,
     RowParameters,
     SoftmaxModel,
-    knot_weights,
+    compute_knot_weights,
 )
-from traincast.costs.kernels.rowwise.physics import Features, layer_norm_features, softmax_features, stream_seconds
+from traincast.costs.kernels.rowwise.physics import (
+    Features,
+    compute_layer_norm_features,
+    compute_softmax_features,
+    estimate_stream_seconds,
+)
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast_evaluation.kernels.fit import FamilyTraining, Predictor, device_spreads, unseen_spread
+from traincast_evaluation.kernels.fit import FamilyTraining, Predictor, compute_device_spreads, compute_unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
 from traincast_evaluation.kernels.streaming.fit import TRAINING as STREAMS
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors
-from traincast_evaluation.measured_tables import held_out
-from traincast_evaluation.solve import relative_fit
+from traincast_evaluation.measured_tables import select_held_out
+from traincast_evaluation.solve import fit_relative
 
 _SMOOTH, _SHRINK = 0.3, 0.01  # weight, in samples, of the ties between neighbouring knots and towards zero; set by hand
 _MOST_RESIDUAL = 0.5  # log error beyond which a reading is taken for a mistake
@@ -51,12 +56,12 @@ def fit_rows(data: Measurements, features: Features, passes: float) -> RowParame
         seconds = np.maximum(data.seconds[mine] - START_SECONDS, 0.25 * data.seconds[mine])
         mine_features = features(device, rows[mine], cols[mine], item[mine])
         extra, extra_seconds, extra_base = _asymptote(device, features, passes)
-        mine_base = LEAST_TRAFFIC * stream_seconds(device, rows[mine], cols[mine], item[mine])
+        mine_base = LEAST_TRAFFIC * estimate_stream_seconds(device, rows[mine], cols[mine], item[mine])
         weight = np.concatenate([np.ones(len(seconds)), np.full(len(extra_seconds), 0.3)])
         matrix = np.concatenate([mine_features, extra])
         target = np.concatenate([seconds, extra_seconds])
         base = np.concatenate([mine_base, extra_base])
-        solution = relative_fit(matrix, target, base=base, weight=weight)
+        solution = fit_relative(matrix, target, base=base, weight=weight)
         tables.append(solution)
         modelled = START_SECONDS + mine_base + mine_features @ solution
         maps.append(_residual_map(rows[mine], cols[mine], np.log(data.seconds[mine] / modelled)))
@@ -66,7 +71,7 @@ def fit_rows(data: Measurements, features: Features, passes: float) -> RowParame
         weights.append(weight / np.sqrt(len(target)))  # every device counts alike
     stacked = (np.concatenate(part) for part in (matrices, targets, bases, weights))
     all_features, all_seconds, all_base, all_weights = stacked
-    pooled = relative_fit(all_features, all_seconds, base=all_base, weight=all_weights, knee=0.1)
+    pooled = fit_relative(all_features, all_seconds, base=all_base, weight=all_weights, knee=0.1)
     limits = (float(cols.min()), float(cols.max()))
     size = len(data.devices)
     return RowParameters(
@@ -80,15 +85,15 @@ def _asymptote(device: Device, features: Features, passes: float) -> tuple[Float
     item = np.full(len(rows), 4.0)
     in_flight = 4.0 * device.num_sms * 4 * cols  # at least four blocks per SM
     traffic = 2.0 + (passes - 1.0) * np.clip(in_flight / device.l2_bytes, 0.0, 1.0)
-    stream = stream_seconds(device, rows, cols, item)
+    stream = estimate_stream_seconds(device, rows, cols, item)
     return features(device, rows, cols, item), traffic * stream, LEAST_TRAFFIC * stream
 
 
 def _residual_map(rows: FloatArray, cols: FloatArray, residual: FloatArray) -> FloatArray:
     """A smooth map through the residuals: least squares on a grid, neighbours tied, pulled to zero without data."""
     size = ROW_KNOTS * COL_KNOTS
-    i, u = knot_weights(rows, ROW_STEP, ROW_KNOTS)
-    j, v = knot_weights(cols, COL_STEP, COL_KNOTS)
+    i, u = compute_knot_weights(rows, ROW_STEP, ROW_KNOTS)
+    j, v = compute_knot_weights(cols, COL_STEP, COL_KNOTS)
     basis = np.zeros((len(rows), size))
     here = np.arange(len(rows))
     for down, side, weight in ((0, 0, (1 - u) * (1 - v)), (0, 1, (1 - u) * v), (1, 0, u * (1 - v)), (1, 1, u * v)):
@@ -140,12 +145,12 @@ class RowTraining(FamilyTraining[VectorSamples, RowParameters]):
     def calibrate(self, fitted: RowParameters, samples: VectorSamples, seen: BoolArray) -> RowParameters:
         """Spreads from a fifth of the seen shapes, and from chips left out."""
         telling = samples.telling
-        left_out = seen & held_out(samples.cols, samples.rows)  # another fifth: the hash depends on the order
+        left_out = seen & select_held_out(samples.cols, samples.rows)  # another fifth: the hash depends on the order
         trial = self.predictor(self.fit(samples.take(seen & ~left_out & telling)))
-        sigma = device_spreads(samples, left_out & telling, trial, fitted.chips.keys, _LEAST_SPREAD)
+        sigma = compute_device_spreads(samples, left_out & telling, trial, fitted.chips.keys, _LEAST_SPREAD)
         use = seen & telling
         return fitted.with_spread(
-            sigma, unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
+            sigma, compute_unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
         )
 
 
@@ -155,7 +160,7 @@ class SoftmaxTraining(RowTraining):
     profile: ClassVar[str] = "softmax"
     op: ClassVar[str] = "softmax"
     passes: ClassVar[float] = 3.0
-    features = staticmethod(softmax_features)
+    features = staticmethod(compute_softmax_features)
 
     def model(self, fitted: RowParameters, data: Path) -> KernelModel:
         """Softmax."""
@@ -168,7 +173,7 @@ class NormTraining(RowTraining):
     profile: ClassVar[str] = "norm"
     op: ClassVar[str] = "ln"
     passes: ClassVar[float] = 2.0
-    features = staticmethod(layer_norm_features)
+    features = staticmethod(compute_layer_norm_features)
 
     def model(self, fitted: RowParameters, data: Path) -> KernelModel:
         """Layer norm, with the memory system for batch norm."""
@@ -192,7 +197,7 @@ def with_row_offsets(samples: VectorSamples, seen: BoolArray, features: Features
         item = np.full(int(use.sum()), 4.0)
         matrix = features(device, samples.rows[use], samples.cols[use], item)
         matrix = np.concatenate([np.full((len(matrix), 1), 1e-5), matrix], axis=1)
-        constant = 1e-5 * relative_fit(matrix, samples.seconds[use])[0] - START_SECONDS
+        constant = 1e-5 * fit_relative(matrix, samples.seconds[use])[0] - START_SECONDS
         floor = float(samples.floor[mine].max())
         offset[mine] = np.clip(constant, max(floor - _LONGEST_HIDDEN, 0.0), floor)
     return replace(samples, offset=offset)

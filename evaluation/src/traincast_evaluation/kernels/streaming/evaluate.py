@@ -10,7 +10,7 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.streaming.model import ElementwiseModel
 from traincast.utils.metrics import ErrorRow
-from traincast_evaluation.kernels.evaluate import device_rows, samples_row, unseen_chip_rows
+from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips
 from traincast_evaluation.kernels.fit import FamilyTraining, Fitted, Predictor
 from traincast_evaluation.kernels.streaming.fit import TRAINING
 from traincast_evaluation.kernels.streaming.measurements import VectorSamples
@@ -36,9 +36,9 @@ def evaluate_vectors(
     of_train_split = training.predictor(training.fit(split.take(~split.test & split.telling)))
     unseen = f"{op}: GPU never seen (data sheet only)"
     return [
-        *device_rows(f"{op}: shapes never seen", fair, held, shipped),
+        *summarise_by_device(f"{op}: shapes never seen", fair, held, shipped),
         *_test_split(op, split, of_train_split),
-        *unseen_chip_rows(unseen, fair, held, lambda others: training.predictor(training.fit(others))),
+        *summarise_unseen_chips(unseen, fair, held, lambda others: training.predictor(training.fit(others))),
     ]
 
 
@@ -49,5 +49,5 @@ def _test_split(op: str, samples: VectorSamples, predict: Predictor) -> list[Err
     for name, chosen, published in (("in", inside, _NEUSIGHT[op][0]), ("out of", ~inside, _NEUSIGHT[op][1])):
         part = samples.take(samples.test & chosen)
         reference = f"NeuSight MAPE {published} %"
-        table.append(samples_row(suite, f"{name} distribution", part, predict, reference, calibrated=False))
-    return table + device_rows(suite, samples, samples.test, predict, calibrated=False)
+        table.append(summarise_samples(suite, f"{name} distribution", part, predict, reference, calibrated=False))
+    return table + summarise_by_device(suite, samples, samples.test, predict, calibrated=False)

@@ -12,16 +12,21 @@ import numpy.typing as npt
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.model import Chips
 from traincast.costs.kernels.streaming.model import ElementwiseModel, StreamParameters
-from traincast.costs.kernels.streaming.physics import START_SECONDS, MemorySystem, lane_seconds, overlap_seconds
+from traincast.costs.kernels.streaming.physics import (
+    START_SECONDS,
+    MemorySystem,
+    estimate_lane_seconds,
+    estimate_overlap_seconds,
+)
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
-from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining, device_spreads, leave_one_chip_out
+from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining, compute_device_spreads, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Measurements
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors
-from traincast_evaluation.measured_tables import held_out
-from traincast_evaluation.solve import relative_fit
+from traincast_evaluation.measured_tables import select_held_out
+from traincast_evaluation.solve import fit_relative
 
 _BYTES_PER_CLOCK = (10.0, 13.0, 16.0, 20.0, 24.0, 32.0)  # of an SM from its L2, tried; 64 is the width of its port
 _L2_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the L2 that one kernel's data can occupy, tried
@@ -68,9 +73,9 @@ def _dram_shares(calls: Calls, seconds: FloatArray, device: Device) -> tuple[flo
         )
     features = np.stack([calls["bytes_read"][use], calls["bytes_written"][use]], axis=1) / device.dram_bandwidth
     target = seconds[use] - START_SECONDS
-    inverse = relative_fit(features, target)
+    inverse = fit_relative(features, target)
     if inverse[1] < 1.0:  # writes cannot outrun the sheet; what they seemed to gain belongs to the reads
-        inverse = np.array([relative_fit(features[:, :1], target - features[:, 1])[0], 1.0])
+        inverse = np.array([fit_relative(features[:, :1], target - features[:, 1])[0], 1.0])
     return float(1 / inverse[0]), float(1 / inverse[1])
 
 
@@ -111,9 +116,9 @@ def _fit_pow(calls: Calls, seconds: FloatArray, device: Device, memory: MemorySy
     if not use.any():
         return 60.0
     stream = memory.seconds(calls["bytes_read"][use], calls["bytes_written"][use])
-    lanes = lane_seconds(device, calls["elements"][use])
+    lanes = estimate_lane_seconds(device, calls["elements"][use])
     losses = [
-        np.median(np.abs(np.log((START_SECONDS + overlap_seconds(stream, cycles * lanes)) / seconds[use])))
+        np.median(np.abs(np.log((START_SECONDS + estimate_overlap_seconds(stream, cycles * lanes)) / seconds[use])))
         for cycles in _POW_CYCLES
     ]
     return float(_POW_CYCLES[int(np.argmin(losses))])
@@ -150,9 +155,9 @@ class StreamTraining(ModelTraining[VectorSamples, ElementwiseModel]):
     def calibrate(self, fitted: ElementwiseModel, samples: VectorSamples, seen: BoolArray) -> ElementwiseModel:
         """Spreads from a fifth of the seen shapes, and from chips left out."""
         telling = samples.telling
-        left_out = seen & held_out(samples.cols, samples.rows)  # another fifth: the hash depends on the order
+        left_out = seen & select_held_out(samples.cols, samples.rows)  # another fifth: the hash depends on the order
         trial = self.fit(samples.take(seen & ~left_out & telling)).predict
-        sigma = device_spreads(samples, left_out & telling, trial, fitted.parameters_.chips.keys, _LEAST_SPREAD)
+        sigma = compute_device_spreads(samples, left_out & telling, trial, fitted.parameters_.chips.keys, _LEAST_SPREAD)
         return ElementwiseModel(with_spread(fitted.parameters_, sigma, self._unseen_spread(samples, seen & telling)))
 
     def _unseen_spread(self, samples: VectorSamples, seen: BoolArray) -> float:
@@ -190,7 +195,7 @@ def with_offsets(samples: VectorSamples, seen: BoolArray) -> VectorSamples:
             continue
         ops = np.unique(samples.op[use])
         columns = [(samples.op[use] == op) * 1e-5 for op in ops] + [read[use] / 1e12, written[use] / 1e12]
-        fitted = relative_fit(np.stack(columns, axis=1).astype(np.float64), samples.seconds[use], knee=0.02)
+        fitted = fit_relative(np.stack(columns, axis=1).astype(np.float64), samples.seconds[use], knee=0.02)
         gaps = []
         for op, value in zip(ops, fitted, strict=False):
             group = mine & (samples.op == op)

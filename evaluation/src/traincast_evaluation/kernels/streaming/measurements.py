@@ -22,10 +22,10 @@ from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.measured_tables import (
     MeasuredTable,
     check_possible,
-    device_numbers,
-    devices_in,
-    held_out,
+    list_devices,
+    number_devices,
     read_table,
+    select_held_out,
 )
 
 FILES = ("kernels/vector_fp32.parquet", "kernels/vector_amd.parquet")
@@ -91,7 +91,7 @@ def read_vectors(data: Path, ops: str) -> VectorSamples:
                    positive=("rows", "cols", "latency_us"), among={"op": _OPS, "split": _SPLITS})
         for file in FILES
     ]  # fmt: skip
-    devices = {device.key: device for part in parts for device in devices_in(part)}
+    devices = {device.key: device for part in parts for device in list_devices(part)}
     ordered = tuple(devices[key] for key in sorted(devices))
     for part in parts:
         _check(part, ordered)
@@ -101,15 +101,24 @@ def read_vectors(data: Path, ops: str) -> VectorSamples:
     zero = np.zeros(len(table))
     op, rows, cols = table.text("op").astype(str), table.number("rows"), table.number("cols")
     samples = VectorSamples(
-        ordered, device_numbers(table, ordered), _calls(op, rows, cols), 1e-6 * table.number("latency_us"),
-        held_out(rows, cols), op, rows, cols, np.asarray(table.text("split") == "test", dtype=np.bool_), zero, zero,
-    )  # fmt: skip
+        ordered,
+        number_devices(table, ordered),
+        _calls(op, rows, cols),
+        1e-6 * table.number("latency_us"),
+        select_held_out(rows, cols),
+        op,
+        rows,
+        cols,
+        np.asarray(table.text("split") == "test", dtype=np.bool_),
+        zero,
+        zero,
+    )
     return replace(samples, floor=_floors(samples))
 
 
 def _check(table: MeasuredTable, devices: tuple[Device, ...]) -> None:
-    rate = np.array([device.dram_bandwidth for device in devices])[device_numbers(table, devices)]
-    cached = np.array([device.l2_bytes for device in devices])[device_numbers(table, devices)]
+    rate = np.array([device.dram_bandwidth for device in devices])[number_devices(table, devices)]
+    cached = np.array([device.l2_bytes for device in devices])[number_devices(table, devices)]
     moved = np.maximum(8 * table.number("rows") * table.number("cols") - 2 * cached, 0.0)
     check_possible(table, moved / rate, 1e-6 * table.number("latency_us"))
 

@@ -18,7 +18,7 @@ class _Lamb:
         self.first = [torch.zeros_like(p) for p in self.masters]
         self.second = [torch.zeros_like(p) for p in self.masters]
 
-    def _finished(self) -> None:
+    def _write_back_parameters(self) -> None:
         """Parameters are copied from their fp32 copies, gradients are dropped."""
         if self.mixed:
             torch._foreach_copy_(self.parameters, self.masters)
@@ -46,7 +46,7 @@ class FusedLamb(_Lamb):
             )  # fmt: skip
             torch._foreach_norm(self.masters)
             torch._foreach_norm(self.first)
-            self._finished()
+            self._write_back_parameters()
 
 
 class JitLamb(_Lamb):
@@ -64,7 +64,7 @@ class JitLamb(_Lamb):
                 change = torch.addcdiv(second, first, gradient)
                 ratio = weight.norm() / change.norm()
                 weight.addcmul_(change, ratio, value=-0.01)
-            self._finished()
+            self._write_back_parameters()
 
 
 class FusedSgd(torch.optim.Optimizer):

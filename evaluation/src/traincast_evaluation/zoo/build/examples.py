@@ -15,28 +15,32 @@ import torch.nn.functional as F
 from traincast_evaluation.zoo.build.example_optimizers import FusedLamb, FusedSgd, JitLamb
 from traincast_evaluation.zoo.define.examples import bert, mask_rcnn, transformer_xl
 from traincast_evaluation.zoo.define.examples.coco import Images
-from traincast_evaluation.zoo.define.examples.convnets import convnet
+from traincast_evaluation.zoo.define.examples.convnets import make_convnet
 
 Step = Callable[[], object]
 CONVNETS = ("resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0", "efficientnet-widese-b0")
 
 
-def example_step(model: str, precision: str, *, update: bool) -> Callable[[int], Step]:
+def make_example_step(model: str, precision: str, *, update: bool) -> Callable[[int], Step]:
     """`make_step` of a model: one of `CONVNETS`, "bert-large", "transformer-xl" or "mask-rcnn"."""
-    makers = {"bert-large": _bert, "transformer-xl": _transformer_xl, "mask-rcnn": _mask_rcnn}
+    makers = {
+        "bert-large": _make_bert_step,
+        "transformer-xl": _make_transformer_xl_step,
+        "mask-rcnn": _make_mask_rcnn_step,
+    }
     if model in makers:
         return lambda batch: makers[model](batch, precision == "amp", update)
-    return lambda batch: _convnet(model, batch, precision == "amp", update)
+    return lambda batch: _make_convnet_step(model, batch, precision == "amp", update)
 
 
-def _autocast(mixed: bool) -> AbstractContextManager[object]:
+def _enter_autocast(mixed: bool) -> AbstractContextManager[object]:
     return torch.autocast("cuda", dtype=torch.float16, enabled=mixed)
 
 
-def _convnet(name: str, batch: int, mixed: bool, update: bool) -> Step:
+def _make_convnet_step(name: str, batch: int, mixed: bool, update: bool) -> Step:
     """Channels last under AMP; label smoothing; the host waits for the device after every step."""
     layout = torch.channels_last if mixed else torch.contiguous_format
-    model = convnet(name).cuda().to(memory_format=layout)  # type: ignore[call-overload]
+    model = make_convnet(name).cuda().to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=layout)
     labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
     optimizer: torch.optim.Optimizer
@@ -49,8 +53,8 @@ def _convnet(name: str, batch: int, mixed: bool, update: bool) -> Step:
     scaler = torch.amp.GradScaler("cuda", enabled=mixed)
 
     def step() -> None:
-        with _autocast(mixed):
-            loss = _smoothed(model(images), labels)
+        with _enter_autocast(mixed):
+            loss = _compute_smoothed_loss(model(images), labels)
         scaler.scale(loss).backward()
         if update:
             scaler.step(optimizer)
@@ -62,14 +66,14 @@ def _convnet(name: str, batch: int, mixed: bool, update: bool) -> Step:
     return step
 
 
-def _smoothed(scores: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.1) -> torch.Tensor:
+def _compute_smoothed_loss(scores: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.1) -> torch.Tensor:
     """Cross entropy with a share of the weight on all classes."""
     chances = F.log_softmax(scores, dim=-1)
     right = -chances.gather(dim=-1, index=labels.unsqueeze(1)).squeeze(1)
     return ((1.0 - smoothing) * right + smoothing * -chances.mean(dim=-1)).mean()
 
 
-def _bert(batch: int, mixed: bool, update: bool) -> Step:
+def _make_bert_step(batch: int, mixed: bool, update: bool) -> Step:
     """Half weights with an fp32 copy in the optimizer, which is LAMB over lists of tensors; the example scripts the
     whole model, and the compiler of its container fuses what is between GEMMs."""
     length = 128
@@ -93,7 +97,7 @@ def _bert(batch: int, mixed: bool, update: bool) -> Step:
     return step
 
 
-def _transformer_xl(batch: int, mixed: bool, update: bool) -> Step:
+def _make_transformer_xl_step(batch: int, mixed: bool, update: bool) -> Step:
     """Half weights with an fp32 copy (Apex O2); gradients are clipped; LAMB parameter by parameter, jitted."""
     length = transformer_xl.LENGTH
     model = transformer_xl.TransformerXl().cuda()
@@ -115,7 +119,7 @@ def _transformer_xl(batch: int, mixed: bool, update: bool) -> Step:
     return step
 
 
-def _mask_rcnn(batch: int, mixed: bool, update: bool) -> Step:
+def _make_mask_rcnn_step(batch: int, mixed: bool, update: bool) -> Step:
     """Batches are made in the training process; channels last in every precision; all losses are read before
     backward."""
     model = mask_rcnn.MaskRcnn().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -125,7 +129,7 @@ def _mask_rcnn(batch: int, mixed: bool, update: bool) -> Step:
 
     def step() -> None:
         made = images.next()
-        with _autocast(mixed):
+        with _enter_autocast(mixed):
             losses = model(made)
         loss = torch.stack([each.float() for each in losses]).sum()
         for each in (loss, *losses):

@@ -48,7 +48,7 @@ def build_model(recipe: Recipe, *, only_missing: bool = False) -> Iterator[tuple
     folder.mkdir(parents=True, exist_ok=True)
     made = set()
     for setting in recipe.settings():
-        path = folder / _file(setting)
+        path = folder / _build_model_file(setting)
         made.add(path)
         if only_missing and path.is_file():
             continue
@@ -61,13 +61,13 @@ def build_model(recipe: Recipe, *, only_missing: bool = False) -> Iterator[tuple
 
 def write_index() -> None:
     """Writes the list of models, from the recipes and the files that are there."""
-    models = [asdict(_info(recipe)) for recipe in RECIPES.values() if (DATA / recipe.name).is_dir()]
+    models = [asdict(_describe_model(recipe)) for recipe in RECIPES.values() if (DATA / recipe.name).is_dir()]
     INDEX.write_text(json.dumps({"models": models}, indent=1) + "\n", encoding="utf-8")
 
 
-def _info(recipe: Recipe) -> ModelInfo:
+def _describe_model(recipe: Recipe) -> ModelInfo:
     settings = recipe.settings()
-    default = load_workload(DATA / recipe.name / _file(settings[0]))
+    default = load_workload(DATA / recipe.name / _build_model_file(settings[0]))
     return ModelInfo(
         name=recipe.name,
         description=recipe.description,
@@ -78,9 +78,9 @@ def _info(recipe: Recipe) -> ModelInfo:
         axis=recipe.axis,
         choices=recipe.choices,
         optimizers=recipe.optimizers,
-        files=tuple(_file(setting) for setting in settings),
+        files=tuple(_build_model_file(setting) for setting in settings),
     )
 
 
-def _file(setting: Setting) -> str:
+def _build_model_file(setting: Setting) -> str:
     return file_name(mode=setting.mode, choice=setting.choice, optimizer=setting.optimizer, precision=setting.precision)

@@ -25,7 +25,7 @@ def split_engine_ops(program: Program) -> Program:
     old: list[int] = []  # the scope a new one comes from
     name: list[int] = []
     for scope in program.scopes:
-        pieces = [(scope.first_op, scope.name), *_engine_ops(program, scope)]
+        pieces = [(scope.first_op, scope.name), *_find_engine_ops(program, scope)]
         for start, label in pieces:
             if label not in number:
                 number[label] = len(names)
@@ -33,10 +33,10 @@ def split_engine_ops(program: Program) -> Program:
             starts.append(start)
             old.append(scope.index)
             name.append(number[label])
-    return _rescoped(program, tuple(names), np.array(starts), np.array(old), np.array(name))
+    return _move_ops_to_scopes(program, tuple(names), np.array(starts), np.array(old), np.array(name))
 
 
-def _engine_ops(program: Program, scope: Scope) -> list[tuple[int, str]]:
+def _find_engine_ops(program: Program, scope: Scope) -> list[tuple[int, str]]:
     """(op, name) of the ops at the end of a backward scope that are not the node's own."""
     if scope.thread == 0 or scope.name == _ACCUMULATE:
         return []
@@ -50,7 +50,7 @@ def _engine_ops(program: Program, scope: Scope) -> list[tuple[int, str]]:
     return engine_ops[::-1]
 
 
-def _rescoped(
+def _move_ops_to_scopes(
     program: Program,
     names: tuple[str, ...],
     starts: np.ndarray[tuple[int], np.dtype[np.int64]],

@@ -16,7 +16,7 @@ from torch import nn
 
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.steps import Step
-from traincast_evaluation.zoo.define.gpt2 import Attention, Block, Conv1D, Gpt2, Gpt2Config, causal_loss
+from traincast_evaluation.zoo.define.gpt2 import Attention, Block, Conv1D, Gpt2, Gpt2Config, compute_causal_loss
 
 _VOCAB_MULTIPLE = 128  # Megatron pads the vocabulary so that every GPU's part is a multiple of this
 
@@ -126,7 +126,7 @@ class DividedGpt2(Gpt2):
         self.head.weight = self.tokens.weight
 
 
-def divided_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_divided_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of scores whose vocabulary is divided: maxima, the labels' scores and sums are exchanged."""
     flat, targets = scores[:, :-1].reshape(-1, scores.shape[-1]), labels[:, 1:].reshape(-1, 1)
     largest = flat.detach().max(dim=-1).values
@@ -137,7 +137,7 @@ def divided_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (total.log() - chosen).mean()
 
 
-def tensor_parallel_step(config: Gpt2Config) -> Callable[..., Step]:
+def make_tensor_parallel_step(config: Gpt2Config) -> Callable[..., Step]:
     """Every layer divided over all GPUs."""
 
     def make(batch_size: int, seq_len: int, *, rank: int, world_size: int) -> Step:
@@ -147,14 +147,14 @@ def tensor_parallel_step(config: Gpt2Config) -> Callable[..., Step]:
             tokens = torch.zeros(batch_size, seq_len, dtype=torch.int64)
 
         def step() -> None:
-            divided_loss(model(tokens), tokens).backward()
+            compute_divided_loss(model(tokens), tokens).backward()
 
         return step
 
     return make
 
 
-def pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
+def make_pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
     """Layers one after the other, as many on every GPU; all samples at once (one micro-batch)."""
 
     def make(batch_size: int, seq_len: int, *, rank: int, world_size: int) -> Step:
@@ -178,7 +178,7 @@ def pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
             for block in blocks:
                 x = block(x)
             if last:
-                causal_loss(ending(x), tokens).backward()
+                compute_causal_loss(ending(x), tokens).backward()
             else:
                 dist.send(x.detach(), rank + 1)
                 grad = torch.empty_like(hidden)

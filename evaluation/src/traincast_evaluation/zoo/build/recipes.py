@@ -18,11 +18,11 @@ from traincast_evaluation.zoo.build.steps import (
     Loss,
     MakeStep,
     Setting,
-    cnn_study_step,
-    dlrm_step,
-    dlrm_v2_step,
-    modern_step,
-    recommender_step,
+    make_cnn_study_step,
+    make_dlrm_step,
+    make_dlrm_v2_step,
+    make_modern_step,
+    make_recommender_step,
 )
 from traincast_evaluation.zoo.define import bert, dcn, gpt2, opt, switch, transformer, xlnet
 from traincast_evaluation.zoo.define.dlrm import Dlrm
@@ -74,27 +74,27 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def token_ids(count: int) -> Inputs:
+def make_token_ids(count: int) -> Inputs:
     """`count` tensors of token ids [batch, length]."""
     return lambda batch, length: tuple(torch.zeros(batch, length, dtype=torch.int64) for _ in range(count))
 
 
-def images(side: int, setting: Setting) -> Inputs:
+def make_images(side: int, setting: Setting) -> Inputs:
     """Images [batch, 3, side, side]."""
     return lambda batch, _: (torch.zeros(batch, 3, side, side, dtype=setting.input_dtype),)
 
 
-def classes(batch: int, _: int) -> tuple[torch.Tensor, ...]:
+def make_classes(batch: int, _: int) -> tuple[torch.Tensor, ...]:
     """One class per sample."""
     return (torch.zeros(batch, dtype=torch.int64),)
 
 
-def _language_model(
+def _make_language_model_recipe(
     *, name: str, description: str, batch_size: int, seq_len: int, build: Callable[[str], nn.Module], loss: Loss,
     inputs: int = 1, choices: tuple[str, ...] = ATTENTIONS,
 ) -> Recipe:  # fmt: skip
     def make(setting: Setting) -> MakeStep:
-        return modern_step(setting, lambda: build(setting.choice), token_ids(inputs), loss, token_ids(1))
+        return make_modern_step(setting, lambda: build(setting.choice), make_token_ids(inputs), loss, make_token_ids(1))
 
     return Recipe(
         name=name, description=description, batch_size=batch_size, seq_len=seq_len, make=make,
@@ -103,15 +103,15 @@ def _language_model(
     )  # fmt: skip
 
 
-def _bert() -> Recipe:
+def _make_bert_recipe() -> Recipe:
     def make(setting: Setting) -> MakeStep:
         config = bert.BertConfig(attention=setting.choice)
         head = bert.BertForPreTraining if setting.mode == "training" else bert.BertForSequenceClassification
 
         def labels(batch: int, length: int) -> tuple[torch.Tensor, ...]:
-            return (*token_ids(1)(batch, length), *classes(batch, length))
+            return (*make_token_ids(1)(batch, length), *make_classes(batch, length))
 
-        return modern_step(setting, lambda: head(config), token_ids(1), bert.pretraining_loss, labels)
+        return make_modern_step(setting, lambda: head(config), make_token_ids(1), bert.compute_pretraining_loss, labels)
 
     return Recipe(
         name="bert-large",
@@ -122,17 +122,17 @@ def _bert() -> Recipe:
     )  # fmt: skip
 
 
-def _gpt(name: str, description: str, config: gpt2.Gpt2Config, *, batch_size: int) -> Recipe:
-    return _language_model(
+def _make_gpt_recipe(name: str, description: str, config: gpt2.Gpt2Config, *, batch_size: int) -> Recipe:
+    return _make_language_model_recipe(
         name=name, description=description, batch_size=batch_size, seq_len=config.max_seq_len,
-        build=lambda attention: gpt2.Gpt2(replace(config, attention=attention)), loss=gpt2.causal_loss,
+        build=lambda attention: gpt2.Gpt2(replace(config, attention=attention)), loss=gpt2.compute_causal_loss,
     )  # fmt: skip
 
 
-def _dlrm(config: DlrmConfig, description: str) -> Recipe:
+def _make_dlrm_recipe(config: DlrmConfig, description: str) -> Recipe:
     def make(setting: Setting) -> MakeStep:
         chosen = config.replace_options(embedding=setting.choice, optimizer=setting.optimizer or config.optimizer)
-        return dlrm_step(setting, Dlrm, chosen)
+        return make_dlrm_step(setting, Dlrm, chosen)
 
     return Recipe(
         name=config.name, description=description, batch_size=config.batch_size, make=make,
@@ -142,25 +142,25 @@ def _dlrm(config: DlrmConfig, description: str) -> Recipe:
     )  # fmt: skip
 
 
-def _dlrm_v2() -> Recipe:
+def _make_dlrm_v2_recipe() -> Recipe:
     def make(setting: Setting) -> MakeStep:
         config = replace(DLRM_V2, optimizer=setting.optimizer or DLRM_V2.optimizer)
-        return dlrm_v2_step(setting, dcn.DlrmDcn, config)
+        return make_dlrm_v2_step(setting, dcn.DlrmDcn, config)
 
     return Recipe(
         name="dlrm-v2", description="MLPerf DLRM-DCNv2: 26 multi-hot tables, low-rank cross network",
-        batch_size=DLRM_V2.batch_size, make=make, parameters=_dlrm_v2_parameters,
+        batch_size=DLRM_V2.batch_size, make=make, parameters=_count_dlrm_v2_parameters,
         axis="embedding", choices=("fbgemm",), optimizers=("sgd", "adagrad", "adam"),
     )  # fmt: skip
 
 
-def _dlrm_v2_parameters() -> int:
+def _count_dlrm_v2_parameters() -> int:
     return count_parameters(lambda: dcn.DlrmDcn(replace(DLRM_V2, resident_rows=0)))
 
 
-def _recommender(model: Family) -> Recipe:
+def _make_recommender_recipe(model: Family) -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        return recommender_step(setting, model.build, *model.batch(setting))
+        return make_recommender_step(setting, model.build, *model.batch(setting))
 
     return Recipe(
         name=model.name, description=model.description, batch_size=model.batch_size, seq_len=model.seq_len, make=make,
@@ -168,12 +168,12 @@ def _recommender(model: Family) -> Recipe:
     )  # fmt: skip
 
 
-def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: int, study: bool) -> Recipe:
+def _make_cnn_recipe(name: str, description: str, model: Callable[[], nn.Module], *, side: int, study: bool) -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        inputs = images(side, setting)
+        inputs = make_images(side, setting)
         if study:
-            return cnn_study_step(setting, model, inputs, classes)
-        return modern_step(setting, model, inputs, F.cross_entropy, classes)
+            return make_cnn_study_step(setting, model, inputs, make_classes)
+        return make_modern_step(setting, model, inputs, F.cross_entropy, make_classes)
 
     return Recipe(
         name=name, description=description, batch_size=32, make=make, parameters=lambda: count_parameters(model),
@@ -182,38 +182,57 @@ def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: i
 
 
 _RECIPES = (
-    _dlrm(STUDY_DLRMS["dlrm-default"], "DLRM of the single-GPU study: 8 tables of 1M rows, 100 lookups each"),
-    _dlrm(STUDY_DLRMS["dlrm-mlperf"], "MLPerf DLRM (Criteo Terabyte): 26 tables, one lookup each"),
-    _dlrm(STUDY_DLRMS["dlrm-ddp"], "small DLRM of the data-parallel study: 8 tables of 80k rows, 10 lookups each"),
-    _dlrm_v2(),
-    *(_recommender(model) for model in RECOMMENDERS),
-    _bert(),
-    _gpt("gpt2-large", "GPT-2 large with language model head", gpt2.GPT2_LARGE, batch_size=4),
-    _gpt("gpt3-xl", "GPT-3 XL as GPT-2: 24 layers of 3072", gpt2.GPT3_XL, batch_size=2),
-    _gpt("gpt3-2.7b", "GPT-3 2.7B as GPT-2: 32 layers of 2560", gpt2.GPT3_27, batch_size=2),
-    _language_model(
-        name="opt-1.3b", description="OPT-1.3B with language model head", batch_size=2, seq_len=2048,
-        build=lambda attention: opt.Opt(opt.OptConfig(attention=attention)), loss=gpt2.causal_loss,
+    _make_dlrm_recipe(
+        STUDY_DLRMS["dlrm-default"], "DLRM of the single-GPU study: 8 tables of 1M rows, 100 lookups each"
     ),
-    _language_model(
-        name="switch-xl4", description="Switch Transformer XL with 4 experts, every expert at its capacity of 64",
-        batch_size=2, seq_len=512, build=lambda _: switch.Switch(switch.SwitchConfig()), loss=xlnet.token_loss,
-        inputs=2, choices=("eager",),
+    _make_dlrm_recipe(STUDY_DLRMS["dlrm-mlperf"], "MLPerf DLRM (Criteo Terabyte): 26 tables, one lookup each"),
+    _make_dlrm_recipe(
+        STUDY_DLRMS["dlrm-ddp"], "small DLRM of the data-parallel study: 8 tables of 80k rows, 10 lookups each"
     ),
-    _language_model(
-        name="xlnet", description="XLNet base (xlnet-base-cased) with language model head", batch_size=8, seq_len=512,
-        build=lambda _: xlnet.Xlnet(xlnet.XlnetConfig()), loss=xlnet.token_loss, choices=("eager",),
+    _make_dlrm_v2_recipe(),
+    *(_make_recommender_recipe(model) for model in RECOMMENDERS),
+    _make_bert_recipe(),
+    _make_gpt_recipe("gpt2-large", "GPT-2 large with language model head", gpt2.GPT2_LARGE, batch_size=4),
+    _make_gpt_recipe("gpt3-xl", "GPT-3 XL as GPT-2: 24 layers of 3072", gpt2.GPT3_XL, batch_size=2),
+    _make_gpt_recipe("gpt3-2.7b", "GPT-3 2.7B as GPT-2: 32 layers of 2560", gpt2.GPT3_27, batch_size=2),
+    _make_language_model_recipe(
+        name="opt-1.3b",
+        description="OPT-1.3B with language model head",
+        batch_size=2,
+        seq_len=2048,
+        build=lambda attention: opt.Opt(opt.OptConfig(attention=attention)),
+        loss=gpt2.compute_causal_loss,
     ),
-    _language_model(
-        name="transformer", description="the original Transformer, base: 6 + 6 layers of 512", batch_size=32,
+    _make_language_model_recipe(
+        name="switch-xl4",
+        description="Switch Transformer XL with 4 experts, every expert at its capacity of 64",
+        batch_size=2,
+        seq_len=512,
+        build=lambda _: switch.Switch(switch.SwitchConfig()),
+        loss=xlnet.compute_token_loss,
+        inputs=2,
+        choices=("eager",),
+    ),
+    _make_language_model_recipe(
+        name="xlnet",
+        description="XLNet base (xlnet-base-cased) with language model head",
+        batch_size=8,
+        seq_len=512,
+        build=lambda _: xlnet.Xlnet(xlnet.XlnetConfig()),
+        loss=xlnet.compute_token_loss,
+        choices=("eager",),
+    ),
+    _make_language_model_recipe(
+        name="transformer",
+        description="the original Transformer, base: 6 + 6 layers of 512",
+        batch_size=32,
         seq_len=128,
         build=lambda attention: transformer.Transformer(transformer.TransformerConfig(attention=attention)),
-        loss=transformer.smoothed_loss, inputs=2,
+        loss=transformer.compute_label_smoothed_loss,
+        inputs=2,
     ),
-    _cnn("resnet50", "ResNet-50 on 224 x 224 images", ResNet50, side=224, study=True),
-    _cnn(
-        "inception-v3", "Inception-v3 on 299 x 299 images", InceptionV3, side=299, study=True
-    ),
-    _cnn("vgg13", "VGG-13 on 224 x 224 images", Vgg13, side=224, study=False),
-)  # fmt: skip
+    _make_cnn_recipe("resnet50", "ResNet-50 on 224 x 224 images", ResNet50, side=224, study=True),
+    _make_cnn_recipe("inception-v3", "Inception-v3 on 299 x 299 images", InceptionV3, side=299, study=True),
+    _make_cnn_recipe("vgg13", "VGG-13 on 224 x 224 images", Vgg13, side=224, study=False),
+)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}

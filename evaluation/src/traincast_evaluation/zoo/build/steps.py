@@ -81,7 +81,7 @@ class Setting:
         """Inputs of this size, made on the device."""
         with torch.device(self.device):
             made = inputs(batch_size, seq_len)
-        return tuple(map(_drawn, made)) if self.drawn else made
+        return tuple(map(_draw_input, made)) if self.drawn else made
 
     def synchronise(self) -> None:
         """Waits for the device; a CPU has nothing to wait for."""
@@ -89,7 +89,7 @@ class Setting:
             torch.cuda.synchronize()
 
 
-def _drawn(tensor: torch.Tensor) -> torch.Tensor:
+def _draw_input(tensor: torch.Tensor) -> torch.Tensor:
     """An input with values of its own: pixels, or token ids that every vocabulary has. Classes of samples, of which
     there may be two only, stay as they are."""
     if tensor.dtype.is_floating_point:
@@ -97,7 +97,7 @@ def _drawn(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.random_(_LEAST_VOCABULARY) if tensor.dim() > 1 else tensor
 
 
-def modern_step(
+def make_modern_step(
     setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, loss: Loss, labels: Inputs
 ) -> MakeStep:
     """Today's loop: gradients dropped, not zeroed; PyTorch's default (foreach) optimizer; inputs on the GPU."""
@@ -106,7 +106,7 @@ def modern_step(
         model = setting.shared(setting.prepare(build))
         batch, targets = setting.on_device(inputs, batch_size, seq_len), setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":
-            return _inference(model, batch)
+            return _make_inference_step(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE)
 
         def step() -> None:
@@ -121,7 +121,7 @@ def modern_step(
     return make
 
 
-def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, labels: Inputs) -> MakeStep:
+def make_cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, labels: Inputs) -> MakeStep:
     """The loop of convnet-benchmark-py: synchronised after forward, backward and update, gradients zeroed last."""
 
     def make(batch_size: int, seq_len: int) -> Step:
@@ -129,7 +129,7 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
         batch = setting.on_device(inputs, batch_size, seq_len)
         (targets,) = setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":
-            return _inference(model, batch)
+            return _make_inference_step(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE, foreach=False)
         criterion = nn.CrossEntropyLoss()
 
@@ -150,7 +150,7 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
     return make
 
 
-def _inference(model: nn.Module, batch: Sequence[torch.Tensor]) -> Step:
+def _make_inference_step(model: nn.Module, batch: Sequence[torch.Tensor]) -> Step:
     def step() -> None:
         with torch.no_grad():
             model(*batch)
@@ -158,20 +158,22 @@ def _inference(model: nn.Module, batch: Sequence[torch.Tensor]) -> Step:
     return step
 
 
-def recommender_step(setting: Setting, build: Callable[[str], Recommender], inputs: Inputs, labels: Inputs) -> MakeStep:
+def make_recommender_step(
+    setting: Setting, build: Callable[[str], Recommender], inputs: Inputs, labels: Inputs
+) -> MakeStep:
     """As `modern_step`, for a model whose fused tables update themselves: the optimizer steps what is left."""
 
     def make(batch_size: int, seq_len: int) -> Step:
         model = setting.prepare(lambda: build(setting.optimizer or "adam"))
         batch, (target,) = inputs(batch_size, seq_len), labels(batch_size, seq_len)
         if setting.mode == "inference":
-            return _inference(model, batch)
+            return _make_inference_step(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.dense_parameters(), lr=LEARNING_RATE)
 
         def step() -> None:
             optimizer.zero_grad()
             with setting.autocast:
-                loss = click_or_next_loss(model(*batch), target)
+                loss = compute_click_or_next_loss(model(*batch), target)
             loss.backward()
             optimizer.step()
 
@@ -180,7 +182,7 @@ def recommender_step(setting: Setting, build: Callable[[str], Recommender], inpu
     return make
 
 
-def click_or_next_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def compute_click_or_next_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Cross entropy: of a click where targets are numbers, of the next item where they are classes."""
     if target.dtype.is_floating_point:
         return nn.functional.binary_cross_entropy_with_logits(logits, target)
@@ -202,7 +204,7 @@ class HostBatch:
         return HostBatch(self.dense.pin_memory(), indices, self.offsets.pin_memory(), self.target.pin_memory())
 
 
-def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostBatch:
+def make_host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostBatch:
     """A batch of zeros, for captures: they read no values."""
     index = torch.int32 if config.index_dtype == "int32" else torch.int64
     dense = torch.zeros(batch_size, config.bottom_mlp[0], dtype=dtype).pin_memory()
@@ -216,7 +218,7 @@ def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostB
     return HostBatch(dense, tuple(indices), offsets, target)
 
 
-def drawn_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype, seed: int = 0) -> HostBatch:
+def draw_host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype, seed: int = 0) -> HostBatch:
     """A batch whose indices are drawn from each table's access distribution, for steps of `bag` tables that are run."""
     if config.embedding != "bag":
         raise TraincastError(f"tables of the kind '{config.embedding}' run on no CPU; give `embedding='bag'`")
@@ -231,13 +233,13 @@ def drawn_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype, seed: i
     return HostBatch(dense, tuple(indices), torch.stack(offsets), torch.zeros(batch_size, 1))
 
 
-def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: DlrmConfig) -> MakeStep:
+def make_dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: DlrmConfig) -> MakeStep:
     """The loop of facebookresearch/dlrm: inputs copied inside the step, loss read back, gradients zeroed in place."""
     device = torch.device(setting.device)
 
     def make(batch_size: int, _: int) -> Step:
         model = setting.prepare(lambda: build(config))
-        make_batch = drawn_batch if setting.drawn or setting.device == "cpu" else host_batch
+        make_batch = draw_host_batch if setting.drawn or setting.device == "cpu" else make_host_batch
         host = make_batch(config, batch_size, setting.input_dtype)
         if setting.drawn and setting.device == "cuda":
             host = host.pinned()
@@ -269,13 +271,13 @@ def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: Dlr
     return make
 
 
-def dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config: DcnConfig) -> MakeStep:
+def make_dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config: DcnConfig) -> MakeStep:
     """Today's loop for a recommender: inputs copied without blocking, logits, foreach optimizer."""
     device = torch.device(setting.device)
 
     def make(batch_size: int, _: int) -> Step:
         model = setting.prepare(lambda: build(config))
-        host = host_batch(config, batch_size, setting.input_dtype)
+        host = make_host_batch(config, batch_size, setting.input_dtype)
 
         def forward() -> Any:
             sent = (host.dense, *host.indices, host.offsets)

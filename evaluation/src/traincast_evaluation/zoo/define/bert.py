@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from traincast_evaluation.zoo.define.views import leading
+from traincast_evaluation.zoo.define.views import slice_leading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,8 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [batch, length] to hidden states."""
         batch, length = input_ids.shape
-        types = leading(self.token_type_ids, 1, length).expand(batch, length)
-        positions = leading(self.position_ids, 1, length)
+        types = slice_leading(self.token_type_ids, 1, length).expand(batch, length)
+        positions = slice_leading(self.position_ids, 1, length)
         embedded = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
         embedded = embedded + self.position_embeddings(positions)
         return self.dropout(self.norm(embedded))
@@ -158,7 +158,7 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(self.dropout(self.bert(input_ids)[1]))
 
 
-def pretraining_loss(
+def compute_pretraining_loss(
     outputs: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor, next_sentence: torch.Tensor
 ) -> torch.Tensor:
     """Masked language model loss plus next sentence loss."""

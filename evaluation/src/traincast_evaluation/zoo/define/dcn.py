@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.models.dlrm.cross_config import DcnConfig
-from traincast_evaluation.zoo.define.dlrm import mlp
+from traincast_evaluation.zoo.define.dlrm import make_mlp
 from traincast_evaluation.zoo.define.embeddings import TABLES
 
 
@@ -35,11 +35,11 @@ class DlrmDcn(nn.Module):
     def __init__(self, config: DcnConfig) -> None:
         super().__init__()
         self.config = config
-        self.bottom = mlp(config.bottom_mlp)
+        self.bottom = make_mlp(config.bottom_mlp)
         self.tables = TABLES[config.embedding](config)
         self.cross = LowRankCross(config.top_input, layers=config.cross_layers, rank=config.cross_rank)
         *hidden, last = config.top_mlp
-        self.top = mlp((config.top_input, *hidden))
+        self.top = make_mlp((config.top_input, *hidden))
         self.logit = nn.Linear(hidden[-1], last)
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,10 @@ from torch import nn
 
 from traincast.models.dlrm.config import DlrmConfig
 from traincast_evaluation.zoo.define.embeddings import TABLES
-from traincast_evaluation.zoo.define.views import leading
+from traincast_evaluation.zoo.define.views import slice_leading
 
 
-def mlp(widths: Sequence[int], *, sigmoid_last: bool = False) -> nn.Sequential:
+def make_mlp(widths: Sequence[int], *, sigmoid_last: bool = False) -> nn.Sequential:
     """Linear and ReLU for every pair of widths; the last activation may be a sigmoid."""
     layers: list[nn.Module] = []
     pairs = list(zip(widths, widths[1:], strict=False))
@@ -33,7 +33,7 @@ class DotInteraction(nn.Module):
         row = torch.tensor([i for i in range(size) for _ in range(i)])
         column = torch.tensor([j for i in range(size) for j in range(i)])
         # PyTorch 1.8 takes the full slice of `GEMMs[:, row, column]` as an op of its own
-        whole = leading(products, 0, products.shape[0])
+        whole = slice_leading(products, 0, products.shape[0])
         return torch.cat([dense, whole[:, row, column]], dim=1)
 
 
@@ -43,10 +43,10 @@ class Dlrm(nn.Module):
     def __init__(self, config: DlrmConfig) -> None:
         super().__init__()
         self.config = config
-        self.bottom = mlp(config.bottom_mlp)
+        self.bottom = make_mlp(config.bottom_mlp)
         self.tables = TABLES[config.embedding](config)
         self.interaction = DotInteraction()
-        self.top = mlp((config.top_input, *config.top_mlp), sigmoid_last=True)
+        self.top = make_mlp((config.top_input, *config.top_mlp), sigmoid_last=True)
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Click probabilities [batch, 1]."""

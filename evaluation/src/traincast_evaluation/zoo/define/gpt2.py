@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from traincast_evaluation.zoo.define.views import leading
+from traincast_evaluation.zoo.define.views import slice_leading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Conv1D(nn.Module):
         return flat.view(*x.shape[:-1], flat.shape[-1])
 
 
-def gelu_new(x: torch.Tensor) -> torch.Tensor:
+def apply_gelu_new(x: torch.Tensor) -> torch.Tensor:
     """The tanh approximation of GELU, one kernel per arithmetic step."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
@@ -71,7 +71,7 @@ class Attention(nn.Module):
     def _eager(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scores = torch.matmul(query, key.transpose(-1, -2))
         scores = scores / torch.full([], value.shape[-1] ** 0.5, dtype=scores.dtype, device=scores.device)
-        allowed = leading(leading(self.causal, 2, query.shape[-2]), 3, key.shape[-2])
+        allowed = slice_leading(slice_leading(self.causal, 2, query.shape[-2]), 3, key.shape[-2])
         lowest = torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype, device=scores.device)
         scores = torch.where(allowed, scores.to(scores.dtype), lowest)
         weights = F.softmax(scores, dim=-1).type(value.dtype)
@@ -103,7 +103,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states in, hidden states out."""
         x = self.attention(self.norm_1(x)) + x
-        return x + self.dropout(self.shrink(gelu_new(self.grow(self.norm_2(x)))))
+        return x + self.dropout(self.shrink(apply_gelu_new(self.grow(self.norm_2(x)))))
 
 
 class Gpt2(nn.Module):
@@ -130,7 +130,7 @@ class Gpt2(nn.Module):
         return self.head(self.norm(x).view(x.shape))
 
 
-def causal_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_causal_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each token given those before it."""
     shifted = scores[..., :-1, :].contiguous()
     targets = labels[..., 1:].contiguous()

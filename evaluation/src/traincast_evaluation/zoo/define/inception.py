@@ -64,7 +64,7 @@ class Mixed(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-def _mixed_a(channels: int, pool: int) -> Mixed:
+def _make_mixed_a(channels: int, pool: int) -> Mixed:
     return Mixed(
         Conv(channels, 64, 1),
         Chain(Conv(channels, 48, 1), Conv(48, 64, 5, padding=2)),
@@ -73,7 +73,7 @@ def _mixed_a(channels: int, pool: int) -> Mixed:
     )
 
 
-def _mixed_b(channels: int) -> Mixed:
+def _make_mixed_b(channels: int) -> Mixed:
     return Mixed(
         Conv(channels, 384, 3, stride=2),
         Chain(Conv(channels, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2)),
@@ -81,7 +81,7 @@ def _mixed_b(channels: int) -> Mixed:
     )
 
 
-def _mixed_c(channels: int, width: int) -> Mixed:
+def _make_mixed_c(channels: int, width: int) -> Mixed:
     wide, tall = {"kernel": (1, 7), "padding": (0, 3)}, {"kernel": (7, 1), "padding": (3, 0)}
 
     def conv(channels_in: int, channels_out: int, shape: dict[str, tuple[int, int]]) -> Conv:
@@ -96,7 +96,7 @@ def _mixed_c(channels: int, width: int) -> Mixed:
     )  # fmt: skip
 
 
-def _mixed_d(channels: int) -> Mixed:
+def _make_mixed_d(channels: int) -> Mixed:
     return Mixed(
         Chain(Conv(channels, 192, 1), Conv(192, 320, 3, stride=2)),
         Chain(Conv(channels, 192, 1), Conv(192, 192, (1, 7), padding=(0, 3)),
@@ -105,7 +105,7 @@ def _mixed_d(channels: int) -> Mixed:
     )  # fmt: skip
 
 
-def _mixed_e(channels: int) -> Mixed:
+def _make_mixed_e(channels: int) -> Mixed:
     return Mixed(
         Conv(channels, 320, 1),
         Forked(Conv(channels, 384, 1), 384),
@@ -140,11 +140,11 @@ class InceptionV3(nn.Module):
             Conv(64, 80, 1), Conv(80, 192, 3), nn.MaxPool2d(3, stride=2),
         )  # fmt: skip
         self.middle = Chain(
-            _mixed_a(192, 32), _mixed_a(256, 64), _mixed_a(288, 64), _mixed_b(288),
-            _mixed_c(768, 128), _mixed_c(768, 160), _mixed_c(768, 160), _mixed_c(768, 192),
+            _make_mixed_a(192, 32), _make_mixed_a(256, 64), _make_mixed_a(288, 64), _make_mixed_b(288),
+            _make_mixed_c(768, 128), _make_mixed_c(768, 160), _make_mixed_c(768, 160), _make_mixed_c(768, 192),
         )  # fmt: skip
         self.auxiliary = Auxiliary(768, num_classes)
-        self.end = Chain(_mixed_d(768), _mixed_e(1280), _mixed_e(2048))
+        self.end = Chain(_make_mixed_d(768), _make_mixed_e(1280), _make_mixed_e(2048))
         self.pool = nn.AdaptiveAvgPool2d((1, 1))
         self.dropout = nn.Dropout()
         self.fc = nn.Linear(2048, num_classes)

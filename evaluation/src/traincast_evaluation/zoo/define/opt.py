@@ -23,7 +23,7 @@ class OptConfig:
     attention: str = "eager"
 
 
-def _decoder_mask(present: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _make_opt_decoder_mask(present: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Causal mask and padding mask as numbers to add to the scores, [batch, 1, length, length]."""
     batch, length = present.shape
     lowest = torch.finfo(dtype).min
@@ -112,7 +112,7 @@ class Opt(nn.Module):
         """Scores [batch, length, vocab]."""
         x = self.tokens(input_ids.view(-1, input_ids.shape[-1]))
         present = torch.ones(input_ids.shape, device=input_ids.device)
-        mask = _decoder_mask(present, x.dtype) if self.config.attention == "eager" else None
+        mask = _make_opt_decoder_mask(present, x.dtype) if self.config.attention == "eager" else None
         seen = present.long()
         order = (torch.cumsum(seen, dim=1).type_as(seen) * seen).long() - 1
         x = x + self.positions(order[:, 0:] + 2)

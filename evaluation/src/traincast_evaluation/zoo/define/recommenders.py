@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.models.dlrm.config import CRITEO_ROWS, RESIDENT_ROWS_CAP
-from traincast_evaluation.zoo.define.dlrm import mlp
+from traincast_evaluation.zoo.define.dlrm import make_mlp
 from traincast_evaluation.zoo.define.embeddings import FbgemmTables
 
 DENSE_FEATURES = 13
@@ -58,8 +58,8 @@ class DeepFM(Recommender):
     def __init__(self, optimizer: str, *, dim: int = 64, hidden: int = 512, deep: int = 64) -> None:
         super().__init__()
         self.tables = FbgemmTables(TableSet(rows_per_table=CRITEO_ROWS, embedding_dim=dim, optimizer=optimizer))
-        self.dense = mlp((DENSE_FEATURES, hidden, dim))
-        self.deep = mlp(((len(CRITEO_ROWS) + 1) * dim, hidden, hidden, deep))
+        self.dense = make_mlp((DENSE_FEATURES, hidden, dim))
+        self.deep = make_mlp(((len(CRITEO_ROWS) + 1) * dim, hidden, hidden, deep))
         self.over = nn.Linear(dim + deep + 1, 1)
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class WideAndDeep(Recommender):
         super().__init__()
         self.wide = FbgemmTables(TableSet(rows_per_table=CRITEO_ROWS, embedding_dim=4, optimizer=optimizer))
         self.tables = FbgemmTables(TableSet(rows_per_table=CRITEO_ROWS, embedding_dim=dim, optimizer=optimizer))
-        self.deep = mlp((DENSE_FEATURES + len(CRITEO_ROWS) * dim, 1024, 512, 256))
+        self.deep = make_mlp((DENSE_FEATURES + len(CRITEO_ROWS) * dim, 1024, 512, 256))
         self.over = nn.Linear(256, 1)
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ class ActivationUnit(nn.Module):
 
     def __init__(self, width: int, hidden: Sequence[int] = (80, 40)) -> None:
         super().__init__()
-        self.layers = mlp((4 * width, *hidden))
+        self.layers = make_mlp((4 * width, *hidden))
         self.score = nn.Linear(hidden[-1], 1)
 
     def forward(self, offered: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Din(Recommender):
         self.tables = FbgemmTables(TableSet(rows_per_table=DIN_ROWS, embedding_dim=dim, optimizer=optimizer))
         width = len(DIN_ROWS) * dim
         self.unit = ActivationUnit(width)
-        self.deep = mlp((3 * width, 200, 80))
+        self.deep = make_mlp((3 * width, 200, 80))
         self.over = nn.Linear(80, 1)
 
     def forward(self, indices: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

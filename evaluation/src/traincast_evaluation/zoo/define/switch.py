@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from traincast_evaluation.zoo.define.t5 import Attention, RmsNorm, decoder_mask, encoder_mask
+from traincast_evaluation.zoo.define.t5 import Attention, RmsNorm, make_decoder_mask, make_encoder_mask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class Switch(nn.Module):
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Scores [batch, length, vocab]."""
         dtype = self.tokens.weight.dtype
-        memory = self.encoder(self.tokens(source), encoder_mask(source, dtype))
+        memory = self.encoder(self.tokens(source), make_encoder_mask(source, dtype))
         x = self.tokens(target)
-        x = self.decoder(x, decoder_mask(target, dtype), memory, encoder_mask(source, dtype))
+        x = self.decoder(x, make_decoder_mask(target, dtype), memory, make_encoder_mask(source, dtype))
         return self.head(x * self.config.hidden_size**-0.5)

@@ -28,13 +28,13 @@ class RmsNorm(nn.Module):
         return self.weight * x
 
 
-def encoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def make_encoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Numbers to add to the scores, [batch, 1, 1, length]."""
     present = torch.ones(ids.shape, device=ids.device)[:, None, None, :].to(dtype)
     return (1.0 - present) * torch.finfo(dtype).min
 
 
-def decoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def make_decoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Causal numbers to add to the scores, [batch, 1, length, length]."""
     batch, length = ids.shape
     order = torch.arange(length, device=ids.device)
@@ -44,7 +44,7 @@ def decoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (1.0 - both.to(dtype)) * torch.finfo(dtype).min
 
 
-def _buckets(relative: torch.Tensor, *, bidirectional: bool) -> torch.Tensor:
+def _assign_position_buckets(relative: torch.Tensor, *, bidirectional: bool) -> torch.Tensor:
     """Which of the learned biases a relative position uses: exact when near, logarithmic when far."""
     buckets = BUCKETS
     base: torch.Tensor | int = 0
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         else:
             order = torch.arange(length, dtype=torch.int64, device=scores.device)[:, None]
             relative = torch.arange(keys, dtype=torch.int64, device=scores.device)[None, :] - order
-            values = self.relative_bias(_buckets(relative, bidirectional=self.bidirectional))
+            values = self.relative_bias(_assign_position_buckets(relative, bidirectional=self.bidirectional))
             bias = values.permute([2, 0, 1]).unsqueeze(0)
         return bias + mask
 

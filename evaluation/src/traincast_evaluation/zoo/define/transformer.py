@@ -121,6 +121,6 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-def smoothed_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_label_smoothed_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy with label smoothing 0.1."""
     return F.cross_entropy(scores.view(-1, scores.shape[-1]), labels.view(-1), label_smoothing=0.1)

@@ -22,7 +22,7 @@ class XlnetConfig:
     dropout: float = 0.1
 
 
-def _relative_shift(x: torch.Tensor, length: int) -> torch.Tensor:
+def _shift_relative_scores(x: torch.Tensor, length: int) -> torch.Tensor:
     """Aligns scores by relative position with scores by absolute key."""
     a, b, c, d = x.shape
     x = x.reshape(a, b, d, c)[:, :, 1:, :]
@@ -49,7 +49,7 @@ class RelativeAttention(nn.Module):
         k_r = torch.einsum("ibh,hnd->ibnd", r, self.r)
         content = torch.einsum("ibnd,jbnd->bnij", q + self.r_w_bias, k)
         position = torch.einsum("ibnd,jbnd->bnij", q + self.r_r_bias, k_r)
-        position = _relative_shift(position, content.shape[3])
+        position = _shift_relative_scores(position, content.shape[3])
         # the absent segment term is a literal zero that is added all the same
         scores = (content + position + 0) * self.scale
         probabilities = self.dropout(F.softmax(scores, dim=3))
@@ -109,6 +109,6 @@ class Xlnet(nn.Module):
         return self.head(self.dropout(h).permute(1, 0, 2).contiguous())
 
 
-def token_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def compute_token_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy over all tokens."""
     return F.cross_entropy(scores.view(-1, scores.shape[-1]), labels.view(-1))

@@ -15,9 +15,9 @@ import argparse
 import sys
 
 from traincast.app.api import bench, self_check
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_options
 from traincast.calibration.campaign import Benched
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--budget", default="10m", metavar="TIME", help="how long to measure: 90s, 5m (default 10m)")
-    parser.add_argument("--store", type=file_path, metavar="DIR", help="the store (default: one per device)")
+    parser.add_argument("--store", type=parse_path, metavar="DIR", help="the store (default: one per device)")
     parser.add_argument("--for", dest="workload", metavar="WORKLOAD", help="only the ops of this step")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shapes")
     parser.add_argument("--clock-mhz", type=float, default=0.0, metavar="N", help="the clock that the GPU is locked to")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         report = self_check(args.device)
         print_result(report, type(report).headline, as_json=args.json)
         return OK if report.passed else CHECK_FAILED
-    with progress_bar("bench") as progress:
+    with show_progress_bar("bench") as progress:
         result = bench(
             device=args.device,
             budget=args.budget,

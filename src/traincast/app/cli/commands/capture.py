@@ -31,10 +31,10 @@ import contextlib
 import sys
 
 from traincast.app.api import capture
-from traincast.app.cli.arguments import file_path, whole_numbers
+from traincast.app.cli.arguments import parse_path, parse_whole_numbers
 from traincast.app.cli.output import check_outputs, print_json, print_text
-from traincast.app.cli.progress import progress_line
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.app.cli.progress import show_progress_line
+from traincast.simulator.scenario.fields import list_scenario_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="FILE.py[:FUNCTION]")
     parser.set_defaults(arguments=[])  # of a script that is captured as it is: what follows "--"
     parser.add_argument(
-        "-o", "--out", type=file_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
+        "-o", "--out", type=parse_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
     )
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the step reads from tensors: mask=0.15, padding=0.3, branch=false, item=128, lengths=64,128, "
         "distinct=0.4, experts=8 or experts=8:1.5",
     )  # fmt: skip
-    parser.add_argument("--costs", type=file_path, metavar="FILE", help="what ops of your own cost (.toml)")
-    parser.add_argument("--mode", choices=scenario_fields()["mode"].choices, default="training")
+    parser.add_argument("--costs", type=parse_path, metavar="FILE", help="what ops of your own cost (.toml)")
+    parser.add_argument("--mode", choices=list_scenario_fields()["mode"].choices, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
     check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
     with (
-        progress_line(f"capturing {args.function}") as progress,
+        show_progress_line(f"capturing {args.function}") as progress,
         contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the result
     ):
         workload = capture(
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             mode=args.mode,
             name=args.name,
             gpus=args.gpus,
-            ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
+            ranks=None if args.ranks is None else parse_whole_numbers("--ranks", args.ranks),
             out=args.out,
             assume=args.assume,
             costs=args.costs,

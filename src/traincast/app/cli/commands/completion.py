@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import list_models, list_platforms
-from traincast.app.cli.completion import SHELLS, describe, script
+from traincast.app.cli.completion import SHELLS, describe_command, write_script
 from traincast.app.cli.output import print_json, print_text
-from traincast.app.cli.registry import list_commands, parsers
+from traincast.app.cli.registry import build_parsers, list_commands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,10 @@ def run(args: argparse.Namespace) -> int:
         "PLATFORM": [platform.key for platform in list_platforms()],
     }
     commands = list_commands()
-    _, made = parsers(commands)
-    text = script(
-        args.shell, [describe(command, commands[command].summary, parser, known) for command, parser in made.items()]
+    _, made = build_parsers(commands)
+    text = write_script(
+        args.shell,
+        [describe_command(command, commands[command].summary, parser, known) for command, parser in made.items()],
     )
     if args.json:
         print_json({"shell": args.shell, "script": text})

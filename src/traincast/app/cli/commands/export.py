@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import export
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.scenario import VARIANT, add_scenario_options, scenario_values
+from traincast.app.cli.scenario import VARIANT, add_scenario_options, read_scenario_values
 from traincast.simulator.scenario.export import FORMATS, Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("workload", metavar="WORKLOAD")
-    parser.add_argument("-o", "--out", type=file_path, required=True, metavar="OUT")
+    parser.add_argument("-o", "--out", type=parse_path, required=True, metavar="OUT")
     parser.add_argument("--to", choices=FORMATS, default="pytorch")
     add_scenario_options(parser, VARIANT)
 
@@ -25,6 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports rank 0."""
     check_outputs(args.out, inputs=[args.workload])
-    result = export(out=args.out, to=args.to, **scenario_values(args))
+    result = export(out=args.out, to=args.to, **read_scenario_values(args))
     print_result(result, Exported.headline, as_json=args.json)
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import fit_store, refine
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import print_result
 from traincast.calibration.here import Calibrated
 from traincast.calibration.refine import Refined
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if shipped is not None:
         shipped.add_arguments(parser)
         parser.description = f"{parser.description or ''}{shipped.DESCRIPTION}"
-    parser.add_argument("--store", type=file_path, metavar="DIR", help="a store of 'traincast bench' to fit")
+    parser.add_argument("--store", type=parse_path, metavar="DIR", help="a store of 'traincast bench' to fit")
     parser.add_argument("--refine", metavar="GPU", help="correct the shipped model of this GPU by the store")
     parser.add_argument("--clock", choices=("wall", "busy"), help="of the store's samples (default wall)")
-    parser.add_argument("--out", type=file_path, metavar="PATH", help="where to write")
+    parser.add_argument("--out", type=parse_path, metavar="PATH", help="where to write")
 
 
 def run(args: argparse.Namespace) -> int:

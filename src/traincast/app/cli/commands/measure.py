@@ -16,10 +16,10 @@ import contextlib
 import sys
 
 from traincast.app.api import measure
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import progress_bar
-from traincast.app.cli.scenario import VARIANT, add_scenario_options, scenario_values
+from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.scenario import VARIANT, add_scenario_options, read_scenario_values
 from traincast.calibration.bench.measure import Measured
 
 
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=30, metavar="N", help="most steps to time (default 30)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="time for them (default 20)")
     parser.add_argument("--clock", choices=("wall", "busy"), default="wall")
-    parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="a Kineto trace of one more step")
+    parser.add_argument("--trace-out", type=parse_path, metavar="FILE", help="a Kineto trace of one more step")
     add_scenario_options(parser, [name for name in VARIANT if name != "embedding"])
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
     check_outputs(args.trace_out, inputs=[args.workload.rpartition(":")[0]])
-    values = {"gpus": 1, **scenario_values(args)}
-    with contextlib.redirect_stdout(sys.stderr), progress_bar("measure") as progress:
+    values = {"gpus": 1, **read_scenario_values(args)}
+    with contextlib.redirect_stdout(sys.stderr), show_progress_bar("measure") as progress:
         result = measure(
             values.pop("workload"),
             device=args.device,

@@ -10,7 +10,7 @@ import argparse
 
 from traincast.app.api import list_models
 from traincast.app.cli.output import print_result
-from traincast.app.report.catalog import coverage_text, models_text
+from traincast.app.report.catalog import format_coverage, format_models
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Lists the models or their coverage."""
     if args.coverage:
-        print_result(list_models().coverage(), coverage_text, as_json=args.json)
+        print_result(list_models().coverage(), format_coverage, as_json=args.json)
     else:
-        print_result(list_models(), models_text, as_json=args.json)
+        print_result(list_models(), format_models, as_json=args.json)
     return 0

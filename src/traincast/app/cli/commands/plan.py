@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import plan
-from traincast.app.cli.arguments import add_workers
+from traincast.app.cli.arguments import add_processes_option
 from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_options, scenario_values
-from traincast.app.report.training import plan_text
+from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
+from traincast.app.report.training import format_plan
 from traincast.planner.parallelism.entry import PLANNED
 
 
@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     parser.add_argument("--tokens", type=float, metavar="N", help="tokens of the whole training, such as 15e12")
-    add_workers(parser)
+    add_processes_option(parser)
     add_scenario_options(parser, [name for name in PLANNED if name not in ("workload", "on")])
 
 
 def run(args: argparse.Namespace) -> int:
     """Searches and prints."""
     own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
-    with progress_bar("plan") as progress:
-        result = plan(progress=progress, **own, **{"gpus": None, **scenario_values(args)})
-    print_result(result, plan_text, as_json=args.json)
+    with show_progress_bar("plan") as progress:
+        result = plan(progress=progress, **own, **{"gpus": None, **read_scenario_values(args)})
+    print_result(result, format_plan, as_json=args.json)
     return OK

@@ -9,7 +9,7 @@ import argparse
 
 from traincast.app.api import list_platforms
 from traincast.app.cli.output import print_result
-from traincast.app.report.catalog import platforms_text
+from traincast.app.report.catalog import format_platforms
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,5 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Lists the platforms."""
-    print_result(list_platforms(), platforms_text, as_json=args.json)
+    print_result(list_platforms(), format_platforms, as_json=args.json)
     return 0

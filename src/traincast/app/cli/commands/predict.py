@@ -27,18 +27,18 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.app.cli.arguments import file_path
-from traincast.app.cli.options import in_options
+from traincast.app.cli.arguments import parse_path
+from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, gpu_numbers, scenario_values
+from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, parse_gpu_numbers, read_scenario_values
 from traincast.app.predicting import check_gpu, predict
-from traincast.app.report.chrome import chrome_trace
-from traincast.app.report.prediction import prediction_text
+from traincast.app.report.chrome import make_chrome_trace
+from traincast.app.report.prediction import format_prediction
 from traincast.simulator.prediction.places import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve
-from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.fields import make_scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json
 
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, a description (.toml), or 'here'")
     add_scenario_file(parser)
     parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
-    parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
+    parser.add_argument(
+        "--trace-out", type=parse_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)"
+    )
     add_curve_options(parser)
 
 
@@ -64,17 +66,17 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.trace_out, inputs=[args.workload, args.on, args.file])
     result = predict_asked(args)
     if args.by:
-        timeline_of(result, "--by")
+        require_one_prediction(result, "--by")
     if args.trace_out:
-        write_json(args.trace_out, chrome_trace(timeline_of(result, "--trace-out")))
+        write_json(args.trace_out, make_chrome_trace(require_one_prediction(result, "--trace-out")))
     if args.json:
         print_json(result.to_dict())
     else:
-        print_text(in_options(_text(result, args.by), args.options))
+        print_text(name_options(_format_result(result, args.by), args.options))
     return OK
 
 
-def timeline_of(result: Prediction | ScalingCurve, option: str) -> Prediction:
+def require_one_prediction(result: Prediction | ScalingCurve, option: str) -> Prediction:
     """The prediction whose timeline an option shows; a curve of several is rejected."""
     if isinstance(result, ScalingCurve):
         raise TraincastError(f"{option} is for one prediction; give one number of --gpus")
@@ -83,25 +85,25 @@ def timeline_of(result: Prediction | ScalingCurve, option: str) -> Prediction:
 
 def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
     """The prediction or the scaling curve that options ask for."""
-    values = scenario_values(args)
+    values = read_scenario_values(args)
     if not {"workload", "on"} <= set(values):
         raise TraincastError("predict needs a WORKLOAD and --on PLATFORM (see 'traincast predict --help')")
-    numbers = gpu_numbers(args.gpus) if args.gpus is not None else None
+    numbers = parse_gpu_numbers(args.gpus) if args.gpus is not None else None
     if numbers is not None:
         values["gpus"] = numbers[0]
     if args.scaling is None and (numbers is None or len(numbers) == 1):
-        return predict(scenario_from(values))
+        return predict(make_scenario(values))
     from traincast.simulator.scenario.scaling import predict_scaling
 
-    scenario = scenario_from({**values, "gpus": None})
+    scenario = make_scenario({**values, "gpus": None})
     check_gpu(scenario)
     return predict_scaling(scenario, numbers or [values.get("gpus", 1)], args.scaling or "weak")
 
 
-def _text(result: Prediction | ScalingCurve, by: str | None) -> str:
+def _format_result(result: Prediction | ScalingCurve, by: str | None) -> str:
     """The result for the terminal."""
     if isinstance(result, ScalingCurve):
-        from traincast.app.report.scaling import scaling_text
+        from traincast.app.report.scaling import format_scaling
 
-        return scaling_text(result)
-    return prediction_text(result, by=by)
+        return format_scaling(result)
+    return format_prediction(result, by=by)

@@ -16,14 +16,14 @@ import argparse
 from pathlib import Path
 
 from traincast.app.api import advise, plan, shard, trace, whatif, write_report
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.commands.predict import add_curve_options, predict_asked
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, one_gpu_number, scenario_values
-from traincast.app.cli.whatif import add_edit_arguments, edits_of
-from traincast.app.pages.decisions import sweep_file_page
+from traincast.app.cli.scenario import add_scenario_file, parse_one_gpu_number, read_scenario_values
+from traincast.app.cli.whatif import add_edit_arguments, read_edits
+from traincast.app.pages.decisions import read_sweep_page
 from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
 from traincast.app.pages.writing import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
@@ -36,7 +36,9 @@ KINDS = ("prediction", "plan", "sharding", "advice")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+")
-    parser.add_argument("-o", "--out", type=file_path, metavar="FILE.html", required=True, help="where the report goes")
+    parser.add_argument(
+        "-o", "--out", type=parse_path, metavar="FILE.html", required=True, help="where the report goes"
+    )
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE was measured")
     parser.add_argument("--of", choices=KINDS, default="prediction", help="what to make of a workload")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
@@ -49,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answers and writes."""
     check_outputs(args.out, inputs=[*args.sources, args.on, args.against])
-    print_result(_written(args), WrittenPage.headline, as_json=args.json)
+    print_result(_write_asked(args), WrittenPage.headline, as_json=args.json)
     return OK
 
 
-def _written(args: argparse.Namespace) -> WrittenPage:
+def _write_asked(args: argparse.Namespace) -> WrittenPage:
     if all(is_trace(source) for source in args.sources):
         before = None if args.against is None else trace(Path(args.against))
         result = trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
@@ -63,7 +65,7 @@ def _written(args: argparse.Namespace) -> WrittenPage:
     if len(args.sources) > 1:
         raise TraincastError("several SOURCES are for traces, and not all of these are; give one workload")
     if is_sweep(args.sources[0]):
-        return write_page(sweep_file_page(Path(args.sources[0])), args.out)
+        return write_page(read_sweep_page(Path(args.sources[0])), args.out)
     if is_evaluation(args.sources[0]):
         pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
         return write_page(pages.evaluation_file_page(Path(args.sources[0])), args.out)
@@ -75,15 +77,15 @@ def _predict_source(args: argparse.Namespace) -> Result:
     if args.on is None:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
     args.workload = args.sources[0]
-    edits = edits_of(args)
+    edits = read_edits(args)
     if args.of == "prediction" and not edits:
         return predict_asked(args)
     if args.scaling:
         raise TraincastError("--scaling is for predictions; leave it out")
-    values = {**scenario_values(args), **one_gpu_number(args)}
+    values = {**read_scenario_values(args), **parse_one_gpu_number(args)}
     if args.of == "prediction":
         return whatif(edits=edits, price=args.price, **values)
-    with progress_bar(args.of) as progress:
+    with show_progress_bar(args.of) as progress:
         if args.of == "advice":
             return advise(price=args.price, progress=progress, **values)
         if args.of == "sharding":

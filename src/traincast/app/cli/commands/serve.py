@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     try:
-        serve(_settings(args), host=args.host, port=args.port, started=started)
+        serve(_read_settings(args), host=args.host, port=args.port, started=started)
     except (KeyboardInterrupt, Terminated):
         return OK  # how every server ends
     return OK
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _read_settings(args: argparse.Namespace) -> Settings:
     from traincast.app.server.app import Settings
     from traincast.app.server.jobs import Limits
     from traincast.app.server.uploads import UploadLimits

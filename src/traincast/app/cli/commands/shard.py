@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import shard
-from traincast.app.cli.arguments import add_workers, file_path
+from traincast.app.cli.arguments import add_processes_option, parse_path
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.report.sharding import sharding_text
+from traincast.app.report.sharding import format_sharding
 from traincast.models.embeddings.table import ITEM_BYTES
-from traincast.models.placement.plan_file import plan_to_json
-from traincast.planner.sharding.entry import torchrec_plan_json
+from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.planner.sharding.entry import write_torchrec_plan
 from traincast.utils.files.writing import write_json
 
 
@@ -29,21 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=2048, metavar="N", help="samples per GPU (default 2048)")
     parser.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="type of all tables (default: as they say)")
     parser.add_argument(
-        "--dense", type=file_path, metavar="FILE", help="dense part of the model in YAML (default: none)"
+        "--dense", type=parse_path, metavar="FILE", help="dense part of the model in YAML (default: none)"
     )
-    parser.add_argument("--candidates", type=file_path, metavar="FILE", help="plans to rank, in JSON or YAML")
+    parser.add_argument("--candidates", type=parse_path, metavar="FILE", help="plans to rank, in JSON or YAML")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
     parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
-    add_workers(parser)
-    parser.add_argument("--out", type=file_path, metavar="FILE", help="write the best plan (JSON)")
-    parser.add_argument("--torchrec-out", type=file_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
+    add_processes_option(parser)
+    parser.add_argument("--out", type=parse_path, metavar="FILE", help="write the best plan (JSON)")
+    parser.add_argument("--torchrec-out", type=parse_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Searches or ranks, and prints."""
     check_outputs(args.out, args.torchrec_out, inputs=[args.tables, args.on, args.dense, args.candidates])
-    with progress_bar("shard") as progress:
+    with show_progress_bar("shard") as progress:
         result = shard(
             args.tables,
             on=args.on,
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if args.out:
-        write_json(args.out, plan_to_json(result.best.plan))
+        write_json(args.out, convert_plan_to_json(result.best.plan))
     if args.torchrec_out:
-        write_json(args.torchrec_out, torchrec_plan_json(args.tables, result.task, result.best.plan))
-    print_result(result, sharding_text, as_json=args.json)
+        write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
+    print_result(result, format_sharding, as_json=args.json)
     return OK if result.best.memory.fits else CHECK_FAILED

@@ -16,13 +16,13 @@ import argparse
 from typing import Any
 
 from traincast.app.api import sweep
-from traincast.app.cli.arguments import add_workers, file_path
+from traincast.app.cli.arguments import add_processes_option, parse_path
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import add_scenario_options, scenario_values
-from traincast.app.report.whatif import sweep_text
-from traincast.planner.what_if.sweeps.grid import checked_options, varied_values
+from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
+from traincast.app.report.whatif import format_sweep
+from traincast.planner.what_if.sweeps.grid import check_options, read_varied_values
 from traincast.utils.errors import TraincastError
 
 
@@ -31,35 +31,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
     parser.add_argument("--on", metavar="PLATFORM", help="default: the first of '--vary on=...'")
     parser.add_argument("--vary", action="append", default=[], metavar="EDIT=VALUES", help="may be given several times")
-    parser.add_argument("--file", type=file_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")
-    parser.add_argument("--out", "-o", type=file_path, metavar="FILE", help="all rows (.csv, .parquet)")
-    parser.add_argument("--image", type=file_path, metavar="FILE", help="time over cost (.svg)")
+    parser.add_argument("--file", type=parse_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")
+    parser.add_argument("--out", "-o", type=parse_path, metavar="FILE", help="all rows (.csv, .parquet)")
+    parser.add_argument("--image", type=parse_path, metavar="FILE", help="time over cost (.svg)")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
-    add_workers(parser)
+    add_processes_option(parser)
     add_scenario_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Sweeps and prints."""
     check_outputs(args.out, args.image, inputs=[args.file, args.workload])
-    values = scenario_values(args, also=("vary", "price", "options"))
-    asked = {"vary": _varied(args, values.pop("vary", None)), "price": values.pop("price", None)}
+    values = read_scenario_values(args, also=("vary", "price", "options"))
+    asked = {"vary": _read_axes(args, values.pop("vary", None)), "price": values.pop("price", None)}
     if args.price is not None:
         asked["price"] = args.price
-    values = {**checked_options(values.pop("options", None)), **values}
+    values = {**check_options(values.pop("options", None)), **values}
     if "on" not in values and "on" in asked["vary"]:
         values["on"] = asked["vary"]["on"][0].split(",")[0].strip()
     if not {"workload", "on"} <= set(values):
         raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
-    with progress_bar("sweep") as progress:
+    with show_progress_bar("sweep") as progress:
         result = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
-    print_result(result, sweep_text, as_json=args.json)
+    print_result(result, format_sweep, as_json=args.json)
     return OK if len(result.failed) < len(result.rows) else CHECK_FAILED
 
 
-def _varied(args: argparse.Namespace, told: Any) -> dict[str, list[str]]:
+def _read_axes(args: argparse.Namespace, told: Any) -> dict[str, list[str]]:
     """The axes of the file, and those of options."""
-    vary = varied_values(told, str(args.file))
+    vary = read_varied_values(told, str(args.file))
     for text in args.vary:
         name, equals, values = text.partition("=")
         if not equals:

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from traincast.app.api import compare_traces, trace
-from traincast.app.cli.arguments import file_path
+from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.tables import FORMATS, check_folder, write_tables
-from traincast.app.report.compared import comparison_text
+from traincast.app.report.compared import format_comparison
 from traincast.app.report.measured import TOP, format_measured
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.ir.file import save_workload
@@ -34,16 +34,16 @@ _MOST_ROWS = 10_000  # of a table that somebody reads; '--tables-out' has them a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("files", metavar="FILES", nargs="+", type=file_path)
+    parser.add_argument("files", metavar="FILES", nargs="+", type=parse_path)
     parser.add_argument(
         "--trace-out",
-        type=file_path,
+        type=parse_path,
         metavar="FILE",
         help="measured, replayed and predicted timelines for Perfetto (Chrome trace JSON)",
     )
     parser.add_argument(
         "--workload-out",
-        type=file_path,
+        type=parse_path,
         metavar="FILE.tc",
         help="one step of the traced run as a workload, to be predicted elsewhere",
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host-scale",
-        type=_scale,
+        type=_parse_scale,
         default=1.0,
         metavar="N",
         help="how many times as slow as the profile's the host is; 'auto' tells it from the trace's launch calls",
@@ -77,23 +77,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="the second trace against the first: what changed, and why"
     )
-    parser.add_argument("--top", type=_rows, default=TOP, metavar="N", help=f"rows of each table (default {TOP})")
-    parser.add_argument("--tables-out", type=file_path, metavar="DIR", help="all tables as files in this folder")
+    parser.add_argument("--top", type=_parse_rows, default=TOP, metavar="N", help=f"rows of each table (default {TOP})")
+    parser.add_argument("--tables-out", type=parse_path, metavar="DIR", help="all tables as files in this folder")
     parser.add_argument("--tables-format", choices=FORMATS, default=FORMATS[0], help="of those files (default csv)")
 
 
-def _scale(text: str) -> float | None:
+def _parse_scale(text: str) -> float | None:
     return None if text == "auto" else float(text)
 
 
-def _rows(text: str) -> int:
+def _parse_rows(text: str) -> int:
     number = int(text)
     if not 1 <= number <= _MOST_ROWS:
         raise ValueError(text)
     return number
 
 
-def _inputs(path: Path) -> list[Path]:
+def _list_inputs(path: Path) -> list[Path]:
     """The file itself, or the files of the folder."""
     with suppress(OSError, ValueError):
         if path.is_dir():
@@ -106,7 +106,9 @@ def run(args: argparse.Namespace) -> int:
     check_folder(args.tables_out)
     if args.compare:
         return _compare(args)
-    check_outputs(args.trace_out, args.workload_out, inputs=[file for path in args.files for file in _inputs(path)])
+    check_outputs(
+        args.trace_out, args.workload_out, inputs=[file for path in args.files for file in _list_inputs(path)]
+    )
     report = trace(
         *args.files,
         on=args.on,
@@ -153,5 +155,5 @@ def _compare(args: argparse.Namespace) -> int:
     if args.json:
         print_json(comparison.to_dict())
     else:
-        print_text(comparison_text(comparison, args.top))
+        print_text(format_comparison(comparison, args.top))
     return 0

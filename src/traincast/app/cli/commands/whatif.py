@@ -18,11 +18,11 @@ from typing import Any
 
 from traincast.app.api import advise, list_edits, sensitivity, whatif
 from traincast.app.cli.output import print_json, print_result, print_text
-from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, scenario_values
-from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, edits_of, money_options
-from traincast.app.report.whatif import advice_text, sensitivity_text, whatif_text
+from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
+from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, read_edits, read_money_options
+from traincast.app.report.whatif import format_advice, format_sensitivity, format_whatif
 from traincast.utils.display.text import format_table
 from traincast.utils.errors import TraincastError
 
@@ -43,35 +43,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts twice and prints."""
     if args.list:
-        return _list(args)
-    values = scenario_values(args)
+        return _print_edits(args)
+    values = read_scenario_values(args)
     if not {"workload", "on"} <= set(values):
         raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
     if args.advise or args.sensitivity:
-        return _weighed(args, values)
-    result = whatif(edits=edits_of(args), **money_options(args), **values)
-    print_result(result, whatif_text, as_json=args.json)
+        return _run_advice_or_sensitivity(args, values)
+    result = whatif(edits=read_edits(args), **read_money_options(args), **values)
+    print_result(result, format_whatif, as_json=args.json)
     return OK
 
 
-def _weighed(args: argparse.Namespace, values: dict[str, Any]) -> int:
+def _run_advice_or_sensitivity(args: argparse.Namespace, values: dict[str, Any]) -> int:
     """Advice or sensitivity."""
-    if edits_of(args) or (args.advise and args.sensitivity):
+    if read_edits(args) or (args.advise and args.sensitivity):
         raise TraincastError("--advise, --sensitivity and edits are three questions; ask one of them")
     if args.sensitivity:
-        given = [name for name, value in money_options(args).items() if value is not None]
+        given = [name for name, value in read_money_options(args).items() if value is not None]
         if given:
             raise TraincastError(f"--{given[0].replace('_', '-')} says nothing about sensitivity; leave it out")
         result = sensitivity(**values)
-        print_result(result, sensitivity_text, as_json=args.json)
+        print_result(result, format_sensitivity, as_json=args.json)
         return OK
-    with progress_bar("advise") as progress:
-        advice = advise(progress=progress, **money_options(args), **values)
-    print_result(advice, advice_text, as_json=args.json)
+    with show_progress_bar("advise") as progress:
+        advice = advise(progress=progress, **read_money_options(args), **values)
+    print_result(advice, format_advice, as_json=args.json)
     return OK
 
 
-def _list(args: argparse.Namespace) -> int:
+def _print_edits(args: argparse.Namespace) -> int:
     rows = list_edits()
     if args.json:
         print_json(rows)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import compute_of, gemm_compute, required
+from traincast.costs.kernels.operands import get_compute_type, get_gemm_compute_type, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.rowwise import SOFTMAX
-from traincast.costs.kernels.streaming.launches import elementwise, layout_copy, reduction
+from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_layout_copy, make_reduction_call
 from traincast.hardware.device import ADA, AMPERE, VOLTA
 from traincast.ir.ops import Signature, TensorSpec
 
@@ -29,12 +29,12 @@ def choose_backend(
     if context.capability and context.capability < VOLTA - 2:
         return "math"
     same_heads = query.shape[heads] == key.shape[heads]
-    if not masked and _flash_takes(query, key, causal, 3 - heads, context):
+    if not masked and _can_run_flash(query, key, causal, 3 - heads, context):
         return "flash"
-    return "efficient" if same_heads and _efficient_takes(query, context) else "math"
+    return "efficient" if same_heads and _can_run_efficient(query, context) else "math"
 
 
-def _flash_takes(query: TensorSpec, key: TensorSpec, causal: bool, positions: int, context: LoweringContext) -> bool:
+def _can_run_flash(query: TensorSpec, key: TensorSpec, causal: bool, positions: int, context: LoweringContext) -> bool:
     width, capability = query.shape[-1], context.capability
     if query.dtype not in _HALF or width > _FLASH_WIDEST or 0 < capability < AMPERE:
         return False
@@ -44,7 +44,7 @@ def _flash_takes(query: TensorSpec, key: TensorSpec, causal: bool, positions: in
     return not causal or query.shape[positions] == key.shape[positions]
 
 
-def _efficient_takes(query: TensorSpec, context: LoweringContext) -> bool:
+def _can_run_efficient(query: TensorSpec, context: LoweringContext) -> bool:
     old = 0 < context.capability < AMPERE
     if query.dtype == "bfloat16":
         return not old and query.shape[-1] % 8 == 0
@@ -53,7 +53,7 @@ def _efficient_takes(query: TensorSpec, context: LoweringContext) -> bool:
     return query.dtype == "float32" and (old or query.shape[-1] % 4 == 0)
 
 
-def _dense(shape: tuple[int, ...], dtype: str, device: str) -> TensorSpec:
+def _is_dense_mask(shape: tuple[int, ...], dtype: str, device: str) -> TensorSpec:
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -68,21 +68,23 @@ def lower_portable_attention(
     rows, columns, width = query.shape[positions], key.shape[positions], query.shape[-1]
     wide = query.itemsize < 4 and context.framework_version >= _WIDENS
     dtype = "float32" if wide else query.dtype
-    small, scores = (_dense((batch, rows, size), dtype, query.device) for size in (width, columns))
-    repeated = _dense((batch, columns, width), dtype, query.device)
+    small, scores = (_is_dense_mask((batch, rows, size), dtype, query.device) for size in (width, columns))
+    repeated = _is_dense_mask((batch, columns, width), dtype, query.device)
     sides = (small, repeated, repeated)
-    casts: list[Item] = [elementwise("copy", (query,), (side,)) for side in sides] if wide else []
+    casts: list[Item] = [make_elementwise_call("copy", (query,), (side,)) for side in sides] if wide else []
     if query.shape[heads] != key.shape[heads]:
-        casts += [layout_copy(repeated)] * 2  # every key head once for each of its query heads
-    compute = gemm_compute(small, tf32=context.tf32)
+        casts += [make_layout_copy(repeated)] * 2  # every key head once for each of its query heads
+    compute = get_gemm_compute_type(small, tf32=context.tf32)
 
     def product(m: int, n: int, k: int) -> Item:
         return GEMM.call("bmm", compute, batch=batch, m=m, n=n, k=k, trans_a=0, trans_b=0, bias=0)
 
-    softmax = SOFTMAX.call(kind, compute_of(scores), rows=batch * rows, cols=columns)
-    scale: list[Item] = [elementwise("mul", (side,), (side,)) for side in (small, repeated)]
-    mask: list[Item] = [elementwise("add", (scores, scores), (scores,))] if masked and kind == "forward" else []
-    drop: list[Item] = [elementwise("dropout", (scores,), (scores, scores))] if dropout else []
+    softmax = SOFTMAX.call(kind, get_compute_type(scores), rows=batch * rows, cols=columns)
+    scale: list[Item] = [make_elementwise_call("mul", (side,), (side,)) for side in (small, repeated)]
+    mask: list[Item] = (
+        [make_elementwise_call("add", (scores, scores), (scores,))] if masked and kind == "forward" else []
+    )
+    drop: list[Item] = [make_elementwise_call("dropout", (scores,), (scores, scores))] if dropout else []
     if kind == "forward":
         outer = (product(rows, columns, width), *mask, softmax, *drop, product(rows, width, columns))
         return (*casts, *scale, *outer)
@@ -106,10 +108,10 @@ class _Attention:
     def of(signature: Signature, first: int) -> _Attention:
         """From an op whose query stands at position `first`."""
         mask_type, dropout = signature.scalar("custom_mask_type", 0), signature.scalar("dropout_p", 0.0)
-        query, key = required(signature, "query", first), required(signature, "key", first + 1)
+        query, key = require_operand(signature, "query", first), require_operand(signature, "key", first + 1)
         if signature.name.startswith("torch_attn::"):
-            query = _sequences(query, required(signature, "cu_seq_q", first + 3))
-            key = _sequences(key, required(signature, "cu_seq_q", first + 3))
+            query = _read_sequences(query, require_operand(signature, "cu_seq_q", first + 3))
+            key = _read_sequences(key, require_operand(signature, "cu_seq_q", first + 3))
         ahead = signature.scalar("window_size", None)
         return _Attention(
             query=query,
@@ -135,7 +137,7 @@ class _Attention:
         positions = 3 - self.heads
         return ATTENTION.call(
             kind,
-            compute_of(self.query),
+            get_compute_type(self.query),
             batch=self.query.shape[0],
             q_heads=self.query.shape[self.heads],
             kv_heads=self.key.shape[self.heads],
@@ -153,7 +155,7 @@ class _Attention:
 
     def padding(self, tensors: int) -> tuple[Item, ...]:
         """Copies that fill heads up to multiples of eight elements, which flash wants."""
-        return (layout_copy(self.query),) * tensors if self.query.shape[-1] % _ALIGNED else ()
+        return (make_layout_copy(self.query),) * tensors if self.query.shape[-1] % _ALIGNED else ()
 
 
 @lowers(
@@ -162,10 +164,10 @@ class _Attention:
     "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "aten::_cudnn_attention_forward",
     "torch_attn::_varlen_attn",
 )  # fmt: skip
-def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_attention_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel, or the portable ones where the device has no other."""
     attention = _Attention.of(signature, 0)
-    chosen = _chosen(signature, attention, context)
+    chosen = _choose_call(signature, attention, context)
     if chosen == "math":
         return attention.portable("forward", context)
     if chosen == "flash":
@@ -180,25 +182,29 @@ def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     "aten::_scaled_dot_product_efficient_attention_backward", "aten::_efficient_attention_backward",
     "torch_attn::_varlen_attn_backward",
 )  # fmt: skip
-def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_attention_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Flash: row sums of gradient times output, the fused kernel, and the query's gradient rounded from fp32.
     Memory-efficient: the fused kernel; in fp32 the row sums come first, in two kernels."""
     attention = _Attention.of(signature, 1)
     grad, query = signature.inputs[0], attention.query
-    chosen = _chosen(signature, attention, context)
+    chosen = _choose_call(signature, attention, context)
     if chosen == "math":
         return attention.portable("backward", context)
     if chosen == "flash":
         exact = TensorSpec(query.shape, query.stride, "float32", query.device)
-        rounded = elementwise("copy", (exact,), (query,))
-        return (*attention.padding(1), _row_sums(grad), attention.fused("backward"), rounded)
+        rounded = make_elementwise_call("copy", (exact,), (query,))
+        return (*attention.padding(1), _make_row_sums(grad), attention.fused("backward"), rounded)
     main = attention.fused("efficient_backward")
     if query.itemsize < 4:
         return (main,)
-    return (elementwise("mul", (grad, grad), (grad,)), reduction("inner", grad, (_rows(grad),)), main)
+    return (
+        make_elementwise_call("mul", (grad, grad), (grad,)),
+        make_reduction_call("inner", grad, (_count_rows(grad),)),
+        main,
+    )
 
 
-def _sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:
+def _read_sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:
     """Sequences laid end to end as a batch of equal ones: how long each is, a capture does not say."""
     count = max(1, ends.numel - 1)
     total, heads, width = packed.shape
@@ -206,17 +212,17 @@ def _sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:
     return TensorSpec(shape, (shape[1] * heads * width, heads * width, width, 1), packed.dtype, packed.device)
 
 
-def _chosen(signature: Signature, attention: _Attention, context: LoweringContext) -> str:
+def _choose_call(signature: Signature, attention: _Attention, context: LoweringContext) -> str:
     """The kernel: by the device, or the memory-efficient one that a script has asked for, if the device has it."""
     chosen = "flash" if signature.name.startswith("torch_attn::") else attention.backend(context)
     asked = "_efficient_" in signature.name and chosen == "flash"
     return "efficient" if asked else chosen
 
 
-def _rows(grad: TensorSpec) -> TensorSpec:
+def _count_rows(grad: TensorSpec) -> TensorSpec:
     rows = grad.numel // max(1, grad.shape[-1])
     return TensorSpec((rows,), (1,), "float32", grad.device)
 
 
-def _row_sums(grad: TensorSpec) -> Item:
-    return reduction("inner", grad, (_rows(grad),), extra_read=grad.nbytes)
+def _make_row_sums(grad: TensorSpec) -> Item:
+    return make_reduction_call("inner", grad, (_count_rows(grad),), extra_read=grad.nbytes)

@@ -16,10 +16,10 @@ from traincast.costs.kernels.attention.physics import (
     FEATURES,
     FUSED_TYPES,
     KERNEL_NAMES,
-    backward_features,
-    kernel_features,
-    kernel_of,
-    query_elements,
+    choose_attention_kernel,
+    compute_attention_backward_features,
+    compute_attention_features,
+    count_query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.model import Chips, ParametricModel, State
@@ -76,7 +76,9 @@ class AttentionParameters:
     def weights_on(self, device: Device) -> FloatArray:
         """Weights of the device, of its chip, or of its kernel on other devices."""
         row = self.chips.find(device)
-        return np.asarray(self.pooled[KERNEL_NAMES.index(kernel_of(device))] if row < 0 else self.weights[row])
+        return np.asarray(
+            self.pooled[KERNEL_NAMES.index(choose_attention_kernel(device))] if row < 0 else self.weights[row]
+        )
 
 
 class AttentionModel(ParametricModel[AttentionParameters]):
@@ -91,22 +93,24 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         parameters = self.parameters_
         efficient = calls.is_kind("efficient_forward", "efficient_backward")
         fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops]) & ~efficient
-        seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
+        seconds = compute_attention_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
         foreign = device.vendor == "amd"
         if foreign:
             seconds = seconds / _TRITON
         if not fused.all():
-            seconds = np.where(fused, seconds, _plain_seconds(calls, device))
+            seconds = np.where(fused, seconds, _estimate_plain_seconds(calls, device))
         backward = calls.is_kind("backward", "efficient_backward")
         known_backward = backward & fused & self._measured_backward(device)
         seconds = np.where(backward, _BACKWARD, 1.0) * seconds
         if known_backward.any():
-            seconds = np.where(known_backward, backward_features(calls, device) @ parameters.backward, seconds)
+            seconds = np.where(
+                known_backward, compute_attention_backward_features(calls, device) @ parameters.backward, seconds
+            )
         row = parameters.chips.find(device)
         sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
         sigma = math.hypot(sigma, _UNMEASURED) if foreign else sigma
         measured = fused & ~backward & (calls["causal"] == 1) & (calls["q_len"] == calls["kv_len"])
-        factor = _factor_outside(calls, parameters.limits[row]) if row >= 0 else np.ones(len(calls))
+        factor = _measure_factor_outside(calls, parameters.limits[row]) if row >= 0 else np.ones(len(calls))
         factor = np.where(measured, factor, 1.0)  # of other kinds nothing was measured, whatever their sizes
         measured &= factor <= 1.0
         open_ = fused & ~backward & (calls["causal"] == 0)
@@ -117,18 +121,18 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         return Estimate(seconds, spread, measured & ~new_gpu, factor, new_gpu)
 
     def _measured_backward(self, device: Device) -> bool:
-        return kernel_of(device) == BACKWARD_KERNEL and bool(self.parameters_.backward.any())
+        return choose_attention_kernel(device) == BACKWARD_KERNEL and bool(self.parameters_.backward.any())
 
 
-def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
+def _measure_factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
     """How many times the farthest size of a call is beyond those of fitted ones; 1 inside."""
     shortest, longest, narrow, wide, most = limits
     length, dim = np.maximum(calls["q_len"], 1.0), np.maximum(calls["head_dim"], 1.0)
-    ratios = (shortest / length, length / longest, narrow / dim, dim / wide, query_elements(calls) / most)
+    ratios = (shortest / length, length / longest, narrow / dim, dim / wide, count_query_elements(calls) / most)
     return np.asarray(np.maximum(np.max(ratios, axis=0), 1.0))
 
 
-def _plain_seconds(calls: Calls, device: Device) -> FloatArray:
+def _estimate_plain_seconds(calls: Calls, device: Device) -> FloatArray:
     """The memory-efficient kernel, with or without tensor cores for the type: GEMMs at a share of the peak."""
     causal = np.where(calls["causal"] > 0, 0.5, 1.0)
     products = 4.0 * calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * calls["head_dim"] * causal

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import flop_rate, memory_seconds
+from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_rate
 from traincast.hardware.device import BLACKWELL, HOPPER, Device
 from traincast.utils.arrays import FloatArray
 
@@ -56,7 +56,7 @@ FEATURES = (
 )  # fmt: skip
 
 
-def kernel_of(device: Device) -> str:
+def choose_attention_kernel(device: Device) -> str:
     """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones, and
     on chips made for graphics."""
     if not (device.is_capability_at_least(HOPPER) and device.made_for_computing):
@@ -64,15 +64,19 @@ def kernel_of(device: Device) -> str:
     return "tensorrt" if device.is_capability_at_least(BLACKWELL) else "flash3"
 
 
-def exponential_rate(device: Device) -> float:
+def get_exponential_rate(device: Device) -> float:
     """Exponentials per second of one SM."""
     ultra = device.is_capability_at_least(_BLACKWELL_ULTRA) and device.made_for_computing
     return (_EXPONENTIALS_ULTRA if ultra else _EXPONENTIALS) * 1e6 * device.effective_clock_mhz
 
 
-def kernel_features(calls: Calls, device: Device) -> FloatArray:
+def compute_attention_features(calls: Calls, device: Device) -> FloatArray:
     """Seconds-like columns of the kernel itself, in the order of `FEATURES`."""
-    kernel, sms, clock = KERNELS[kernel_of(device)], float(device.num_sms), 1e6 * device.effective_clock_mhz
+    kernel, sms, clock = (
+        KERNELS[choose_attention_kernel(device)],
+        float(device.num_sms),
+        1e6 * device.effective_clock_mhz,
+    )
     queries, keys, dim = calls["q_len"], np.maximum(calls["kv_len"], 1.0), calls["head_dim"]
     size = np.searchsorted(np.array(kernel.dims), dim)
     rows, step = np.array(kernel.queries)[size], np.array(kernel.keys)[size]
@@ -80,7 +84,7 @@ def kernel_features(calls: Calls, device: Device) -> FloatArray:
     load = calls["batch"] * calls["q_heads"] / shared * np.ceil(queries * shared / rows) / sms
     waves = np.ceil(load)
     most = np.ceil(keys / step)
-    steps = np.where(calls["causal"] > 0, np.minimum(_causal_steps(keys, rows / shared, step), most), most)
+    steps = np.where(calls["causal"] > 0, np.minimum(_count_causal_steps(keys, rows / shared, step), most), most)
     simulated = np.maximum(np.maximum(load, 1.0) * steps, most)
     rate = (
         calls.per_compute(
@@ -88,10 +92,10 @@ def kernel_features(calls: Calls, device: Device) -> FloatArray:
         )
         / sms
     )
-    products, exponentials = 4.0 * rows * step * dim / rate, rows * step / exponential_rate(device)
+    products, exponentials = 4.0 * rows * step * dim / rate, rows * step / get_exponential_rate(device)
     total = products * simulated
     warm = np.square(total / WARM_SECONDS)
-    moved, beyond = _traffic(calls, device)
+    moved, beyond = _estimate_traffic(calls, device)
     columns = [
         np.full(len(calls), 1e3 / clock), 1e3 / clock * waves, products * waves * steps, total,
         exponentials * waves * steps, (products + exponentials) * most, moved, moved * beyond,
@@ -100,22 +104,22 @@ def kernel_features(calls: Calls, device: Device) -> FloatArray:
     return np.stack(columns, axis=1)
 
 
-def query_elements(calls: Calls) -> FloatArray:
+def count_query_elements(calls: Calls) -> FloatArray:
     """Elements of the queries."""
     return calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["head_dim"]
 
 
-def cache_features(calls: Calls, device: Device) -> FloatArray:
+def compute_cache_features(calls: Calls, device: Device) -> FloatArray:
     """Seconds-like columns of the copy of keys and values into a server's cache: blocks of threads, and bytes."""
     tokens, width = calls["batch"] * calls["kv_len"], calls["kv_heads"] * calls["head_dim"]
     clock = 1e6 * device.effective_clock_mhz
     blocks = tokens * np.minimum(width, _CACHE_THREADS) / _CACHE_THREADS / device.num_sms
-    _, beyond = _traffic(calls, device)
+    _, beyond = _estimate_traffic(calls, device)
     copied = 2.0 * tokens * width * calls.item_bytes() / device.dram_bandwidth
     return np.stack([1e3 / clock * blocks, copied * beyond], axis=1)
 
 
-def _causal_steps(keys: FloatArray, rows: FloatArray, step: FloatArray) -> FloatArray:
+def _count_causal_steps(keys: FloatArray, rows: FloatArray, step: FloatArray) -> FloatArray:
     """Tiles of `step` keys that an average block of `rows` queries sees under a causal mask.
 
     Exact where one is a multiple of the other; else the rounding up of a block's last tile is left out.
@@ -126,7 +130,7 @@ def _causal_steps(keys: FloatArray, rows: FloatArray, step: FloatArray) -> Float
     return np.asarray(mean * unit / step)
 
 
-def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
+def _estimate_traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
     """Seconds of DRAM that queries, output, keys and values are worth, and the share that L2 does not hold.
 
     The measured calls repeat on the same data. Chips with stacked memory have an L2 of two halves, each of which keeps
@@ -139,7 +143,7 @@ def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
     return (query + key) / device.dram_bandwidth, ratio / (1.0 + ratio)
 
 
-def backward_features(calls: Calls, device: Device) -> FloatArray:
+def compute_attention_backward_features(calls: Calls, device: Device) -> FloatArray:
     """Seconds-like columns, in the order of `BACKWARD_FEATURES`."""
     sms, dim = float(device.num_sms), calls["head_dim"]
     rate = (
@@ -172,5 +176,6 @@ def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     keys = calls["batch"] * calls["kv_heads"] * calls["kv_len"]
     nbytes = np.where(backward, 4.0, 2.0) * (queries + keys) * calls["head_dim"] * calls.item_bytes()
     return np.asarray(
-        2.0 * start + np.maximum(flops / (share * flop_rate(calls, device)), memory_seconds(nbytes, device))
+        2.0 * start
+        + np.maximum(flops / (share * get_flop_rate(calls, device)), estimate_memory_seconds(nbytes, device))
     )

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from math import prod
 
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.operands import gemm_compute, integer_sizes, operand, reduction_kind, required
+from traincast.costs.kernels.operands import (
+    choose_reduction_kind,
+    find_operand,
+    get_gemm_compute_type,
+    read_integer_sizes,
+    require_operand,
+)
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import iterated, reduction
+from traincast.costs.kernels.streaming.launches import make_iterated_call, make_reduction_call
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -28,9 +34,9 @@ class _Window:
         """From an op's scalars."""
         groups = signature.scalar("groups", 1)
         window = _Window(
-            stride=integer_sizes(signature.scalar("stride"), spatial, 1),
-            padding=integer_sizes(signature.scalar("padding"), spatial, 0),
-            dilation=integer_sizes(signature.scalar("dilation"), spatial, 1),
+            stride=read_integer_sizes(signature.scalar("stride"), spatial, 1),
+            padding=read_integer_sizes(signature.scalar("padding"), spatial, 0),
+            dilation=read_integer_sizes(signature.scalar("dilation"), spatial, 1),
             groups=groups if isinstance(groups, int) else 1,
             transposed=bool(signature.scalar("transposed", False)) or "transpose" in signature.name,
         )
@@ -39,11 +45,11 @@ class _Window:
         return window
 
 
-def _compute(source: TensorSpec, context: LoweringContext) -> str:
-    return gemm_compute(source, tf32=context.tf32 or context.tf32_convolutions)
+def _choose_conv_compute(source: TensorSpec, context: LoweringContext) -> str:
+    return get_gemm_compute_type(source, tf32=context.tf32 or context.tf32_convolutions)
 
 
-def _convolution(
+def _make_conv_call(
     kind: str, image: TensorSpec, result: TensorSpec, weight: TensorSpec, window: _Window, compute: str
 ) -> Item:
     """One convolution kernel: `image` is the wide side of the (not transposed) convolution, `result` its output.
@@ -78,11 +84,11 @@ def _convolution(
         dilation_h=dilation_h,
         dilation_w=dilation_w,
         groups=window.groups,
-        channels_last=int(_channels_last(image) and _channels_last(result)),
+        channels_last=int(_is_channels_last(image) and _is_channels_last(result)),
     )
 
 
-def _channels_last(spec: TensorSpec) -> bool:
+def _is_channels_last(spec: TensorSpec) -> bool:
     """Whether the channels of one position are side by side."""
     return spec.shape[1] == 1 or spec.stride[1] == 1
 
@@ -94,56 +100,58 @@ def _channels_last(spec: TensorSpec) -> bool:
     "aten::miopen_depthwise_convolution", "aten::miopen_convolution_transpose",
     "aten::conv1d", "aten::conv2d", "aten::conv3d",
 )  # fmt: skip
-def convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The convolution, and an addition of the bias. A transposed one is the data gradient of the plain one."""
-    source, weight, bias = signature.inputs[0], signature.inputs[1], operand(signature, "bias", 2)
+    source, weight, bias = signature.inputs[0], signature.inputs[1], find_operand(signature, "bias", 2)
     output = signature.outputs[0]
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = _compute(source, context)
+    compute = _choose_conv_compute(source, context)
     if window.transposed:
-        calls: tuple[Item, ...] = (_convolution("backward_data", output, source, weight, window, compute),)
+        calls: tuple[Item, ...] = (_make_conv_call("backward_data", output, source, weight, window, compute),)
     else:
-        calls = (_convolution("forward", source, output, weight, window, compute),)
+        calls = (_make_conv_call("forward", source, output, weight, window, compute),)
     if bias is not None:
-        calls += (iterated("add", (output, bias), (output,)),)
+        calls += (make_iterated_call("add", (output, bias), (output,)),)
     return calls
 
 
 @lowers("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu")
-def fused_convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_fused_convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A convolution whose bias and activation run in its epilogue."""
     source, weight = signature.inputs[:2]
     window = _Window.of(signature, len(source.shape) - 2)
-    return (_convolution("forward", source, signature.outputs[0], weight, window, _compute(source, context)),)
+    return (
+        _make_conv_call("forward", source, signature.outputs[0], weight, window, _choose_conv_compute(source, context)),
+    )
 
 
 @lowers(
     "aten::convolution_backward", "aten::convolution_backward_overrideable", "aten::cudnn_convolution_backward",
     "aten::_slow_conv2d_backward", "aten::miopen_convolution_backward",
 )  # fmt: skip
-def convolution_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_convolution_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Data gradient, weight gradient and bias sum, as `output_mask` asks."""
-    grad, source = _grad_and_source(signature)
-    weight = required(signature, "weight", 2)
+    grad, source = _read_grad_and_source(signature)
+    weight = require_operand(signature, "weight", 2)
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = _compute(grad, context)
+    compute = _choose_conv_compute(grad, context)
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, False)
     calls: tuple[Item, ...] = ()
     image, result = (grad, source) if window.transposed else (source, grad)
     if wanted[0]:
         kind = "forward" if window.transposed else "backward_data"
-        calls += (_convolution(kind, image, result, weight, window, compute),)
+        calls += (_make_conv_call(kind, image, result, weight, window, compute),)
     if wanted[1]:
-        calls += (_convolution("backward_weights", image, result, weight, window, compute),)
+        calls += (_make_conv_call("backward_weights", image, result, weight, window, compute),)
     if len(wanted) > 2 and wanted[2]:
         dims = [d for d in range(len(grad.shape)) if d != 1]
         bias = TensorSpec((grad.shape[1],), (1,), grad.dtype, grad.device)
-        calls += (reduction(reduction_kind(grad, dims), grad, (bias,)),)
+        calls += (make_reduction_call(choose_reduction_kind(grad, dims), grad, (bias,)),)
     return calls
 
 
-def _grad_and_source(signature: Signature) -> tuple[TensorSpec, TensorSpec]:
+def _read_grad_and_source(signature: Signature) -> tuple[TensorSpec, TensorSpec]:
     """`cudnn_convolution_backward` takes the input first, its successor the gradient."""
     if signature.groups and signature.groups[0][0] in ("self", "input"):
         return signature.inputs[1], signature.inputs[0]

@@ -13,12 +13,12 @@ from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.physics import (
     Geometry,
-    depthwise_seconds,
-    gemm_features,
-    nonfused_features,
-    winograd_features,
+    compute_implicit_gemm_features,
+    compute_nonfused_winograd_features,
+    compute_winograd_features,
+    estimate_depthwise_seconds,
 )
-from traincast.costs.kernels.conv.residual import ConvTrees, own_features, shared_features
+from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
 from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
@@ -80,13 +80,13 @@ class ConvParameters:
         return ConvParameters(chips=Chips.from_state(state), unseen_sigma=float(state["unseen_sigma"][0]), **arrays)
 
 
-def algorithm_seconds(
+def estimate_algorithm_seconds(
     parameters: ConvParameters, calls: Calls, g: Geometry, device: Device, tensor: BoolArray
 ) -> FloatArray:
     """Seconds by each way, [calls, 3]; infinite where a way does not apply."""
     plain, fast = parameters.weights(device)
-    rate = flop_rates(calls, device, tensor)
-    blocks = way_features(calls, g, device, rate)
+    rate = get_conv_flop_rates(calls, device, tensor)
+    blocks = compute_algorithm_features(calls, g, device, rate)
     per_gemm = np.where(tensor[:, None], fast[:9], plain[:9])
     direct = np.zeros(len(calls))
     for kind, columns in GEMM_COLUMNS.items():
@@ -97,7 +97,7 @@ def algorithm_seconds(
     return np.stack([direct, fused, nonfused], axis=1)
 
 
-def flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
+def get_conv_flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
     """Flop/s of one SM: of its tensor cores in the call's type where `tensor`, of its plain cores elsewhere.
 
     The filter gradient sums over positions, along which TF32 operands are not contiguous; matrix instructions take
@@ -109,13 +109,13 @@ def flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
     return np.where(tensor, calls.per_compute(table, plain) * np.where(halved, 0.5, 1.0), plain)
 
 
-def way_features(calls: Calls, g: Geometry, device: Device, rate: FloatArray) -> list[FloatArray]:
+def compute_algorithm_features(calls: Calls, g: Geometry, device: Device, rate: FloatArray) -> list[FloatArray]:
     """Seconds-like columns of every way: implicit GEMM, fused and four-kernel Winograd."""
-    gemm = gemm_features(g, device, rate, calls.item_bytes())
+    gemm = compute_implicit_gemm_features(g, device, rate, calls.item_bytes())
     return [
         np.concatenate([np.full((len(gemm), 1), _FIRST_COLUMN_SECONDS), gemm], axis=1),
-        winograd_features(g, device, rate),
-        nonfused_features(g, device, rate),
+        compute_winograd_features(g, device, rate),
+        compute_nonfused_winograd_features(g, device, rate),
     ]
 
 
@@ -136,7 +136,7 @@ class ConvModel(KernelModel):
         g = Geometry.of(calls)
         tensor = calls.is_compute(*[name for name in TENSOR_TYPES if name in device.peak_flops])
         tensor &= g.channels >= LEAST_TENSOR_CHANNELS
-        by_algorithm = algorithm_seconds(self.parameters_, calls, g, device, tensor)
+        by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, device, tensor)
         seconds = by_algorithm.min(axis=1)
         row = self.parameters_.chips.find(device)
         learned = self._correct(seconds, by_algorithm, calls, g, device, tensor)
@@ -144,9 +144,9 @@ class ConvModel(KernelModel):
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
         turns = tensor & (calls["channels_last"] == 0)
-        seconds = seconds + _layout_seconds(g, device, calls.item_bytes(), turns)
+        seconds = seconds + _estimate_layout_seconds(g, device, calls.item_bytes(), turns)
         depthwise = (g.groups > 1) & (g.channels == 1)
-        seconds = np.where(depthwise, 8e-6 + depthwise_seconds(g, device, calls.item_bytes()), seconds)
+        seconds = np.where(depthwise, 8e-6 + estimate_depthwise_seconds(g, device, calls.item_bytes()), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
         sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
         sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
@@ -161,14 +161,14 @@ class ConvModel(KernelModel):
         trees = self.residual_
         chip_trees = trees.find(device) if trees is not None else None
         learned = self._in_learned_domain(calls, g) & (chip_trees is not None)
-        for rows in _pieces(learned):
+        for rows in _split_rows(learned):
             assert chip_trees is not None
-            features = own_features(Geometry.of(calls.take(rows)), device, ways[rows])
+            features = compute_own_tree_features(Geometry.of(calls.take(rows)), device, ways[rows])
             seconds[rows] *= np.exp(chip_trees.predict(features))
         if trees is not None:
-            for rows in _pieces(~learned & trees.shares(calls, g, device, tensor)):
+            for rows in _split_rows(~learned & trees.shares(calls, g, device, tensor)):
                 part = calls.take(rows)
-                features = shared_features(part, Geometry.of(part), device, ways[rows])
+                features = compute_shared_tree_features(part, Geometry.of(part), device, ways[rows])
                 seconds[rows] *= np.exp(trees.shared.predict(features))
         return learned
 
@@ -196,13 +196,13 @@ class UnsearchedConvModel(ConvModel):
     _UNSEARCHED: ClassVar[float] = 1.36
 
 
-def _pieces(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
+def _split_rows(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
     """The chosen rows, a few thousand at a time: their features then stay in cache."""
     rows = np.flatnonzero(chosen)
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
-def _layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolArray) -> FloatArray:
+def _estimate_layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolArray) -> FloatArray:
     """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back. So does MIOpen,
     the filters too, in kernels of their own that are mostly start where tensors are small."""
     amd = device.vendor == "amd"

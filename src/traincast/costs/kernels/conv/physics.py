@@ -8,7 +8,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
+from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
@@ -101,7 +101,7 @@ class Geometry:
         return self.groups * self.channels * self.filters * self.taps
 
 
-def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArray) -> FloatArray:
+def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArray) -> FloatArray:
     """[GEMMs by tiles and waves, bytes by the sheet's DRAM rate] of the implicit GEMM, in seconds."""
     positions = g.batch * g.out_h * g.out_w
     # the filter gradient sums over positions; splitting that sum feeds all SMs, and costs adding up the parts
@@ -115,7 +115,9 @@ def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArra
         split = np.where(
             g.weights, np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1)), 1.0
         )
-        seconds = _waves(blocks * split, device) * _tile(tile_rows, tile_cols, depth / split, efficiency, rate)
+        seconds = _count_waves(blocks * split, device) * _estimate_tile_seconds(
+            tile_rows, tile_cols, depth / split, efficiency, rate
+        )
         parts = np.where(split > 1, split * g.filter_size * 4.0, 0.0)
         if least is None:
             least, extra = seconds, parts
@@ -126,23 +128,23 @@ def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArra
     return np.stack([least, moved / device.dram_bandwidth], axis=1)
 
 
-def winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
+def compute_winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
     """[GEMMs, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
-    inner, outer, out_h, out_w = _seen_from(g)
+    inner, outer, out_h, out_w = _orient_sizes(g)
     tiles = None
     for images, down, side in _WINOGRAD_BLOCKS:
         count = np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
         tiles = count if tiles is None else np.minimum(tiles, count)
     assert tiles is not None
-    block = _winograd_block(inner, rate)
+    block = _estimate_winograd_block(inner, rate)
     moved = 4.0 * (g.input_size + g.output_size + g.filter_size) / device.dram_bandwidth
     transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
-    return np.stack([_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
+    return np.stack([_count_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
 
 
-def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
+def compute_nonfused_winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
     """[GEMMs, data transforms, filter transform if channels divide by 4, if not] of four-kernel Winograd."""
-    inner, outer, out_h, out_w = _seen_from(g)
+    inner, outer, out_h, out_w = _orient_sizes(g)
     tiles = g.batch * np.ceil(out_h / 4) * np.ceil(out_w / 4)
     products = np.where(g.winograd5, 144.0, 36.0)  # of a tile of 4x4 outputs
     least = None
@@ -150,7 +152,7 @@ def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
     depth = np.where(g.weights, tiles, depth)
     for tile_rows, tile_cols, efficiency in _BATCHED_TILES:
         blocks = products * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
-        seconds = _waves(blocks, device) * _tile(tile_rows, tile_cols, depth, efficiency, rate)
+        seconds = _count_waves(blocks, device) * _estimate_tile_seconds(tile_rows, tile_cols, depth, efficiency, rate)
         least = seconds if least is None else np.minimum(least, seconds)
     assert least is not None
     moved = 4.0 * (g.input_size + g.output_size + products * tiles * (inner + outer)) / device.dram_bandwidth
@@ -159,39 +161,41 @@ def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
     return np.stack([least, moved, np.where(even, transform, 0.0), np.where(even, 0.0, transform)], axis=1)
 
 
-def gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+def estimate_gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
     """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
     rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
     seconds = []
     for rows, cols in _FORWARD_TILES:
         blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
-        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels * g.taps, 1.0, rate))
+        seconds.append(
+            np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels * g.taps, 1.0, rate)
+        )
     return seconds
 
 
-def winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+def estimate_winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
     """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
     rate = device.get_sustained_flops("fp32") / device.num_sms
     seconds = []
     for images, down, side in _WINOGRAD_BLOCKS:
         count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
         waves = np.ceil(count * np.ceil(g.filters / 32) / device.num_sms)
-        seconds.append(waves * _winograd_block(g.channels, rate))
+        seconds.append(waves * _estimate_winograd_block(g.channels, rate))
     return seconds
 
 
-def nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+def estimate_nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
     """Seconds of the 36 GEMMs of forward four-kernel Winograd by each tile, in whole waves."""
     rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
     tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
     seconds = []
     for rows, cols in _FORWARD_BATCHED_TILES:
         blocks = 36 * np.ceil(tiles / rows) * np.ceil(g.filters / cols)
-        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels, 1.0, rate))
+        seconds.append(np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels, 1.0, rate))
     return seconds
 
 
-def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
+def estimate_depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
     """Convolutions with one channel per group: every tap is a load from cache, so lanes or memory limit."""
     lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
     cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
@@ -199,12 +203,12 @@ def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArr
     return np.asarray(np.hypot(cycles / lanes, moved))
 
 
-def _winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:
+def _estimate_winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:
     """Seconds of one block, 32 tiles by 32 filters of 16 GEMMs each."""
     return np.asarray(2 * 16 * 32 * 32 * (4 * np.ceil(channels / 4) + 8) / rate)
 
 
-def _seen_from(g: Geometry) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _orient_sizes(g: Geometry) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Summed channels, produced channels, produced height and width."""
     return (
         np.where(g.data, g.filters, g.channels),
@@ -214,18 +218,18 @@ def _seen_from(g: Geometry) -> tuple[FloatArray, FloatArray, FloatArray, FloatAr
     )
 
 
-def _waves(blocks: FloatArray, device: Device) -> FloatArray:
+def _count_waves(blocks: FloatArray, device: Device) -> FloatArray:
     """Blocks that the busiest SM runs, one after the other."""
     share = blocks / device.num_sms
     return np.asarray((1 - _WHOLE_WAVES) * share + _WHOLE_WAVES * np.ceil(share) + _FILL)
 
 
-def _tile(rows: int, cols: int, depth: FloatArray, efficiency: float, rate: FloatArray) -> FloatArray:
+def _estimate_tile_seconds(rows: int, cols: int, depth: FloatArray, efficiency: float, rate: FloatArray) -> FloatArray:
     """Seconds of one block on one SM of this rate in flop/s."""
     return np.asarray(2.0 * rows * cols * 8.0 * np.ceil(depth / 8.0) / (efficiency * rate))
 
 
-def output_positions(calls: Calls) -> FloatArray:
+def count_output_positions(calls: Calls) -> FloatArray:
     """Positions of the output image of every (not transposed) convolution."""
     out = np.ones(len(calls))
     for side in ("h", "w"):
@@ -239,13 +243,15 @@ def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     groups, batch = calls["groups"], calls["batch"]
     channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
     window = calls["kernel_h"] * calls["kernel_w"]
-    positions, pixels = batch * output_positions(calls), batch * calls["in_h"] * calls["in_w"]
+    positions, pixels = batch * count_output_positions(calls), batch * calls["in_h"] * calls["in_w"]
     data, weights = calls.is_kind("backward_data"), calls.is_kind("backward_weights")
     m = np.where(weights, filters, np.where(data, pixels, positions))
     n = np.where(weights, channels * window, np.where(data, channels, filters))
     k = np.where(weights, positions, np.where(data, filters * window * positions / pixels, channels * window))
     square = (window == 9) & (calls["stride_h"] * calls["stride_w"] == 1) & (groups == 1) & calls.is_compute("fp32")
     gain = np.where(square & ~weights, _WINOGRAD, 1.0) * _CONV_SHARE
-    arithmetic = gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), flop_rate(calls, device), device) / gain
+    arithmetic = (
+        estimate_gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), get_flop_rate(calls, device), device) / gain
+    )
     sizes = pixels * channels * groups + positions * filters * groups + channels * filters * window * groups
-    return np.asarray(start + np.maximum(arithmetic, memory_seconds(sizes * calls.item_bytes(), device)))
+    return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(sizes * calls.item_bytes(), device)))

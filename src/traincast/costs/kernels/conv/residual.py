@@ -17,9 +17,9 @@ import numpy.typing as npt
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv.physics import (
     Geometry,
-    gemm_tile_seconds,
-    nonfused_tile_seconds,
-    winograd_tile_seconds,
+    estimate_gemm_tile_seconds,
+    estimate_nonfused_tile_seconds,
+    estimate_winograd_tile_seconds,
 )
 from traincast.costs.kernels.model import Chips, State
 from traincast.hardware.device import ADA, AMPERE, PASCAL, TURING, VOLTA, Device
@@ -121,7 +121,7 @@ class ConvTrees:
         return ConvTrees(own, trees, shared, state["shared_tensor"] != 0, Boosting.from_state(state, "shared"))
 
 
-def own_features(g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
+def compute_own_tree_features(g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
     """What the trees of one chip may look at: sizes, how they divide, how the ways compare and their tiles round up."""
     ordered = np.sort(by_algorithm, axis=1)
     best = ordered[:, 0]
@@ -138,14 +138,16 @@ def own_features(g: Geometry, device: Device, by_algorithm: FloatArray) -> Float
         g.filters % 64, g.filters % 128,
     ]  # fmt: skip
     candidates = [
-        *gemm_tile_seconds(g, device), *winograd_tile_seconds(g, device), *nonfused_tile_seconds(g, device),
+        *estimate_gemm_tile_seconds(g, device),
+        *estimate_winograd_tile_seconds(g, device),
+        *estimate_nonfused_tile_seconds(g, device),
         *by_algorithm.T,
-    ]  # fmt: skip
+    ]
     ratios = np.array(candidates) / best
     return np.concatenate([np.log2(np.array(sizes)), np.array(parts), np.log2(ratios)]).T
 
 
-def shared_features(calls: Calls, g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
+def compute_shared_tree_features(calls: Calls, g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
     """What the shared trees may look at: sizes, kind and type, how the ways compare, and the device's balance."""
     best = by_algorithm.min(axis=1)
     moved = (g.input_size + g.output_size + g.filter_size) * calls.item_bytes() / device.dram_bandwidth

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
+from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
 from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
@@ -92,30 +92,33 @@ class EmbeddingModel(ParametricModel[EmbeddingParameters]):
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         parameters = self.parameters_
-        seconds = embedding_seconds(calls, device, parameters.rates)
+        seconds = estimate_embedding_seconds(calls, device, parameters.rates)
         row = parameters.chips.find(device)
         new_gpu, factor = np.full(len(calls), row < 0), np.ones(len(calls))
         inside = ~new_gpu
         if row >= 0:
-            inside, factor = _inside(calls, parameters.limits[row]), _factor_outside(calls, parameters.limits[row])
-        variance = np.square(parameters.sigma)[spread_group(calls, seconds)]
-        variance += np.where(inside, 0.0, UNMEASURED**2) + np.where(_linked(calls) & ~inside, _IN_HOST**2, 0.0)
+            inside, factor = (
+                _is_inside(calls, parameters.limits[row]),
+                _measure_factor_outside(calls, parameters.limits[row]),
+            )
+        variance = np.square(parameters.sigma)[name_spread_group(calls, seconds)]
+        variance += np.where(inside, 0.0, UNMEASURED**2) + np.where(_uses_link(calls) & ~inside, _IN_HOST**2, 0.0)
         if row < 0:
             variance += parameters.unseen_sigma**2
         return Estimate(seconds, np.sqrt(variance), inside, factor, new_gpu)
 
 
-def spread_group(calls: Calls, seconds: FloatArray) -> IntArray:
+def name_spread_group(calls: Calls, seconds: FloatArray) -> IntArray:
     """Which of `SPREAD_GROUPS` calls predicted to take so long belong to."""
-    return np.where(_linked(calls), _LINKS, np.where(seconds >= _LONG_SECONDS, 0, 1 + _FBGEMM[calls.kind]))
+    return np.where(_uses_link(calls), _LINKS, np.where(seconds >= _LONG_SECONDS, 0, 1 + _FBGEMM[calls.kind]))
 
 
-def _linked(calls: Calls) -> BoolArray:
+def _uses_link(calls: Calls) -> BoolArray:
     """Which calls wait for host memory or GPUs next door."""
     return np.asarray((calls["host"] > 0) | calls.is_kind("cache_fill"))
 
 
-def domain_sizes(calls: Calls) -> FloatArray:
+def list_domain_sizes(calls: Calls) -> FloatArray:
     """What the domain is told by: lookups, different rows, dim, and how much of the lookups are repeats or in long
     runs, which is how a call shows its skew."""
     lookups, tables = np.maximum(calls["lookups"], 1.0), np.maximum(calls["tables"], 1.0)
@@ -124,23 +127,23 @@ def domain_sizes(calls: Calls) -> FloatArray:
     return np.stack([calls["lookups"], distinct, calls["columns"] / tables, *shares])
 
 
-def _inside(calls: Calls, limits: FloatArray) -> BoolArray:
+def _is_inside(calls: Calls, limits: FloatArray) -> BoolArray:
     """Which calls are of a kind, a type and sizes measured on a chip; comparing with a missing limit is false."""
-    sizes = domain_sizes(calls)
-    least, most = _limits_of(calls, limits)
+    sizes = list_domain_sizes(calls)
+    least, most = _get_limits(calls, limits)
     plain = ((calls["row_item_bytes"] == _FP32_BYTES) | calls.is_kind("cache_fill")) & calls.is_compute("fp32")
     return np.asarray(plain & ((sizes >= least) & (sizes <= most)).all(axis=0))
 
 
-def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
+def _measure_factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
     """How many times the farthest of lookups, rows and dim is beyond the measured ones; 1 inside, and for kinds that
     were not measured. Shares, which may be nothing, are left out."""
-    sizes = np.maximum(domain_sizes(calls)[:_LENGTHS], 1.0)
-    least, most = (limit[:_LENGTHS] for limit in _limits_of(calls, limits))
+    sizes = np.maximum(list_domain_sizes(calls)[:_LENGTHS], 1.0)
+    least, most = (limit[:_LENGTHS] for limit in _get_limits(calls, limits))
     return np.asarray(np.fmax(np.fmax(least / sizes, sizes / most).max(axis=0), 1.0))
 
 
-def _limits_of(calls: Calls, limits: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _get_limits(calls: Calls, limits: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Least and most of every size that was measured of the calls' kinds and places."""
     known = limits[calls.kind, np.clip(calls["host"], 0, PLACES - 1).astype(np.int64)]
     return known[:, 0].T, known[:, 1].T

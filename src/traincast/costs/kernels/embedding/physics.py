@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import clock_hz, pinned_rate
+from traincast.costs.kernels.physics import get_clock_hz, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.models.embeddings.load import CACHE_BYTES
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, OptimizerState
@@ -83,15 +83,18 @@ class _Traffic:
     peer_read: FloatArray
 
 
-def embedding_seconds(calls: Calls, device: Device, rates: Rates = SHEET_RATES) -> FloatArray:
+def estimate_embedding_seconds(calls: Calls, device: Device, rates: Rates = SHEET_RATES) -> FloatArray:
     """Device time of embedding calls."""
     forward = calls.is_kind(*_FORWARD)
     sums, fills = calls.is_kind("row_sums"), calls.is_kind("cache_fill")
     updates = ~(forward | sums | fills)
     seconds = np.empty(len(calls))
     for chosen, time in (
-        (forward, _forward_seconds), (sums, _sums_seconds), (fills, _fill_seconds), (updates, _backward_seconds),
-    ):  # fmt: skip
+        (forward, _estimate_forward_seconds),
+        (sums, _estimate_sums_seconds),
+        (fills, _estimate_fill_seconds),
+        (updates, _estimate_backward_seconds),
+    ):
         if chosen.any():
             seconds[chosen] = time(calls.take(chosen), device, rates)
     return seconds
@@ -99,22 +102,24 @@ def embedding_seconds(calls: Calls, device: Device, rates: Rates = SHEET_RATES) 
 
 def sheet_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The roofline: the same with the rates set by hand, which hold the start of a kernel."""
-    return embedding_seconds(calls, device)
+    return estimate_embedding_seconds(calls, device)
 
 
-def _forward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
-    traffic = _forward(calls, device)
-    dram = _dram_seconds(traffic, device, rates, rates.sorted_write_share)
+def _estimate_forward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+    traffic = _count_forward_traffic(calls, device)
+    dram = _estimate_dram_seconds(traffic, device, rates, rates.sorted_write_share)
     dram = dram * np.where(calls.is_kind("row_gather"), rates.read_share / rates.gather_share, 1.0)
-    moving = np.maximum(dram, _l2_seconds(traffic, device, rates))
-    links = np.maximum(_host_seconds(traffic, device, rates.host_read_share), _peer_seconds(traffic, device, rates))
-    busy = np.maximum(np.maximum(moving, links), _waiting_seconds(calls, device, rates))
+    moving = np.maximum(dram, _estimate_l2_seconds(traffic, device, rates))
+    links = np.maximum(
+        _estimate_host_seconds(traffic, device, rates.host_read_share), _estimate_peer_seconds(traffic, device, rates)
+    )
+    busy = np.maximum(np.maximum(moving, links), _estimate_waiting_seconds(calls, device, rates))
     return np.asarray(rates.start_seconds + busy)
 
 
-def _waiting_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+def _estimate_waiting_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """What one thread does one after the other, however idle the memory is."""
-    missing = _missing_bytes(calls, device) / np.maximum(calls["row_bytes"], 1.0)
+    missing = _count_missing_bytes(calls, device) / np.maximum(calls["row_bytes"], 1.0)
     in_flight = device.num_sms * _THREADS_PER_SM
     # lookups that follow each other in one warp: those of the longest bag, or of the bags that a warp's place sees
     one_by_one = np.maximum(calls["longest_bag"], calls["lane_lookups"] / in_flight)
@@ -128,38 +133,38 @@ def _waiting_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     )
 
 
-def _fill_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+def _estimate_fill_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """The search, and then rows both ways over PCIe at once."""
-    search = rates.fill_cycles * calls["lookups"] / (device.num_sms * clock_hz(device))
-    moved = calls["row_bytes"] / (rates.host_update_share * pinned_rate(device))
+    search = rates.fill_cycles * calls["lookups"] / (device.num_sms * get_clock_hz(device))
+    moved = calls["row_bytes"] / (rates.host_update_share * get_pinned_rate(device))
     return np.asarray(rates.start_seconds + search + moved)
 
 
-def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+def _estimate_backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """Time of the update. FBGEMM gives rows with many lookups a block each, two blocks per SM, and the others a warp.
 
     It launches a warp per lookup, and those that find no row of their own return at once.
     """
-    traffic = _backward(calls, device)
-    fused = _kinds_starting(calls, "tbe_backward")
-    dram = _dram_seconds(traffic, device, rates, _write_share(calls, rates))
-    l2 = _l2_seconds(traffic, device, rates)
+    traffic = _count_backward_traffic(calls, device)
+    fused = _select_kinds_starting(calls, "tbe_backward")
+    dram = _estimate_dram_seconds(traffic, device, rates, _get_write_share(calls, rates))
+    l2 = _estimate_l2_seconds(traffic, device, rates)
     lookups = np.maximum(calls["lookups"], 1.0)
     long = np.where(fused, calls["long_lookups"] / lookups, 0.0)
     blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
     together = np.where(fused, rates.long_row_seconds * calls["long_rows"] / blocks, 0.0)
     idle_warps = np.maximum(lookups - (calls["distinct_rows"] - calls["long_rows"]), 0.0)
-    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock_hz(device))
+    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * get_clock_hz(device))
     working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
     start = np.where(fused, rates.update_start_seconds, rates.start_seconds)
-    busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device, rates.host_update_share))
+    busy = np.maximum(np.maximum(dram, working), _estimate_host_seconds(traffic, device, rates.host_update_share))
     return np.asarray(start + busy + np.where(fused, empty, 0.0))
 
 
-def _write_share(calls: Calls, rates: Rates) -> FloatArray:
+def _get_write_share(calls: Calls, rates: Rates) -> FloatArray:
     """Of DRAM peak, where rows are written back. A cache has them in random order, however they are sorted."""
     ordered = (calls["sorted"] > 0) | calls.is_kind("tbe_backward_dense")
-    fused = _kinds_starting(calls, "tbe_backward") & ~calls.is_kind("tbe_backward_dense")
+    fused = _select_kinds_starting(calls, "tbe_backward") & ~calls.is_kind("tbe_backward_dense")
     shuffled = np.where(calls["host"] == _STATE_IN_HOST, rates.scattered_write_share / rates.sorted_write_share, 1.0)
     return np.select(
         [fused, calls.is_kind(*_ATEN_DENSE), ordered],
@@ -168,9 +173,9 @@ def _write_share(calls: Calls, rates: Rates) -> FloatArray:
     )
 
 
-def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+def _estimate_sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """Rows read in order and added to sums with atomics, of which the L2 makes one sector per clock in any one line."""
-    missing = _missing_bytes(calls, device)
+    missing = _count_missing_bytes(calls, device)
     keys = calls["lookups"] * calls["index_bytes"]
     traffic = _Traffic(
         dram_read=calls["row_bytes"] + keys + missing,
@@ -182,38 +187,41 @@ def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
         peer_read=np.zeros(len(calls)),
     )
     row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
-    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / clock_hz(device)
+    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / get_clock_hz(device)
     moving = np.maximum(
-        _dram_seconds(traffic, device, rates, rates.scattered_write_share), _l2_seconds(traffic, device, rates)
+        _estimate_dram_seconds(traffic, device, rates, rates.scattered_write_share),
+        _estimate_l2_seconds(traffic, device, rates),
     )
     return np.asarray(rates.start_seconds + np.maximum(moving, hottest))
 
 
-def _kinds_starting(calls: Calls, prefix: str) -> BoolArray:
+def _select_kinds_starting(calls: Calls, prefix: str) -> BoolArray:
     return np.asarray(np.array([kind.startswith(prefix) for kind in calls.family.kinds])[calls.kind])
 
 
-def _dram_seconds(traffic: _Traffic, device: Device, rates: Rates, write_share: FloatArray | float) -> FloatArray:
+def _estimate_dram_seconds(
+    traffic: _Traffic, device: Device, rates: Rates, write_share: FloatArray | float
+) -> FloatArray:
     streams = (traffic.dram_read + traffic.streamed) / rates.read_share
     return np.asarray((streams + traffic.scattered / write_share) / device.dram_bandwidth)
 
 
-def _l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
-    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * clock_hz(device)))
+def _estimate_l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
+    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * get_clock_hz(device)))
 
 
-def _host_seconds(traffic: _Traffic, device: Device, share: float) -> FloatArray:
+def _estimate_host_seconds(traffic: _Traffic, device: Device, share: float) -> FloatArray:
     """Both directions of PCIe at once, at this share of a pinned copy's rate."""
-    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / (share * pinned_rate(device)))
+    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / (share * get_pinned_rate(device)))
 
 
-def _peer_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
+def _estimate_peer_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
     """All links of the GPU at once; over PCIe where it has none."""
-    link = 0.5 * rates.peer_share * device.nvlink_bandwidth or rates.host_read_share * pinned_rate(device)
+    link = 0.5 * rates.peer_share * device.nvlink_bandwidth or rates.host_read_share * get_pinned_rate(device)
     return np.asarray(traffic.peer_read / link)
 
 
-def _missing_bytes(calls: Calls, device: Device) -> FloatArray:
+def _count_missing_bytes(calls: Calls, device: Device) -> FloatArray:
     """Row bytes that reach DRAM: first touches, and rows that left the L2 before they were accessed again.
 
     The tables in flight share the L2 evenly.
@@ -230,13 +238,13 @@ def _missing_bytes(calls: Calls, device: Device) -> FloatArray:
     return np.asarray(curve[rows, below] * (1.0 - share) + curve[rows, below + 1] * share)
 
 
-def _forward(calls: Calls, device: Device) -> _Traffic:
+def _count_forward_traffic(calls: Calls, device: Device) -> _Traffic:
     """Indices and offsets once, rows that miss, the pooled result."""
     keys = calls["lookups"] * (calls["index_bytes"] + 4.0 * calls["weighted"])
     keys = keys + calls["batch"] * calls["tables"] * calls["index_bytes"]
     tbe = calls.is_kind("tbe_forward")
     pooled = calls["batch"] * calls["columns"] * np.where(tbe, _FP32_BYTES, calls["row_item_bytes"])
-    missing, nothing = _missing_bytes(calls, device), np.zeros(len(calls))
+    missing, nothing = _count_missing_bytes(calls, device), np.zeros(len(calls))
     in_host, next_door = calls["host"] == _ROWS_IN_HOST, calls["host"] == _ROWS_NEXT_DOOR
     return _Traffic(
         dram_read=np.where(in_host | next_door, 0.0, missing) + keys,
@@ -249,14 +257,14 @@ def _forward(calls: Calls, device: Device) -> _Traffic:
     )
 
 
-def _backward(calls: Calls, device: Device) -> _Traffic:
+def _count_backward_traffic(calls: Calls, device: Device) -> _Traffic:
     """Gradients of the bags, rows read and written back, optimizer state with them.
 
     The table-batched kernel updates a row at every lookup; the others have sorted the lookups and touch it once.
     State of every element is where the rows are, or in host memory behind a cache.
     """
     per_lookup, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
-    rows = np.where(per_lookup, _missing_bytes(calls, device), calls["touched_bytes"])
+    rows = np.where(per_lookup, _count_missing_bytes(calls, device), calls["touched_bytes"])
     states = [_STATE.get(kind, _NO_STATE) for kind in calls.family.kinds]
     rows_of_state = np.array([float(state.per_weight) for state in states])[calls.kind]
     scalars = np.array([float(state.per_row) for state in states])[calls.kind]

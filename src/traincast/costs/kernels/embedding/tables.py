@@ -60,7 +60,7 @@ class Tables:
         return EMBEDDING.call(kind, compute, estimated=False, **sizes)
 
 
-def uniform_tables(
+def make_uniform_tables(
     *,
     batch: int,
     lookups: int,
@@ -73,7 +73,7 @@ def uniform_tables(
 ) -> Tables:
     """Tables of these row counts and dims, each with an equal part of the lookups, which want all its rows alike."""
     pooling = lookups / max(1, batch * len(rows))
-    return pooled_tables(
+    return make_pooled_tables(
         batch=batch,
         pooling=(pooling,) * len(rows),
         access=(Uniform(),) * len(rows),
@@ -86,7 +86,7 @@ def uniform_tables(
     )
 
 
-def pooled_tables(
+def make_pooled_tables(
     *,
     batch: int,
     pooling: Sequence[float],
@@ -114,13 +114,13 @@ def pooled_tables(
     )
 
 
-def fill_call(lookups: float, fetched_bytes: float) -> KernelCall:
+def make_fill_call(lookups: float, fetched_bytes: float) -> KernelCall:
     """The kernels that search FBGEMM's cache for the rows of these lookups and bring those it lacks."""
     sizes = dict.fromkeys(EMBEDDING.fields, 0.0) | {"lookups": float(lookups), "row_bytes": float(fetched_bytes)}
     return EMBEDDING.call("cache_fill", "fp32", estimated=False, **sizes)
 
 
-def unknown_longest_bag(batch: int, tables: int, lookups: float) -> float:
+def guess_longest_bag(batch: int, tables: int, lookups: float) -> float:
     """Lookups of the longest bag where only the mean is known: lengths are taken to fall off exponentially.
 
     The longest of n is then the mean times the n-th harmonic number. Where every sample makes the same number of

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Estimate, Family
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.physics import DRAM_SHARE, ENGINES, Engine, Problem, describe, engine_of
+from traincast.costs.kernels.gemm.physics import DRAM_SHARE, ENGINES, Engine, Problem, choose_engine, describe_gemm
 from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet
 from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.hardware.device import AMPERE, VOLTA, Device
@@ -96,46 +96,46 @@ class EngineFit:
         return EngineFit(nets, Chips.from_state(chips), sigma, box, ceiling, trained)
 
 
-def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
+def estimate_engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
     """Device time of calls that all run on `engine`."""
     problem = Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute]))
-    physical, features = describe(engine, problem)
+    physical, features = describe_gemm(engine, problem)
     row = fit.chips.find(device)
     trust = 1.0 if row >= 0 else _UNSEEN_TRUST
     factor = np.exp(trust * fit.correction(features, row, device))
     corrected = (physical - engine.least_seconds) * factor
     if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)
-        corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
+        corrected = np.where(classify_spread(calls) == 0, np.maximum(corrected, fastest), corrected)
     if engine.vector_loads:
         starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
         odd = has_unaligned_rows(calls, problem.item_bytes)
         corrected = np.where(odd, starved * corrected, corrected)
         if device.is_capability_at_least(AMPERE) and problem.item_bytes == _HALF_BYTES:
-            corrected = np.where(odd, np.maximum(corrected, _narrow_seconds(calls, problem)), corrected)
+            corrected = np.where(odd, np.maximum(corrected, _estimate_narrow_seconds(calls, problem)), corrected)
         if device.compute_capability == VOLTA:
-            corrected = np.where(odd, np.maximum(corrected, _unsplit_seconds(problem)), corrected)
+            corrected = np.where(odd, np.maximum(corrected, _estimate_unsplit_seconds(problem)), corrected)
     return np.asarray(engine.least_seconds + corrected)
 
 
-def _unsplit_seconds(problem: Problem) -> FloatArray:
+def _estimate_unsplit_seconds(problem: Problem) -> FloatArray:
     """Seconds of a few blocks on the cores, each of which goes through the whole contraction; 0 where blocks abound."""
     blocks = problem.batch * np.ceil(problem.m / _SMALL_TILE) * np.ceil(problem.n / _SMALL_TILE)
     rate = _LONE_BLOCK * problem.device.get_sustained_flops("fp32") / problem.device.num_sms
     return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
 
 
-def _narrow_seconds(calls: Calls, problem: Problem) -> FloatArray:
+def _estimate_narrow_seconds(calls: Calls, problem: Problem) -> FloatArray:
     """Seconds of moving all matrices by loads as wide as the rows allow."""
     widest = _VECTOR_BYTES / problem.item_bytes
-    rows = [np.where(stored > 1, stored, widest) for stored in _stored_rows(calls)]  # vectors do not matter
+    rows = [np.where(stored > 1, stored, widest) for stored in _get_stored_rows(calls)]  # vectors do not matter
     together = np.gcd.reduce([side.astype(np.int64) for side in (*rows, np.full(len(calls), widest))])
     rate = _NARROW_BYTES * together * problem.device.num_sms * 1e6 * problem.device.effective_clock_mhz
     moved = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
     return np.asarray(problem.batch * moved * problem.item_bytes / rate)
 
 
-def _stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _get_stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Elements of a row of each matrix as it is stored."""
     left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
     return left, np.where(calls["trans_b"] == 1, calls["k"], calls["n"]), calls["n"]
@@ -143,16 +143,16 @@ def _stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 def has_unaligned_rows(calls: Calls, item_bytes: float) -> BoolArray:
     """GEMMs with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
-    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in _stored_rows(calls)]
+    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in _get_stored_rows(calls)]
     return np.asarray(np.logical_or.reduce(odd))
 
 
-def clock_spread(device: Device) -> float:
+def compute_clock_spread(device: Device) -> float:
     """Log-sigma of a clock that floats anywhere between the sustained one and boost; 0 when it is locked."""
     return 0.0 if device.clock_mhz else math.log(device.boost_clock_mhz / device.sustained_clock_mhz) / math.sqrt(12)
 
 
-def spread_class(calls: Calls) -> IntArray:
+def classify_spread(calls: Calls) -> IntArray:
     """0: single GEMMs with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
     contiguous = (calls["trans_a"] == 0) & (calls["trans_b"] == 1)
     return np.where(calls["batch"] > 1.0, 2, np.where(contiguous, 0, 1))
@@ -174,13 +174,13 @@ def join_variants(calls: Calls, gemms: Estimate, device: Device) -> Estimate:
     if not variant.any():
         return gemms
     seconds = gemms.seconds * np.where(calls.is_kind(*LOOPED), np.maximum(calls["batch"], 1.0), 1.0)
-    seconds = np.where(calls.is_kind(*ACCUMULATING), _onto_gradient(calls, seconds, device), seconds)
+    seconds = np.where(calls.is_kind(*ACCUMULATING), _add_gradient_traffic(calls, seconds, device), seconds)
     sigma = np.where(variant, np.hypot(gemms.sigma, _VARIANT_SIGMA), gemms.sigma)
     in_domain = gemms.in_domain & ~calls.is_kind("grouped")
     return replace(gemms, seconds=seconds, sigma=sigma, in_domain=in_domain)
 
 
-def _onto_gradient(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:
+def _add_gradient_traffic(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:
     """GEMMs whose results are added to a gradient in fp32, which is read and written."""
     elements = np.maximum(calls["batch"], 1.0) * calls["m"] * calls["n"]
     traffic = _GRADIENT_BYTES * elements / (DRAM_SHARE * device.dram_bandwidth)
@@ -219,22 +219,24 @@ class GemmModel(KernelModel):
         return whole
 
     def _predict_chunk(self, calls: Calls, device: Device, compute: str) -> Estimate:
-        engine = engine_of(device, compute)
+        engine = choose_engine(device, compute)
         fit = self.engines_[engine.name]
         row = fit.chips.find(device)
-        seconds = engine_seconds(engine, fit, calls, device, compute)
+        seconds = estimate_engine_seconds(engine, fit, calls, device, compute)
         stacked = engine.linear_only & (calls["batch"] > 1.0)
-        factors = _factors_outside(fit.box, calls, stacked)
+        factors = _measure_factors_outside(fit.box, calls, stacked)
         beyond = np.log2(factors).sum(axis=1)
         spreads = fit.sigma[row] if row >= 0 else fit.unseen_sigma(device)
-        spread = np.hypot(spreads[spread_class(calls), np.searchsorted(SIGMA_EDGES, seconds)], clock_spread(device))
+        spread = np.hypot(
+            spreads[classify_spread(calls), np.searchsorted(SIGMA_EDGES, seconds)], compute_clock_spread(device)
+        )
         borrowed = stacked | (compute not in _FITTED_TYPES[engine.name])
         sigma = np.hypot(np.hypot(spread, np.where(borrowed, _BORROWED, _SESSION)), _BEYOND * beyond)
         new_gpu = np.full(len(calls), row < 0)
         return Estimate(seconds, sigma, (beyond == 0.0) & ~new_gpu & ~borrowed, factors.max(axis=1), new_gpu)
 
 
-def _factors_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
+def _measure_factors_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
     """How many times each dimension of a call is outside the measured sizes; 1 inside."""
     sizes = np.maximum(calls.values[:, :4], 1.0)
     sizes[:, 1] *= np.where(stacked, sizes[:, 0], 1.0)

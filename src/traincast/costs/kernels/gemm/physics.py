@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
+from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
 from traincast.hardware.device import AMPERE, BLACKWELL, Device
 from traincast.utils.arrays import FloatArray
 
@@ -99,7 +99,7 @@ _BATCHED_MOST = 2048.0  # batched GEMMs were measured up to 1,025 in every dimen
 HALF = ("bf16", "fp16", "tf32")
 
 
-def engine_of(device: Device, compute: str) -> Engine:
+def choose_engine(device: Device, compute: str) -> Engine:
     """The engine that computes in this type on this device; a type without matrix units runs on the cores."""
     if device.vendor == "amd":
         return ENGINES["amd"]
@@ -115,7 +115,7 @@ def engine_of(device: Device, compute: str) -> Engine:
     return ENGINES["simt"]
 
 
-def peak_rate(device: Device, compute: str) -> float:
+def get_engine_rate(device: Device, compute: str) -> float:
     """Flop/s of a GEMM with ideal tiles at the clock the device holds."""
     if device.vendor == "amd" and compute == "fp32":
         return device.get_sustained_flops("fp32_matrix")
@@ -127,11 +127,11 @@ def peak_rate(device: Device, compute: str) -> float:
     return rate * (_ISSUE_SHARE if single_issue else 1.0)
 
 
-def _bounded_log(x: FloatArray, least: float, most: float) -> FloatArray:
+def _take_bounded_log(x: FloatArray, least: float, most: float) -> FloatArray:
     return np.asarray(np.log(np.minimum(np.maximum(x, least), most)))
 
 
-def _alignment(x: FloatArray) -> FloatArray:
+def _measure_alignment(x: FloatArray) -> FloatArray:
     """0, 1/3, 2/3 or 1: divisible by 1, 2, 4 or 8."""
     whole = x.astype(np.int64)
     return np.asarray(((whole & 1 == 0) * 1.0 + (whole & 3 == 0) + (whole & 7 == 0)) / 3.0)
@@ -167,10 +167,10 @@ class Problem:
         """From calls that all compute in `compute`."""
         batch, m, n, k = np.maximum(calls.values[:, :4].T, 1.0)
         contiguous = ((calls["trans_a"] == 0) & (calls["trans_b"] == 1)).astype(np.float64)
-        return Problem(batch, m, n, k, contiguous, item_bytes, peak_rate(device, compute), device)
+        return Problem(batch, m, n, k, contiguous, item_bytes, get_engine_rate(device, compute), device)
 
 
-def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[np.float32]]:
+def describe_gemm(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[np.float32]]:
     """Seconds from physics alone, and the features, one row each, that the residual network reads."""
     b, m, n, k, device = problem.batch, problem.m, problem.n, problem.k, problem.device
     sms = float(device.num_sms)
@@ -195,40 +195,40 @@ def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[
     slowdown = device.boost_clock_mhz / device.effective_clock_mhz
     if engine.power_limited and device.clock_mhz is None and slowdown > 1.0:
         at_boost = (computing / slowdown + merging).min(axis=0)
-        seconds = engine.start_seconds + _under_power_limit(at_boost, arithmetic, traffic)
+        seconds = engine.start_seconds + _limit_by_power(at_boost, arithmetic, traffic)
     else:
-        seconds = engine.start_seconds + _overlapped(arithmetic, traffic)
+        seconds = engine.start_seconds + _overlap_arithmetic(arithmetic, traffic)
 
     resident = np.array(engine.resident, dtype=np.float64)[:, None]
     lead = waste[:-1] - waste[1:]
     rows = [
         waste,
         np.log(np.minimum(whole / waves, 8.0)),
-        _bounded_log(waves, 1 / 64, 64.0),
+        _take_bounded_log(waves, 1 / 64, 64.0),
         (waves / resident) % 1.0,
         np.tanh(np.log(by_tile / arithmetic) / 0.3),
         np.tanh(lead / 0.0005),  # libraries pick the tile that pads least, however small the difference
         np.tanh(lead / 0.02),
-        _sizes(engine, problem, traffic, ideal, arithmetic, seconds),
+        _compute_size_features(engine, problem, traffic, ideal, arithmetic, seconds),
     ]
     return seconds, np.concatenate(rows, dtype=np.float32, casting="same_kind")
 
 
-def _overlapped(arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
+def _overlap_arithmetic(arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
     """Seconds of a kernel that computes while it loads."""
     longer, shorter = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
     return np.asarray(longer + (1.0 - _HIDDEN) * shorter)
 
 
-def _under_power_limit(at_boost: FloatArray, arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
+def _limit_by_power(at_boost: FloatArray, arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
     """Seconds on a card that cannot hold its boost clock: energies of arithmetic and traffic add up where times
     would overlap, and a short kernel is over before the clock has come down."""
-    cool = _overlapped(at_boost, traffic)
+    cool = _overlap_arithmetic(at_boost, traffic)
     hot = np.maximum(cool, arithmetic + _TRAFFIC_POWER * traffic)
     return np.asarray(cool + (hot - cool) * hot / (hot + _HEATING_SECONDS))
 
 
-def _sizes(
+def _compute_size_features(
     engine: Engine, problem: Problem, traffic: FloatArray, ideal: FloatArray, arithmetic: FloatArray, total: FloatArray
 ) -> FloatArray:
     """Features of the GEMM as a whole. Sizes beyond what was measured look like the largest measured one."""
@@ -241,17 +241,17 @@ def _sizes(
     cache = problem.item_bytes / problem.device.l2_bytes
     at_once = np.minimum(b, float(problem.device.num_sms))
     return np.stack([
-        _bounded_log(traffic / ideal, 0.005, 1e3),
-        _bounded_log(arithmetic / ideal, 0.9, 1e4),
-        _bounded_log(engine.start_seconds / total, 1e-3, 1.0),
-        np.log(kk), np.log(np.minimum(b, 1024.0)), np.log(mm), np.log(nn), _bounded_log(m, 1.0, 32.0),
-        _bounded_log(cache * nn * kk, 1e-3, 1e4),
-        _bounded_log(cache * mm * kk, 1e-3, 1e4),
-        _bounded_log(cache * mm * nn, 1e-3, 1e4),
-        _bounded_log(cache * (mm * kk + nn * kk + mm * nn) * at_once, 1e-3, 1e4),
-        _alignment(n), _alignment(k), _alignment(problem.m),
+        _take_bounded_log(traffic / ideal, 0.005, 1e3),
+        _take_bounded_log(arithmetic / ideal, 0.9, 1e4),
+        _take_bounded_log(engine.start_seconds / total, 1e-3, 1.0),
+        np.log(kk), np.log(np.minimum(b, 1024.0)), np.log(mm), np.log(nn), _take_bounded_log(m, 1.0, 32.0),
+        _take_bounded_log(cache * nn * kk, 1e-3, 1e4),
+        _take_bounded_log(cache * mm * kk, 1e-3, 1e4),
+        _take_bounded_log(cache * mm * nn, 1e-3, 1e4),
+        _take_bounded_log(cache * (mm * kk + nn * kk + mm * nn) * at_once, 1e-3, 1e4),
+        _measure_alignment(n), _measure_alignment(k), _measure_alignment(problem.m),
         contiguous, (b > 1.0) * 1.0,
-        _bounded_log(ideal, 1e-6, 0.1),
+        _take_bounded_log(ideal, 1e-6, 0.1),
     ])  # fmt: skip
 
 
@@ -259,5 +259,5 @@ def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The longer of whole waves of tiles and the operands' trip through memory."""
     batch, m, n, k = calls["batch"], calls["m"], calls["n"], calls["k"]
     nbytes = batch * (m * k + k * n + m * n) * calls.item_bytes()
-    arithmetic = gemm_arithmetic_seconds(batch, m, n, k, flop_rate(calls, device), device)
-    return np.asarray(start + np.maximum(arithmetic, memory_seconds(nbytes, device)))
+    arithmetic = estimate_gemm_arithmetic_seconds(batch, m, n, k, get_flop_rate(calls, device), device)
+    return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(nbytes, device)))

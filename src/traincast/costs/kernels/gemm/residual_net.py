@@ -52,7 +52,7 @@ class ResidualNet:
             z = np.matmul(first[:known].T, h, out=room[0, : len(shift[0]), :width])
             z += shift[0][:, None]
             for weight, bias in zip(self.weights[1:], shift[1:], strict=True):
-                h = _activated(z, room[1, : len(z), :width])
+                h = _activate_layer(z, room[1, : len(z), :width])
                 z = np.matmul(weight.T, h, out=room[0, : len(bias), :width])
                 z += bias[:, None]
             output[start : start + _BLOCK] = z[0]
@@ -73,12 +73,12 @@ class ResidualNet:
         return ResidualNet(**{name: state[f"{prefix}_{name}"] for name in _VECTORS}, weights=weights, biases=biases)
 
 
-def gate(z: Float32Array) -> Float32Array:
+def compute_gate(z: Float32Array) -> Float32Array:
     """The logistic function; SiLU is z times it."""
     return np.asarray(np.float32(1) / (np.float32(1) + np.exp(-np.maximum(z, _COLDEST))))
 
 
-def _activated(z: Float32Array, out: Float32Array) -> Float32Array:
+def _activate_layer(z: Float32Array, out: Float32Array) -> Float32Array:
     """SiLU of `z`, written to `out`."""
     np.maximum(z, _COLDEST, out=out)
     np.negative(out, out=out)

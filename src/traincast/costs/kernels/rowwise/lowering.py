@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import compute_of, required
+from traincast.costs.kernels.operands import get_compute_type, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import REDUCTION
-from traincast.costs.kernels.streaming.launches import elementwise, reduction, small_kernel
+from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_reduction_call, make_small_kernel
 from traincast.ir.ops import Signature, TensorSpec
 
 _SOFTMAX = {
@@ -20,32 +20,32 @@ _SOFTMAX = {
 }
 
 
-def _dim(signature: Signature) -> int:
+def _read_dim(signature: Signature) -> int:
     dim = signature.scalar("dim", -1)
     return dim if isinstance(dim, int) else -1
 
 
-def _softmax(kind: str, spec: TensorSpec, dim: int) -> KernelCall:
+def _make_softmax_call(kind: str, spec: TensorSpec, dim: int) -> KernelCall:
     cols = spec.shape[dim] if spec.shape else 1
-    return SOFTMAX.call(kind, compute_of(spec), rows=spec.numel // max(1, cols), cols=cols)
+    return SOFTMAX.call(kind, get_compute_type(spec), rows=spec.numel // max(1, cols), cols=cols)
 
 
 @lowers(*_SOFTMAX)
-def softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel over the rows along `dim`; softmax's backward first multiplies gradient and output in another."""
     spec = signature.inputs[0]
     if not spec.numel:
         return ()
     kind = _SOFTMAX[signature.name]
-    product_of = (elementwise("mul", signature.inputs[:2], (spec,)),) if kind == "backward" else ()
-    return (*product_of, _softmax(kind, spec, _dim(signature)))
+    product_of = (make_elementwise_call("mul", signature.inputs[:2], (spec,)),) if kind == "backward" else ()
+    return (*product_of, _make_softmax_call(kind, spec, _read_dim(signature)))
 
 
 @lowers("aten::_safe_softmax")
-def safe_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_safe_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Softmax, then rows that were wholly masked become zero."""
     spec = signature.inputs[0]
-    dim = _dim(signature)
+    dim = _read_dim(signature)
     mask = TensorSpec(spec.shape, spec.stride, "bool", spec.device)
     rows = REDUCTION.call(
         "inner",
@@ -55,18 +55,18 @@ def safe_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, 
         bytes_read=mask.nbytes,
         bytes_written=spec.numel // spec.shape[dim],
     )
-    compare = elementwise("compare", (spec,), (mask,), compute=compute_of(spec))
-    return (_softmax("forward", spec, dim), compare, rows, elementwise("compare", (spec,), (spec,)))
+    compare = make_elementwise_call("compare", (spec,), (mask,), compute=get_compute_type(spec))
+    return (_make_softmax_call("forward", spec, dim), compare, rows, make_elementwise_call("compare", (spec,), (spec,)))
 
 
 @lowers("aten::_masked_softmax", "aten::_masked_softmax_backward")
-def masked_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_masked_softmax(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel like plain softmax."""
     kind = "backward" if signature.name.endswith("backward") else "forward"
-    return (_softmax(kind, signature.inputs[0], _dim(signature)),)
+    return (_make_softmax_call(kind, signature.inputs[0], _read_dim(signature)),)
 
 
-def _layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]:
+def _read_layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]:
     shape = signature.scalar("normalized_shape")
     dims = len(shape) if isinstance(shape, tuple) else 1
     cols = prod(spec.shape[len(spec.shape) - dims :])
@@ -74,44 +74,47 @@ def _layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]:
 
 
 @lowers("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm")
-def layer_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_layer_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; before 1.13 the moments are taken in a first and a second normalises."""
     spec = signature.inputs[0]
-    rows, cols = _layer_shape(signature, spec)
+    rows, cols = _read_layer_shape(signature, spec)
     if context.framework_version >= (1, 13):
-        return (NORM.call("layer_forward", compute_of(spec), rows=rows, cols=cols),)
+        return (NORM.call("layer_forward", get_compute_type(spec), rows=rows, cols=cols),)
     moments = TensorSpec((2, rows), (rows, 1), "float32", spec.device)
     return (
-        reduction("inner", spec, (moments,)),
-        elementwise("mul", (spec, *signature.inputs[1:]), signature.outputs[:1]),
+        make_reduction_call("inner", spec, (moments,)),
+        make_elementwise_call("mul", (spec, *signature.inputs[1:]), signature.outputs[:1]),
     )
 
 
 @lowers("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
-def layer_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_layer_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for the input's gradient, one for the weight's and bias's, as `output_mask` asks."""
     grad = signature.inputs[0]
-    rows, cols = _layer_shape(signature, grad)
-    compute = compute_of(grad)
+    rows, cols = _read_layer_shape(signature, grad)
+    compute = get_compute_type(grad)
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, True)
     items: tuple[Item, ...] = ()
     if wanted[0]:
         if context.framework_version < (2, 0):
             sums = TensorSpec((2, rows), (rows, 1), "float32", grad.device)
-            items += (reduction("inner", grad, (sums,), extra_read=grad.nbytes), small_kernel("mul", elements=rows))
+            items += (
+                make_reduction_call("inner", grad, (sums,), extra_read=grad.nbytes),
+                make_small_kernel("mul", elements=rows),
+            )
         items += (NORM.call("layer_backward", compute, rows=rows, cols=cols),)
     if any(wanted[1:]):
         items += (NORM.call("layer_backward_weights", compute, rows=rows, cols=cols),)
     return items
 
 
-def _batch(kind: str, spec: TensorSpec) -> KernelCall:
+def _make_batch_norm_call(kind: str, spec: TensorSpec) -> KernelCall:
     channels = spec.shape[1] if len(spec.shape) > 1 else 1
-    return NORM.call(kind, compute_of(spec), rows=channels, cols=spec.numel // max(1, channels))
+    return NORM.call(kind, get_compute_type(spec), rows=channels, cols=spec.numel // max(1, channels))
 
 
-def _by_own_kernels(signature: Signature, spec: TensorSpec) -> bool:
+def _uses_own_kernels(signature: Signature, spec: TensorSpec) -> bool:
     """Whether PyTorch's own kernels do it: neither cuDNN nor MIOpen is asked for bfloat16. Rows of channels (NHWC) have
     others, which are as fast as a library's."""
     rows_of_channels = len(spec.shape) > 2 and spec.shape[1] > 1 and spec.stride[1] == 1
@@ -124,51 +127,53 @@ def _by_own_kernels(signature: Signature, spec: TensorSpec) -> bool:
     "aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training",
     "aten::_batch_norm_with_update_functional",
 )  # fmt: skip
-def batch_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_batch_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; with running statistics it is a scale and a shift. PyTorch's own kernels are three: statistics of
     every channel, the running ones, then a scale and a shift."""
-    spec = required(signature, "input", 0)
+    spec = require_operand(signature, "input", 0)
     trains = bool(signature.scalar("training", signature.scalar("train", True)))
     if not trains or signature.name.endswith(("no_training", "no_update")):
-        return (_batch("batch_inference", spec),)
-    if not _by_own_kernels(signature, spec):
-        return (_batch("batch_forward", spec),)
-    running = small_kernel("mul", elements=spec.shape[1], compute=compute_of(spec))
-    return (_batch("batch_statistics", spec), running, _batch("batch_inference", spec))
+        return (_make_batch_norm_call("batch_inference", spec),)
+    if not _uses_own_kernels(signature, spec):
+        return (_make_batch_norm_call("batch_forward", spec),)
+    running = make_small_kernel("mul", elements=spec.shape[1], compute=get_compute_type(spec))
+    return (_make_batch_norm_call("batch_statistics", spec), running, _make_batch_norm_call("batch_inference", spec))
 
 
 @lowers(
     "aten::cudnn_batch_norm_backward", "aten::native_batch_norm_backward", "aten::batch_norm_backward",
     "aten::miopen_batch_norm_backward",
 )  # fmt: skip
-def batch_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_batch_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for all three gradients."""
     spec = signature.inputs[0]
-    return (_batch("batch_backward_own" if _by_own_kernels(signature, spec) else "batch_backward", spec),)
+    return (
+        _make_batch_norm_call("batch_backward_own" if _uses_own_kernels(signature, spec) else "batch_backward", spec),
+    )
 
 
 @lowers("aten::native_group_norm")
-def group_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_group_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Moments of every group, scale and shift of every channel, then one element-wise pass."""
     spec = signature.inputs[0]
     statistics = signature.outputs[1:]
     channels = prod(spec.shape[:2])
     return (
-        reduction("inner", spec, statistics),
-        small_kernel("mul", elements=channels, compute=compute_of(spec)),
-        elementwise("mul", (spec,), signature.outputs[:1]),
+        make_reduction_call("inner", spec, statistics),
+        make_small_kernel("mul", elements=channels, compute=get_compute_type(spec)),
+        make_elementwise_call("mul", (spec,), signature.outputs[:1]),
     )
 
 
 @lowers("aten::native_group_norm_backward")
-def group_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_group_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Two sums per channel, their combination, the input's gradient, and the weight's and bias's."""
     grad, source = signature.inputs[:2]
     channels = prod(grad.shape[:2])
     sums = TensorSpec((2, channels), (channels, 1), "float32", grad.device)
     return (
-        reduction("inner", grad, (sums,), extra_read=source.nbytes),
-        small_kernel("mul", elements=channels, compute=compute_of(grad)),
-        elementwise("mul", (grad, source), (grad,)),
-        small_kernel("add", elements=channels, compute=compute_of(grad)),
+        make_reduction_call("inner", grad, (sums,), extra_read=source.nbytes),
+        make_small_kernel("mul", elements=channels, compute=get_compute_type(grad)),
+        make_elementwise_call("mul", (grad, source), (grad,)),
+        make_small_kernel("add", elements=channels, compute=get_compute_type(grad)),
     )

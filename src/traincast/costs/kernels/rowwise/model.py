@@ -12,7 +12,12 @@ import numpy.typing as npt
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.model import Chips, KernelModel, ParametricModel, State
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
-from traincast.costs.kernels.rowwise.physics import Features, layer_norm_features, softmax_features, stream_seconds
+from traincast.costs.kernels.rowwise.physics import (
+    Features,
+    compute_layer_norm_features,
+    compute_softmax_features,
+    estimate_stream_seconds,
+)
 from traincast.costs.kernels.streaming.model import DeviceView, StreamParameters
 from traincast.costs.kernels.streaming.physics import START_SECONDS, START_SPREAD
 from traincast.hardware.device import Device
@@ -52,11 +57,11 @@ class RowParameters:
         """Device seconds, whether the chip was measured, and the spread that goes with it."""
         row = self.chips.find(device)
         weights = self.pooled if row < 0 else self.coefficients[row]
-        seconds = START_SECONDS + LEAST_TRAFFIC * stream_seconds(device, rows, cols, item)
+        seconds = START_SECONDS + LEAST_TRAFFIC * estimate_stream_seconds(device, rows, cols, item)
         seconds = seconds + features(device, rows, cols, item) @ weights
         if row < 0:
             return seconds, False, self.unseen_sigma
-        return seconds * np.exp(_interpolate(self.maps[row], rows, cols)), True, float(self.sigma[row])
+        return seconds * np.exp(_interpolate_map(self.maps[row], rows, cols)), True, float(self.sigma[row])
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> RowParameters:
         """The same parameters with these spreads."""
@@ -83,16 +88,16 @@ class RowParameters:
         return RowParameters(chips=Chips.from_state(state), unseen_sigma=unseen, cols_range=(low, high), **arrays)
 
 
-def knot_weights(values: FloatArray, step: float, knots: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
+def compute_knot_weights(values: FloatArray, step: float, knots: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
     """The knot below each value, `step` octaves apart, and how far towards the next one the value is."""
     place = np.clip(np.log2(np.maximum(values, 1.0)) / step, 0.0, knots - 1.001)
     low = place.astype(np.int64)
     return low, place - low
 
 
-def _interpolate(table: FloatArray, rows: FloatArray, cols: FloatArray) -> FloatArray:
-    i, u = knot_weights(rows, ROW_STEP, ROW_KNOTS)
-    j, v = knot_weights(cols, COL_STEP, COL_KNOTS)
+def _interpolate_map(table: FloatArray, rows: FloatArray, cols: FloatArray) -> FloatArray:
+    i, u = compute_knot_weights(rows, ROW_STEP, ROW_KNOTS)
+    j, v = compute_knot_weights(cols, COL_STEP, COL_KNOTS)
     flat, stride = table.ravel(), table.shape[1]
     corner = i * stride + j
     lower = flat[corner] * (1 - v) + flat[corner + 1] * v
@@ -110,14 +115,16 @@ class SoftmaxModel(ParametricModel[RowParameters]):
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         rows, cols = calls["rows"], calls["cols"]
-        seconds, known, sigma = self.parameters_.seconds(softmax_features, device, rows, cols, _softmax_bytes(calls))
+        seconds, known, sigma = self.parameters_.seconds(
+            compute_softmax_features, device, rows, cols, _count_softmax_bytes(calls)
+        )
         backward = calls.is_kind("backward", "log_backward")
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
-        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
+        return _make_estimate(seconds, sigma, derived, _measure_factor_outside(cols, self.parameters_), known=known)
 
 
-def _softmax_bytes(calls: Calls) -> FloatArray:
+def _count_softmax_bytes(calls: Calls) -> FloatArray:
     """Bytes of an element by which a softmax takes its time.
 
     PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element, and
@@ -142,7 +149,7 @@ class NormModel(KernelModel):
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         rows, cols, item = calls["rows"], calls["cols"], calls.item_bytes()
-        layer, known, sigma = self.parameters_.seconds(layer_norm_features, device, rows, cols, item)
+        layer, known, sigma = self.parameters_.seconds(compute_layer_norm_features, device, rows, cols, item)
         view = self.streams_.view(device)
         size = rows * cols * item
         weights = self._WEIGHT_START + view.memory.seconds(2.0 * size / 0.7, 0.0 * size)
@@ -156,9 +163,9 @@ class NormModel(KernelModel):
             )
         ]  # fmt: skip
         each = [layer, self._LAYER_BACKWARD * layer, weights, statistics, gradient]
-        seconds = np.select(kinds, each, _batch_norm(calls, device, view))
+        seconds = np.select(kinds, each, _estimate_batch_norm(calls, device, view))
         derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
-        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
+        return _make_estimate(seconds, sigma, derived, _measure_factor_outside(cols, self.parameters_), known=known)
 
     def state(self) -> State:
         """The fitted parameters of layer norm and of the memory system."""
@@ -171,7 +178,7 @@ class NormModel(KernelModel):
         return cls(RowParameters.from_state(state), StreamParameters.from_state(streams))
 
 
-def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
+def _estimate_batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
     """One block per channel. Training reads its input twice, backward both inputs twice; few leave SMs idle."""
     size = calls["rows"] * calls["cols"] * calls.item_bytes()
     backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
@@ -182,13 +189,15 @@ def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
     return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
 
 
-def _factor_outside(cols: FloatArray, parameters: RowParameters) -> FloatArray:
+def _measure_factor_outside(cols: FloatArray, parameters: RowParameters) -> FloatArray:
     """How many times rows are longer or shorter than the measured ones; 1 inside."""
     low, high = parameters.cols_range
     return np.asarray(np.maximum(np.maximum(low / np.maximum(cols, 1.0), cols / high), 1.0))
 
 
-def _estimate(seconds: FloatArray, sigma: float, derived: BoolArray, factor: FloatArray, *, known: bool) -> Estimate:
+def _make_estimate(
+    seconds: FloatArray, sigma: float, derived: BoolArray, factor: FloatArray, *, known: bool
+) -> Estimate:
     """With the spread of what was measured, of its relatives and of other widths."""
     measured = ~derived & (factor <= 1.0)
     total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, clock_hz, memory_seconds
+from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_clock_hz
 from traincast.hardware.device import ADA, TURING, Device
 from traincast.utils.arrays import FloatArray
 
@@ -27,68 +27,68 @@ _NORM_PASSES = {
 }  # fmt: skip
 
 
-def layer_norm_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
+def compute_layer_norm_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
     """Seconds-like features of PyTorch's vectorised layer norm: blocks of 4 warps, 4 values per thread."""
     threads = 256.0 if device.vendor == "amd" else 128.0
-    return np.stack(_block_features(device, rows, cols, item, np.full(len(rows), threads)), axis=1)
+    return np.stack(_compute_block_features(device, rows, cols, item, np.full(len(rows), threads)), axis=1)
 
 
-def softmax_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
+def compute_softmax_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
     """Seconds-like features of PyTorch's softmax: a warp per row when narrow, a block per row when wide."""
     wide = (cols > SOFTMAX_WARP_COLS).astype(np.float64)
     if device.vendor == "amd":
         threads = np.full(len(rows), 1024.0)
     else:
         threads = np.where(cols < 1032, 128.0, np.where(cols < 2064, 256.0, 512.0))
-    block = _block_features(device, rows, cols, item, threads)
+    block = _compute_block_features(device, rows, cols, item, threads)
     stream, waves = block[0], block[8]
     odd = (cols % 4 != 0).astype(np.float64)
-    block += [stream * odd, waves * odd, rows / (device.num_sms * clock_hz(device))]
+    block += [stream * odd, waves * odd, rows / (device.num_sms * get_clock_hz(device))]
     narrow = 1.0 - wide
     features = [column * wide for column in block] + [
-        column * narrow for column in _warp_features(device, rows, cols, item, stream, odd)
+        column * narrow for column in _compute_warp_features(device, rows, cols, item, stream, odd)
     ]
     return np.stack(features, axis=1)
 
 
-def in_flight_bytes(device: Device, cols: FloatArray, item: FloatArray, threads: FloatArray) -> FloatArray:
+def count_in_flight_bytes(device: Device, cols: FloatArray, item: FloatArray, threads: FloatArray) -> FloatArray:
     """Bytes of the rows that are being worked on at one time."""
-    return device.num_sms * _blocks_per_sm(device, threads) * cols * item
+    return device.num_sms * _count_blocks_per_sm(device, threads) * cols * item
 
 
-def stream_seconds(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
+def estimate_stream_seconds(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
     """Time to move every value once, at the share of the DRAM rate that its kind of memory reaches."""
     share = 0.87 if device.made_for_computing else 0.75  # medians of the element-wise fit
     return rows * cols * item / (share * device.dram_bandwidth)
 
 
-def _block_features(
+def _compute_block_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, threads: FloatArray
 ) -> list[FloatArray]:
-    stream = stream_seconds(device, rows, cols, item)
-    overflow = np.log2(in_flight_bytes(device, np.maximum(cols, 1.0), item, threads) / device.l2_bytes)
+    stream = estimate_stream_seconds(device, rows, cols, item)
+    overflow = np.log2(count_in_flight_bytes(device, np.maximum(cols, 1.0), item, threads) / device.l2_bytes)
     rise = [
         np.clip((overflow - low) / (high - low), 0.0, 1.0)
         for low, high in zip(_OVERFLOW[:-1], _OVERFLOW[1:], strict=True)
     ]
-    waves = rows / (device.num_sms * _blocks_per_sm(device, threads))
-    whole = np.ceil(waves) / clock_hz(device)
+    waves = rows / (device.num_sms * _count_blocks_per_sm(device, threads))
+    whole = np.ceil(waves) / get_clock_hz(device)
     iterations = np.ceil(cols / (4.0 * threads))
-    features = [stream, *(stream * step for step in rise), waves / clock_hz(device), whole]
+    features = [stream, *(stream * step for step in rise), waves / get_clock_hz(device), whole]
     for count in range(1, _ITERATIONS + 1):
         if count < _ITERATIONS:
             here = (iterations == count).astype(np.float64)
         else:
             here = np.where(iterations >= count, iterations / count, 0.0)
-        features += [waves / clock_hz(device) * here, whole * here]
+        features += [waves / get_clock_hz(device) * here, whole * here]
     return features
 
 
-def _warp_features(
+def _compute_warp_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, stream: FloatArray, odd: FloatArray
 ) -> list[FloatArray]:
     padded = 2.0 ** np.ceil(np.log2(np.maximum(cols, 1.0)))  # a warp works on the next power of two
-    cycles = clock_hz(device)
+    cycles = get_clock_hz(device)
     work = rows * padded / (device.num_sms * device.cores_per_sm * cycles)
     middle, upper = (cols > 256).astype(np.float64), (cols > 512).astype(np.float64)
     return [
@@ -97,7 +97,7 @@ def _warp_features(
     ]  # fmt: skip
 
 
-def _blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
+def _count_blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
     resident = np.floor(_THREADS.get(device.compute_capability, 2048) / threads)
     return np.clip(resident, 1.0, _BLOCKS.get(device.compute_capability, 32))
 
@@ -105,10 +105,12 @@ def _blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
 def softmax_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """One read and one write, a second read backwards, and another pass over rows too wide for registers."""
     passes = np.where(calls.is_kind("backward", "log_backward"), 3.0, 2.0) + (calls["cols"] > 1024)
-    return start + memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device)
+    return start + estimate_memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device)
 
 
 def norm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """As many passes over the rows as the kind of norm makes."""
     passes = np.array([_NORM_PASSES[kind] for kind in calls.family.kinds])[calls.kind]
-    return 1.5 * start + memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device, COPY_SHARE)
+    return 1.5 * start + estimate_memory_seconds(
+        passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device, COPY_SHARE
+    )

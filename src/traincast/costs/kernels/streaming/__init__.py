@@ -43,7 +43,7 @@ MEMCPY = Family(
 )
 
 
-def _record(family: Family, *lowering: str) -> FamilyRecord:
+def _make_record(family: Family, *lowering: str) -> FamilyRecord:
     """A family whose fitted state is the memory system that all of them share."""
     name = family.name
     return FamilyRecord(
@@ -57,10 +57,10 @@ def _record(family: Family, *lowering: str) -> FamilyRecord:
 
 
 RECORDS = (
-    _record(ELEMENTWISE, "elementwise", "optimizer"),
-    _record(COPY, "copy"),
-    _record(REDUCTION, "reduction"),
-    _record(POOL, "reduction"),
-    _record(INDEX, "index"),
-    _record(MEMCPY),
+    _make_record(ELEMENTWISE, "elementwise", "optimizer"),
+    _make_record(COPY, "copy"),
+    _make_record(REDUCTION, "reduction"),
+    _make_record(POOL, "reduction"),
+    _make_record(INDEX, "index"),
+    _make_record(MEMCPY),
 )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import compute_of, is_dense, real_bytes, same_layout, total_bytes
+from traincast.costs.kernels.operands import (
+    count_real_bytes,
+    get_compute_type,
+    has_same_layout,
+    is_dense,
+    sum_real_bytes,
+)
 from traincast.costs.kernels.registry import Control, ControlKind, Item
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
 from traincast.ir.ops import TensorSpec
@@ -15,7 +21,7 @@ _LEAVES_L2 = 4 << 20  # bytes of one operand that are pushed out before they com
 _CHEAP = frozenset({"add", "mul", "div", "relu", "copy", "compare"})  # cheaper than offsets are
 
 
-def elementwise(
+def make_elementwise_call(
     kind: str,
     reads: Sequence[TensorSpec],
     writes: Sequence[TensorSpec],
@@ -27,28 +33,28 @@ def elementwise(
     largest = max((*writes, *reads), key=lambda spec: spec.numel)
     return ELEMENTWISE.call(
         kind,
-        compute or compute_of(writes[0] if writes else reads[0]),
+        compute or get_compute_type(writes[0] if writes else reads[0]),
         elements=max((spec.numel for spec in writes), default=largest.numel),
-        bytes_read=total_bytes(reads) if bytes_read is None else bytes_read,
-        bytes_written=total_bytes(writes),
+        bytes_read=sum_real_bytes(reads) if bytes_read is None else bytes_read,
+        bytes_written=sum_real_bytes(writes),
         tensors=len(reads) + len(writes),
     )
 
 
-def iterated(
+def make_iterated_call(
     kind: str, reads: Sequence[TensorSpec], writes: Sequence[TensorSpec], *, compute: str | None = None
 ) -> KernelCall:
     """As `elementwise`, run by ATen's TensorIterator: operands that do not be in memory alike are simulated element by
     element, which costs more than cheap arithmetic. Single numbers do not count."""
     result = writes[0]
     tensors = [spec for spec in (*reads, *writes) if spec.numel > 1]
-    alike = is_dense(result) and all(same_layout(spec, result) for spec in tensors)
-    read = sum(_read_bytes(spec, result.shape) for spec in reads)
+    alike = is_dense(result) and all(has_same_layout(spec, result) for spec in tensors)
+    read = sum(_count_read_bytes(spec, result.shape) for spec in reads)
     simulated = kind if alike or kind not in _CHEAP else "strided"
-    return elementwise(simulated, reads, writes, compute=compute, bytes_read=read)
+    return make_elementwise_call(simulated, reads, writes, compute=compute, bytes_read=read)
 
 
-def _read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
+def _count_read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
     """Bytes of an operand broadcast to `shape` that come from memory: a block that has left the L2 by the time it is
     wanted again is read again."""
     missing = len(shape) - len(spec.shape)
@@ -62,7 +68,9 @@ def _read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
     return total
 
 
-def small_kernel(kind: str = "fill", *, elements: int = 1, compute: str = "int32", item_bytes: int = 4) -> KernelCall:
+def make_small_kernel(
+    kind: str = "fill", *, elements: int = 1, compute: str = "int32", item_bytes: int = 4
+) -> KernelCall:
     """A kernel whose time is its launch: bookkeeping over `elements` numbers."""
     nbytes = elements * item_bytes
     read = 0 if kind == "fill" else nbytes
@@ -76,49 +84,51 @@ def small_kernel(kind: str = "fill", *, elements: int = 1, compute: str = "int32
     )
 
 
-def fill(spec: TensorSpec) -> KernelCall:
+def make_fill_kernel(spec: TensorSpec) -> KernelCall:
     """A kernel that writes a constant."""
-    return elementwise("fill", (), (spec,))
+    return make_elementwise_call("fill", (), (spec,))
 
 
-def layout_copy(source: TensorSpec, nbytes_written: int | None = None) -> KernelCall:
+def make_layout_copy(source: TensorSpec, nbytes_written: int | None = None) -> KernelCall:
     """A kernel that copies a tensor into another order of elements."""
     written = source.nbytes if nbytes_written is None else nbytes_written
     return COPY.call(
         "layout",
-        compute_of(source),
+        get_compute_type(source),
         elements=source.numel,
-        bytes_read=real_bytes(source),
+        bytes_read=count_real_bytes(source),
         bytes_written=written,
         tensors=2,
     )
 
 
-def memcpy(kind: str, nbytes: int) -> KernelCall:
+def make_memcpy(kind: str, nbytes: int) -> KernelCall:
     """A copy by the copy engine or a memset, of `nbytes` bytes."""
     return MEMCPY.call(kind, "int8", bytes=nbytes)
 
 
-def device_copy(source: TensorSpec, target: TensorSpec) -> tuple[Item, ...]:
+def make_device_copy(source: TensorSpec, target: TensorSpec) -> tuple[Item, ...]:
     """What `copy_` between two tensors of one device runs: a memcpy, a cast, or a re-ordering kernel."""
     if target.numel == 0:
         return ()
-    if same_layout(source, target) and is_dense(target):
+    if has_same_layout(source, target) and is_dense(target):
         if source.dtype == target.dtype:
-            return (memcpy("d2d", target.nbytes),)
-        return (elementwise("copy", (source,), (target,)),)
-    if real_bytes(source) < source.nbytes and is_dense(target):
-        return (iterated("copy", (source,), (target,)),)
-    return (layout_copy(source, target.nbytes),)
+            return (make_memcpy("d2d", target.nbytes),)
+        return (make_elementwise_call("copy", (source,), (target,)),)
+    if count_real_bytes(source) < source.nbytes and is_dense(target):
+        return (make_iterated_call("copy", (source,), (target,)),)
+    return (make_layout_copy(source, target.nbytes),)
 
 
-def reduction(kind: str, source: TensorSpec, outputs: Sequence[TensorSpec], *, extra_read: int = 0) -> KernelCall:
+def make_reduction_call(
+    kind: str, source: TensorSpec, outputs: Sequence[TensorSpec], *, extra_read: int = 0
+) -> KernelCall:
     """One reduction kernel over `source` (`extra_read` more bytes of other tensors)."""
     return REDUCTION.call(
         kind,
-        compute_of(source),
+        get_compute_type(source),
         elements=source.numel,
         outputs=max((spec.numel for spec in outputs), default=1),
-        bytes_read=real_bytes(source) + extra_read,
-        bytes_written=total_bytes(outputs),
+        bytes_read=count_real_bytes(source) + extra_read,
+        bytes_written=sum_real_bytes(outputs),
     )

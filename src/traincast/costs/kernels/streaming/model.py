@@ -21,8 +21,8 @@ from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,
     START_SPREAD,
     MemorySystem,
-    lane_seconds,
-    overlap_seconds,
+    estimate_lane_seconds,
+    estimate_overlap_seconds,
 )
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
@@ -125,7 +125,7 @@ class StreamingModel(ParametricModel[StreamParameters]):
         view = parameters.view(device)
         work = self.work(calls, device, view.pow_cycles)
         memory = view.memory.seconds(work.bytes_read, work.bytes_written)
-        seconds = work.start_seconds + overlap_seconds(memory, lane_seconds(device, work.lane_cycles))
+        seconds = work.start_seconds + estimate_overlap_seconds(memory, estimate_lane_seconds(device, work.lane_cycles))
         fitted = work.measured & calls.is_compute("fp32")
         spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
         factor = np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0)

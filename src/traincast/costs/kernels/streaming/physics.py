@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, clock_hz, memory_seconds, pinned_rate
+from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_clock_hz, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
@@ -41,7 +41,7 @@ class MemorySystem:
         return MemorySystem(
             read_rate=read,
             write_rate=write,
-            l2_rate=max(l2_bytes_per_clock * device.num_sms * clock_hz(device), _L2_OVER_DRAM * max(read, write)),
+            l2_rate=max(l2_bytes_per_clock * device.num_sms * get_clock_hz(device), _L2_OVER_DRAM * max(read, write)),
             l2_bytes=l2_share * device.l2_bytes,
         )
 
@@ -57,12 +57,12 @@ class MemorySystem:
         return np.asarray(read + bytes_written / self.write_rate)
 
 
-def lane_seconds(device: Device, lane_cycles: FloatArray) -> FloatArray:
+def estimate_lane_seconds(device: Device, lane_cycles: FloatArray) -> FloatArray:
     """Time of this many cycles of one lane, spread over all lanes of the device."""
-    return lane_cycles / (device.num_sms * device.cores_per_sm * clock_hz(device))
+    return lane_cycles / (device.num_sms * device.cores_per_sm * get_clock_hz(device))
 
 
-def overlap_seconds(first: FloatArray, second: FloatArray) -> FloatArray:
+def estimate_overlap_seconds(first: FloatArray, second: FloatArray) -> FloatArray:
     """Time of two activities that hide each other, all but where they are equally long."""
     square, other = first * first, second * second
     return np.asarray(np.sqrt(np.sqrt(square * square + other * other)))
@@ -70,42 +70,42 @@ def overlap_seconds(first: FloatArray, second: FloatArray) -> FloatArray:
 
 def elementwise_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once."""
-    return start + memory_seconds(_both(calls), device)
+    return start + estimate_memory_seconds(_sum_bytes(calls), device)
 
 
 def copy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once, at what concatenations reach."""
-    return start + memory_seconds(_both(calls), device, COPY_SHARE)
+    return start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
 
 
 def reduction_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """A tree over blocks costs two more trips to memory."""
-    return 2.5 * start + memory_seconds(_both(calls), device, COPY_SHARE)
+    return 2.5 * start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
 
 
 def pool_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once: the windows overlap in cache."""
-    return start + memory_seconds(_both(calls), device, COPY_SHARE)
+    return start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
 
 
 def index_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Short runs waste most of each 32-byte sector, though neighbours share them: at most twice the bytes."""
     run = np.maximum(calls["row_elements"] * calls.item_bytes(), 1.0)
     waste = np.clip(32.0 / run, 1.0, 2.0)
-    moved = start + memory_seconds(_both(calls) * waste, device, COPY_SHARE)
-    sort = _SORT_START + memory_seconds(_both(calls), device, _SORT_SHARE)
+    moved = start + estimate_memory_seconds(_sum_bytes(calls) * waste, device, COPY_SHARE)
+    sort = _SORT_START + estimate_memory_seconds(_sum_bytes(calls), device, _SORT_SHARE)
     warps = calls["elements"] / np.maximum(calls["row_elements"], 1.0) * np.ceil(calls["row_elements"] / 128.0)
-    put = start + warps * _PUT_CYCLES / (device.num_sms * clock_hz(device))
+    put = start + warps * _PUT_CYCLES / (device.num_sms * get_clock_hz(device))
     return np.where(calls.is_kind("sort"), sort, np.where(calls.is_kind("put"), np.maximum(put, moved), moved))
 
 
 def memcpy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The wire for transfers, memory for copies inside the device."""
-    pinned = pinned_rate(device)
+    pinned = get_pinned_rate(device)
     wire = np.where(calls.is_kind("h2d_pageable", "d2h_pageable"), _PAGEABLE_SHARE * pinned, pinned)
-    inside = memory_seconds(calls["bytes"] * np.where(calls.is_kind("d2d"), 2.0, 1.0), device, COPY_SHARE)
+    inside = estimate_memory_seconds(calls["bytes"] * np.where(calls.is_kind("d2d"), 2.0, 1.0), device, COPY_SHARE)
     return np.asarray(0.5 * start + np.where(calls.is_kind("d2d", "memset"), inside, calls["bytes"] / wire))
 
 
-def _both(calls: Calls) -> FloatArray:
+def _sum_bytes(calls: Calls) -> FloatArray:
     return np.asarray(calls["bytes_read"] + calls["bytes_written"])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from traincast.ir.variants import BATCHED, FLASH2, RING, TRITON
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
-from traincast.models.transformers.program.gemms import linear
+from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
-from traincast.models.transformers.program.parts import dropout, norm, rotary
+from traincast.models.transformers.program.parts import write_dropout, write_norm, write_rotary
 from traincast.models.transformers.program.style import Shard
 
 _OLDER = {"triton": TRITON, "flash2": FLASH2}
@@ -30,34 +30,36 @@ class Heads:
     window: int = 0
 
 
-def attention(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, window: int = 0, causal: bool = True) -> Ref:
+def write_attention(
+    graph: Graph, x: Ref, model: Transformer, shard: Shard, *, window: int = 0, causal: bool = True
+) -> Ref:
     """From the normalised input, [tokens, hidden], to what is added to the residual stream."""
     if model.latent is not None:
-        return _latent_attention(graph, x, model, model.latent, shard)
+        return _write_latent_attention(graph, x, model, model.latent, shard)
     q_heads, kv_heads = max(1, model.heads // shard.tp), max(1, model.kv_heads // shard.tp)
     heads = Heads(q_heads, kv_heads, model.head_dim, causal and model.causal, window)
-    query, key, value = _projected(graph, x, model, heads)
+    query, key, value = _project_qkv(graph, x, model, heads)
     if model.qk_norm:
-        query, key = (_head_norm(graph, ref, model.head_dim) for ref in (query, key))
+        query, key = (_normalise_heads(graph, ref, model.head_dim) for ref in (query, key))
     if model.position == "rotary":
-        query, key = (rotary(graph, ref, model.head_dim) for ref in (query, key))
-    mixed = _attend(graph, query, key, value, heads, shard)
-    result = linear(graph, mixed, model.hidden, bias=model.bias, adapted=True)
+        query, key = (write_rotary(graph, ref, model.head_dim) for ref in (query, key))
+    mixed = _write_scores_and_values(graph, query, key, value, heads, shard)
+    result = write_linear(graph, mixed, model.hidden, bias=model.bias, adapted=True)
     graph.drop(mixed)
     return result
 
 
-def _projected(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tuple[Ref, Ref, Ref]:
+def _project_qkv(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tuple[Ref, Ref, Ref]:
     """Queries, keys and values, by one product or by three."""
     widths = (heads.queries * heads.width, heads.keys * heads.width, heads.keys * heads.width)
     bias = model.bias or model.qkv_bias
     if not graph.style.joined:
-        query, key, value = (linear(graph, x, width, bias=bias, adapted=True) for width in widths)
+        query, key, value = (write_linear(graph, x, width, bias=bias, adapted=True) for width in widths)
         return query, key, value
-    return _split(graph, linear(graph, x, sum(widths), bias=bias, adapted=True), widths)
+    return _split_columns(graph, write_linear(graph, x, sum(widths), bias=bias, adapted=True), widths)
 
 
-def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
+def _split_columns(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
     """Views of columns side by side; backward puts their gradients together in one kernel."""
     rows, whole = joined.shape
     parts = tuple(graph.builder.add_view(joined, (rows, width), (whole, 1)) for width in widths)
@@ -73,58 +75,58 @@ def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref
     return query, key, value
 
 
-def _head_norm(graph: Graph, x: Ref, width: int) -> Ref:
+def _normalise_heads(graph: Graph, x: Ref, width: int) -> Ref:
     """A norm of every head on its own."""
     rows, whole = x.shape
     by_head = graph.builder.add_view(x, (rows * whole // width, width))
-    graph.node("ViewBackward0", [x], [by_head], [], lambda grads: [_viewed(graph, grads[0], (rows, whole))])
-    normed = norm(graph, by_head, "rms")
+    graph.node("ViewBackward0", [x], [by_head], [], lambda grads: [_view_as_heads(graph, grads[0], (rows, whole))])
+    normed = write_norm(graph, by_head, "rms")
     flat = graph.builder.add_view(normed, (rows, whole))
     shape = (rows * whole // width, width)
-    graph.node("ViewBackward0", [normed], [flat], [], lambda grads: [_viewed(graph, grads[0], shape)])
+    graph.node("ViewBackward0", [normed], [flat], [], lambda grads: [_view_as_heads(graph, grads[0], shape)])
     return flat
 
 
-def _viewed(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
+def _view_as_heads(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
     assert grad is not None
     return graph.builder.add_view(grad, shape)
 
 
-def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAttention, shard: Shard) -> Ref:
+def _write_latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAttention, shard: Shard) -> Ref:
     """Attention whose keys and values are told from one small vector a token (DeepSeek)."""
     heads = max(1, model.heads // shard.tp)
     key_dim = latent.nope_dim + latent.rope_dim
-    small = norm(graph, linear(graph, x, latent.q_rank), "rms") if latent.q_rank else x
-    query = rotary(graph, linear(graph, small, heads * key_dim), key_dim)
-    compressed = norm(graph, linear(graph, x, latent.kv_rank + latent.rope_dim), "rms")
+    small = write_norm(graph, write_linear(graph, x, latent.q_rank), "rms") if latent.q_rank else x
+    query = write_rotary(graph, write_linear(graph, small, heads * key_dim), key_dim)
+    compressed = write_norm(graph, write_linear(graph, x, latent.kv_rank + latent.rope_dim), "rms")
     narrow = graph.builder.add_view(compressed, (compressed.shape[0], latent.kv_rank), (compressed.shape[1], 1))
     shape = compressed.shape
-    graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_padded(graph, grads[0], shape)])
-    opened = linear(graph, narrow, heads * (latent.nope_dim + latent.value_dim))
-    key = _assembled(graph, opened, heads * key_dim)
-    value = _assembled(graph, opened, heads * latent.value_dim)
+    graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_pad_gradient(graph, grads[0], shape)])
+    opened = write_linear(graph, narrow, heads * (latent.nope_dim + latent.value_dim))
+    key = _assemble_heads(graph, opened, heads * key_dim)
+    value = _assemble_heads(graph, opened, heads * latent.value_dim)
     graph.drop(opened)
     # keys of 192 and values of 128 cost what heads of their mean width do
     width = (key_dim + latent.value_dim) // 2
-    mixed = _attend(graph, query, key, value, Heads(heads, heads, width, causal=True), shard)
+    mixed = _write_scores_and_values(graph, query, key, value, Heads(heads, heads, width, causal=True), shard)
     seen = graph.builder.add_view(mixed, (mixed.shape[0], heads * latent.value_dim), (mixed.shape[1], 1))
     wide = mixed.shape
-    graph.node("SliceBackward0", [mixed], [seen], [], lambda grads: [_padded(graph, grads[0], wide)])
-    return linear(graph, seen, model.hidden)
+    graph.node("SliceBackward0", [mixed], [seen], [], lambda grads: [_pad_gradient(graph, grads[0], wide)])
+    return write_linear(graph, seen, model.hidden)
 
 
-def _assembled(graph: Graph, opened: Ref, width: int) -> Ref:
+def _assemble_heads(graph: Graph, opened: Ref, width: int) -> Ref:
     """Keys (with the rotary part that all heads share) or values copied out of their projection, and back."""
     result = graph.new(opened.shape[0], width)
     part = graph.builder.add_view(opened, (opened.shape[0], min(width, opened.shape[1])), (opened.shape[1], 1))
     graph.scope("aten::cat")
     graph.fused([part], [result])
     shape = opened.shape
-    graph.node("CatBackward0", [opened], [result], [], lambda grads: [_padded(graph, grads[0], shape)])
+    graph.node("CatBackward0", [opened], [result], [], lambda grads: [_pad_gradient(graph, grads[0], shape)])
     return result
 
 
-def _padded(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
+def _pad_gradient(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
     """The gradient of a slice, in the form of what it was cut from."""
     assert grad is not None
     whole = graph.new(*shape)
@@ -132,13 +134,15 @@ def _padded(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
     return whole
 
 
-def _attend(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
-    mixed = (_unfused if graph.style.attention == "unfused" else _flash)(graph, query, key, value, heads, shard)
+def _write_scores_and_values(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+    mixed = (_write_unfused_attention if graph.style.attention == "unfused" else _write_flash_attention)(
+        graph, query, key, value, heads, shard
+    )
     graph.drop(query, key, value)
     return mixed
 
 
-def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
+def _list_attention_kernels(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
     """The kernels of one attention as (keys that each query meets, whether under a mask).
 
     Ranks that share the tokens of a sample each take one early and one late part of it: a masked square, and
@@ -177,7 +181,7 @@ class _Ring:
         self.event = -1
 
 
-def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+def _write_flash_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
     """Fused attention, forward and backward; several kernels where tokens of a sample are shared by ranks. Documents of
     a sample are sequences of their own."""
     builder, local = graph.builder, shard.document or shard.local_seq
@@ -187,7 +191,7 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
     shaped = builder.add_view(result, queries.shape)
     sums = graph.new(batch, heads.queries, local, dtype="float32")
     blocks = []
-    for seen, masked in _pieces(heads, shard):
+    for seen, masked in _list_attention_kernels(heads, shard):
         keys, values = (builder.add_view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
         blocks.append((keys, values, masked))
     variant = graph.variant(_OLDER.get(graph.style.attention, ""), RING if graph.style.ring else "")
@@ -222,25 +226,25 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
     return result
 
 
-def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+def _write_unfused_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
     """Attention whose scores are written out: two batched GEMMs around a softmax, which masks and scales."""
     builder, stack, local, width = graph.builder, shard.batch * heads.queries, shard.local_seq, heads.width
     scores = graph.new(stack, local, local)
     turned = builder.add_view(key, (stack, width, local), (local * width, 1, width))
-    _stacked(graph, (query, builder.add_view(query, (stack, local, width))), (key, turned), (scores, scores))
+    _write_batched_gemm(graph, (query, builder.add_view(query, (stack, local, width))), (key, turned), (scores, scores))
     # Megatron's kernel takes four matrices at a time; otherwise it falls back to ops of PyTorch
     by_ops = graph.style.fused and stack % _MATRICES_AT_ONCE > 0
-    shares = _softmax_by_ops(graph, scores) if by_ops else _softmax(graph, scores, causal=heads.causal)
+    shares = _write_softmax_by_ops(graph, scores) if by_ops else _write_softmax(graph, scores, causal=heads.causal)
     graph.drop(scores)
-    kept = dropout(graph, shares) if graph.style.dropout else shares
+    kept = write_dropout(graph, shares) if graph.style.dropout else shares
     result = graph.new(shard.tokens, heads.queries * width)
     mixed = builder.add_view(result, (stack, local, width))
-    _stacked(graph, (kept, kept), (value, builder.add_view(value, (stack, local, width))), (result, mixed))
+    _write_batched_gemm(graph, (kept, kept), (value, builder.add_view(value, (stack, local, width))), (result, mixed))
     graph.drop(kept)
     return result
 
 
-def _softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
+def _write_softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
     """One kernel each way."""
     builder, (stack, local, columns) = graph.builder, scores.shape
     graph.scope("aten::softmax")
@@ -262,7 +266,7 @@ def _softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
     return shares
 
 
-def _softmax_by_ops(graph: Graph, scores: Ref) -> Ref:
+def _write_softmax_by_ops(graph: Graph, scores: Ref) -> Ref:
     """Scores to fp32, masked, their softmax, and back to 16 bits: a kernel for each, and for each one backward."""
     shape, element = scores.shape, graph.style.element
     wide, masked, exact = (graph.new(*shape, dtype="float32") for _ in range(3))
@@ -298,7 +302,7 @@ def _softmax_by_ops(graph: Graph, scores: Ref) -> Ref:
     return shares
 
 
-def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result: tuple[Ref, Ref]) -> None:
+def _write_batched_gemm(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result: tuple[Ref, Ref]) -> None:
     """A batched product of tensors, each given as it is and as a stack of matrices; two more of them backward."""
     builder, (a, b, c) = graph.builder, (left[1], right[1], result[1])
     (stack, rows, depth), columns = a.shape, b.shape[-1]

@@ -5,63 +5,65 @@ from __future__ import annotations
 from traincast.ir.ops import StorageKind
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.attention import attention
+from traincast.models.transformers.program.attention import write_attention
 from traincast.models.transformers.program.communication import Region, write_collective
-from traincast.models.transformers.program.experts import feed_forward, mixture
-from traincast.models.transformers.program.gemms import linear
+from traincast.models.transformers.program.experts import write_feed_forward, write_mixture_of_experts
+from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
-from traincast.models.transformers.program.parts import add, norm
+from traincast.models.transformers.program.parts import write_norm, write_residual_add
 from traincast.models.transformers.program.style import Shard
 
 
-def block(
+def write_layer(
     graph: Graph, x: Ref, model: Transformer, shard: Shard, *, experts: bool, window: int = 0, causal: bool = True,
     crossed: bool = False,
 ) -> Ref:  # fmt: skip
     """One layer, from the residual stream [rows, hidden] to the next; `crossed`: it also attends to an encoder."""
     for _ in range(2 if crossed else 1):
         graph.module = "attention"
-        normed = norm(graph, x, model.norm, bias=model.bias)
-        inside = gathered(graph, normed, shard, summed=True)
-        mixed = attention(graph, inside, model, shard, window=window, causal=causal)
+        normed = write_norm(graph, x, model.norm, bias=model.bias)
+        inside = gather_tokens(graph, normed, shard, summed=True)
+        mixed = write_attention(graph, inside, model, shard, window=window, causal=causal)
         graph.drop(normed)
-        x = add(graph, x, scattered(graph, mixed, shard, begun=True))
+        x = write_residual_add(graph, x, scatter_tokens(graph, mixed, shard, begun=True))
     graph.module = "experts" if experts else "feed_forward"
-    normed = norm(graph, x, model.norm, bias=model.bias)
+    normed = write_norm(graph, x, model.norm, bias=model.bias)
     if experts:
-        changed = _shared_experts(graph, normed, model, shard)
+        changed = _write_shared_experts(graph, normed, model, shard)
         graph.drop(normed)
-        return add(graph, x, changed)
-    inside = gathered(graph, normed, shard, summed=True)
-    changed = feed_forward(graph, inside, model, max(1, model.ffn // shard.tp))
+        return write_residual_add(graph, x, changed)
+    inside = gather_tokens(graph, normed, shard, summed=True)
+    changed = write_feed_forward(graph, inside, model, max(1, model.ffn // shard.tp))
     graph.drop(normed)
-    return add(graph, x, scattered(graph, changed, shard, begun=True))
+    return write_residual_add(graph, x, scatter_tokens(graph, changed, shard, begun=True))
 
 
-def _shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard) -> Ref:
+def _write_shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard) -> Ref:
     """The mixture of experts; where ranks share single experts, they also share tokens around it."""
     if shard.etp == 1 or graph.groups.tp is None:
-        return mixture(graph, normed, model, shard)
+        return write_mixture_of_experts(graph, normed, model, shard)
     group, whole = graph.groups.tp, float(shard.tokens * normed.shape[1] * 2)
     ways = [("all_gather", whole)], [("reduce_scatter", whole)]
     inside = graph.communicated(normed, group, *ways, beside=False)
-    return graph.communicated(mixture(graph, inside, model, shard), group, *reversed(ways), beside=False)
+    return graph.communicated(
+        write_mixture_of_experts(graph, inside, model, shard), group, *reversed(ways), beside=False
+    )
 
 
-def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref:
+def gather_tokens(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref:
     """All tokens of the micro-batch where each rank held a part: gathered forward, summed and scattered backward.
     Without sequence parallelism every rank has them all, and sums gradients backward. `summed`: `scattered` follows;
     the GEMM before that hides a part of its collective, which therefore begins here."""
     if shard.tp == 1 or graph.groups.tp is None:
-        return _alone(graph, x, shard, shard.tokens, "GatherBackward")
+        return _write_single_rank_collective(graph, x, shard, shard.tokens, "GatherBackward")
     group, groups = graph.groups.tp, graph.groups
     rows, width = x.shape
     element = x.spec.nbytes // max(1, x.spec.numel)
     whole = float(shard.tokens * width * element)
     if shard.sequence:
-        _communicate(graph, "all_gather", _on_the_wire(graph, whole), x)
+        _communicate(graph, "all_gather", _count_bytes_sent(graph, whole), x)
     if summed and groups.overlap_tp == "all":
-        graph.begin_until_next(_sum_kind(shard), group, whole * groups.hidden_tp, x)
+        graph.begin_until_next(_choose_sum_collective(shard), group, whole * groups.hidden_tp, x)
     result = graph.builder.add_view(x, (shard.tokens, width))
     region = graph.regions[result.tensor] = Region()
     overlaps = groups.overlap_tp != "none" and graph.training
@@ -70,16 +72,16 @@ def gathered(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -> Ref
     def regather() -> None:
         region.regather = None
         if overlaps:
-            arrived.append(graph.begin("all_gather", group, _on_the_wire(graph, whole), x))
+            arrived.append(graph.begin("all_gather", group, _count_bytes_sent(graph, whole), x))
         else:
-            graph.collective("all_gather", group, _on_the_wire(graph, whole), x)
+            graph.collective("all_gather", group, _count_bytes_sent(graph, whole), x)
 
     region.regather = regather if shard.sequence and graph.training else None
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        kind = _sum_kind(shard)
+        kind = _choose_sum_collective(shard)
         if overlaps:
             graph.settle()
             done = graph.begin(kind, group, whole, grad)
@@ -104,12 +106,12 @@ def _write_weights(graph: Graph, region: Region, arrived: list[int]) -> None:
     region.late.clear()
 
 
-def _on_the_wire(graph: Graph, nbytes: float) -> float:
+def _count_bytes_sent(graph: Graph, nbytes: float) -> float:
     """Bytes of tokens, or of their gradients, that ranks gather: torchao casts both to 8 bits before."""
     return nbytes / 2 if graph.groups.token_bytes == 1 else nbytes
 
 
-def _sum_kind(shard: Shard) -> str:
+def _choose_sum_collective(shard: Shard) -> str:
     return "reduce_scatter" if shard.sequence else "all_reduce"
 
 
@@ -128,35 +130,35 @@ def _communicate(graph: Graph, kind: str, nbytes: float, ref: Ref, *, begun: boo
         write_collective(graph.builder, kind, groups.tp, nbytes * (1 - groups.hidden_tp), ref)
 
 
-def scattered(graph: Graph, x: Ref, shard: Shard, *, begun: bool = False) -> Ref:
+def scatter_tokens(graph: Graph, x: Ref, shard: Shard, *, begun: bool = False) -> Ref:
     """The sum over tensor-parallel ranks: each keeps its own tokens, or (without sequence parallelism) all of them.
     `begun`: `gathered` has begun it."""
     if shard.tp == 1 or graph.groups.tp is None:
-        return _alone(graph, x, shard, shard.rows, "ScatterBackward")
+        return _write_single_rank_collective(graph, x, shard, shard.rows, "ScatterBackward")
     before, width = x.shape
     whole = float(x.spec.nbytes)
-    _communicate(graph, _sum_kind(shard), whole, x, begun=begun)
+    _communicate(graph, _choose_sum_collective(shard), whole, x, begun=begun)
     result = graph.builder.add_view(x, (shard.rows, width))
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         if shard.sequence:
-            _communicate(graph, "all_gather", _on_the_wire(graph, whole), grad)
+            _communicate(graph, "all_gather", _count_bytes_sent(graph, whole), grad)
         return [graph.builder.add_view(grad, (before, width))]
 
     graph.node("ScatterBackward", [x], [result], [], backward)
     return result
 
 
-def _alone(graph: Graph, x: Ref, shard: Shard, rows: int, node: str) -> Ref:
+def _write_single_rank_collective(graph: Graph, x: Ref, shard: Shard, rows: int, node: str) -> Ref:
     """What a collective makes where nothing is exchanged. Megatron also calls its function where one rank is alone."""
     if shard.sequence and shard.tp > 1:
-        return _seen(graph, x, rows)
-    return _seen(graph, x, rows, node) if graph.style.tuned else x
+        return _view_rows(graph, x, rows)
+    return _view_rows(graph, x, rows, node) if graph.style.tuned else x
 
 
-def _seen(graph: Graph, x: Ref, rows: int, node: str = "ViewBackward0") -> Ref:
+def _view_rows(graph: Graph, x: Ref, rows: int, node: str = "ViewBackward0") -> Ref:
     """The same tensor with another number of rows; ranks keep their own part only."""
     before, width = x.shape
     result = graph.builder.add_view(x, (rows, width))
@@ -170,13 +172,13 @@ def _seen(graph: Graph, x: Ref, rows: int, node: str = "ViewBackward0") -> Ref:
     return result
 
 
-def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]:
+def write_embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]:
     """The first residual stream, [rows, hidden], and the table it was looked up in (a projection for images)."""
     rows, builder, graph.module = shard.rows, graph.builder, "embedding"
     if model.patch_inputs:
         inputs = graph.given(rows, model.patch_inputs)
         weight = graph.weight(model.hidden, model.patch_inputs)
-        return linear(graph, inputs, model.hidden, weight=weight), weight
+        return write_linear(graph, inputs, model.hidden, weight=weight), weight
     table = graph.weight(max(1, model.vocab // shard.tp), model.hidden)
     words = builder.add_resident_tensor((shard.tokens,), StorageKind.INPUT, "int64")
     graph.scope("aten::embedding")
@@ -196,11 +198,11 @@ def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]
         return []
 
     graph.node("EmbeddingBackward0", [], [looked_up], [], backward)
-    x = scattered(graph, looked_up, shard)
-    return (_with_positions(graph, x, model) if model.position == "learned" else x), table
+    x = scatter_tokens(graph, looked_up, shard)
+    return (_add_positions(graph, x, model) if model.position == "learned" else x), table
 
 
-def _with_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
+def _add_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
     """Learned positions added."""
     table = graph.weight(model.seq_len, model.hidden)
     graph.scope("aten::add")
@@ -220,28 +222,28 @@ def _with_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
     return total
 
 
-def head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref | None = None) -> Ref:
+def write_head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref | None = None) -> Ref:
     """The last norm, the projection to words and the loss of every token; `table`: weights shared with the first."""
     graph.module = "head"
-    normed = norm(graph, x, model.norm, bias=model.bias)
+    normed = write_norm(graph, x, model.norm, bias=model.bias)
     graph.drop(x)
-    whole = gathered(graph, normed, shard)
+    whole = gather_tokens(graph, normed, shard)
     if model.patch_inputs:
-        whole = _seen(graph, whole, shard.batch)
+        whole = _view_rows(graph, whole, shard.batch)
     # Transformer Engine and torchao both leave this product in 16 bits
-    logits = linear(graph, whole, max(1, model.vocab // shard.tp), weight=table, narrow=False)
+    logits = write_linear(graph, whole, max(1, model.vocab // shard.tp), weight=table, narrow=False)
     graph.drop(normed)
-    return cross_entropy(graph, logits)
+    return write_cross_entropy(graph, logits)
 
 
-def cross_entropy(graph: Graph, logits: Ref) -> Ref:
+def write_cross_entropy(graph: Graph, logits: Ref) -> Ref:
     """The mean loss of all rows. Unfused: in fp32, a log-softmax and the picked values; fused: one kernel each way."""
     rows, words = logits.shape
     told = graph.builder.add_resident_tensor((rows,), StorageKind.INPUT, "int64")
     loss = graph.new(1, dtype="float32")
     graph.scope("aten::cross_entropy_loss")
     if graph.style.loss_by_ops:
-        return _parallel_cross_entropy(graph, logits, told, loss)
+        return _write_parallel_cross_entropy(graph, logits, told, loss)
     if graph.style.fused:
         shares = graph.new(rows, words, dtype="float32") if graph.style.compiled_loss else logits
         graph.fused([logits, told], [loss, shares] if graph.style.compiled_loss else [loss])
@@ -278,7 +280,7 @@ def cross_entropy(graph: Graph, logits: Ref) -> Ref:
     return loss
 
 
-def _parallel_cross_entropy(graph: Graph, logits: Ref, told: Ref, loss: Ref) -> Ref:
+def _write_parallel_cross_entropy(graph: Graph, logits: Ref, told: Ref, loss: Ref) -> Ref:
     """Megatron's loss over parts of the vocabulary before it was fused: fp32 logits, less their maximum, their
     exponentials, those divided by their sum, each a pass over all of them; backward scales and rounds them."""
     rows, words = logits.shape

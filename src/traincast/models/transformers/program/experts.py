@@ -5,13 +5,13 @@ from __future__ import annotations
 from traincast.ir.variants import GROUPED, GROUPED_NARROW
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.program.gemms import linear
+from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
-from traincast.models.transformers.program.parts import add, gated, pointwise
+from traincast.models.transformers.program.parts import write_activation, write_gated_activation, write_residual_add
 from traincast.models.transformers.program.style import Shard
 
 
-def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
+def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     """From the normalised input, [rows, hidden], through the experts that each token is sent to.
 
     Loads are even. Every rank of the expert-parallel group receives as many tokens as it sends.
@@ -19,34 +19,38 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     experts = model.experts
     assert experts is not None
     rows = x.shape[0]
-    best = _route(graph, x, experts)
+    best = _write_router(graph, x, experts)
     local = max(1, experts.count // shard.ep)
-    sent = _sent(rows, experts)
+    sent = _count_sent_tokens(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
     each = max(1, sent * shard.etp // local)
     if graph.groups.counts_on_host and graph.groups.ep is not None:
         graph.wait_for_counts()
-    sorted_tokens = _moved(graph, x, (local * each, model.hidden), "PermuteBackward")
-    sorted_tokens = _sent_to_experts(graph, sorted_tokens, rows, out=True)
+    sorted_tokens = _write_permutation(graph, x, (local * each, model.hidden), "PermuteBackward")
+    sorted_tokens = _send_to_experts(graph, sorted_tokens, rows, out=True)
     if shard.ep > 1:  # what has arrived is sorted once more, rank by rank to expert by expert
-        sorted_tokens = _resorted(graph, sorted_tokens)
+        sorted_tokens = _reorder_rows(graph, sorted_tokens)
     width = max(1, experts.ffn // shard.etp)
-    hidden = _grouped(graph, sorted_tokens, local, width * (2 if model.gated else 1))
+    hidden = _write_grouped_gemm(graph, sorted_tokens, local, width * (2 if model.gated else 1))
     graph.drop(sorted_tokens)
-    active = gated(graph, hidden, None, width, model.activation) if model.gated else pointwise(graph, hidden, "gelu")
-    result = _grouped(graph, active, local, model.hidden)
+    active = (
+        write_gated_activation(graph, hidden, None, width, model.activation)
+        if model.gated
+        else write_activation(graph, hidden, "gelu")
+    )
+    result = _write_grouped_gemm(graph, active, local, model.hidden)
     graph.drop(active)
     if shard.ep > 1:
-        result = _resorted(graph, result)
-    result = _sent_to_experts(graph, result, rows, out=False)
-    mixed = _combined(graph, result, best, rows)
+        result = _reorder_rows(graph, result)
+    result = _send_to_experts(graph, result, rows, out=False)
+    mixed = _combine_expert_outputs(graph, result, best, rows)
     graph.drop(result)
     if not experts.shared_ffn:
         return mixed
-    return add(graph, mixed, feed_forward(graph, x, model, experts.shared_ffn // shard.tp))
+    return write_residual_add(graph, mixed, write_feed_forward(graph, x, model, experts.shared_ffn // shard.tp))
 
 
-def _sent_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
+def _send_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
     """Tokens on their way to the ranks of their experts (`out`), or back."""
     groups = graph.groups
     if groups.ep is None:
@@ -61,15 +65,15 @@ def _sent_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
     return graph.communicated(x, groups.ep, way, way, beside=False)
 
 
-def _sent(rows: int, experts: Experts) -> int:
+def _count_sent_tokens(rows: int, experts: Experts) -> int:
     """Tokens that a rank sends to experts, those that overflow left out."""
     return rows * experts.top_k if not experts.capacity else int(rows * experts.top_k * min(1.0, experts.capacity))
 
 
-def _route(graph: Graph, x: Ref, experts: Experts) -> Ref:
+def _write_router(graph: Graph, x: Ref, experts: Experts) -> Ref:
     """The router: one small product, a softmax and the largest few of every row, [rows, top_k]; and their way back."""
     rows, count = x.shape[0], experts.count
-    scores = linear(graph, x, count)
+    scores = write_linear(graph, x, count)
     graph.scope("aten::softmax")
     shares = graph.new(rows, count, dtype="float32")
     graph.op("aten::_softmax", [("self", scores)], [shares], [("dim", -1), ("half_to_float", True)])
@@ -99,7 +103,7 @@ def _route(graph: Graph, x: Ref, experts: Experts) -> Ref:
     return best
 
 
-def _combined(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
+def _combine_expert_outputs(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
     """What experts made of a token, weighted by their shares and summed: one kernel each way."""
     result = graph.new(rows, x.shape[1])
     graph.scope("UnpermuteBackward")
@@ -117,7 +121,7 @@ def _combined(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
     return result
 
 
-def _moved(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
+def _write_permutation(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
     """Rows copied into another order, or summed from it: one kernel each way."""
     before = x.shape
     graph.scope(node)
@@ -135,15 +139,15 @@ def _moved(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
     return result
 
 
-def _resorted(graph: Graph, x: Ref) -> Ref:
+def _reorder_rows(graph: Graph, x: Ref) -> Ref:
     """All rows in another order; the old order is not wanted again."""
     rows, width = x.shape
-    result = _moved(graph, x, (rows, width), "SortChunksBackward")
+    result = _write_permutation(graph, x, (rows, width), "SortChunksBackward")
     graph.drop(x)
     return result
 
 
-def _grouped(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
+def _write_grouped_gemm(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     """Each group of rows times the matrix of its expert: one grouped product, and two backward."""
     (total, fan_in), builder = x.shape, graph.builder
     rows, grouped = total // groups, graph.variant(GROUPED_NARROW if graph.style.precision == "fp8" else GROUPED)
@@ -173,16 +177,18 @@ def _grouped(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     return result
 
 
-def feed_forward(graph: Graph, x: Ref, model: Transformer, width: int) -> Ref:
+def write_feed_forward(graph: Graph, x: Ref, model: Transformer, width: int) -> Ref:
     """A dense feed-forward network of this width on this rank."""
     if not model.gated:
-        hidden = linear(graph, x, width, bias=model.bias)
-        active = pointwise(graph, hidden, "relu" if model.activation == "relu" else "gelu")
+        hidden = write_linear(graph, x, width, bias=model.bias)
+        active = write_activation(graph, hidden, "relu" if model.activation == "relu" else "gelu")
     elif graph.style.joined:
-        active = gated(graph, linear(graph, x, 2 * width, bias=model.bias), None, width, model.activation)
+        active = write_gated_activation(
+            graph, write_linear(graph, x, 2 * width, bias=model.bias), None, width, model.activation
+        )
     else:
-        gate, up = (linear(graph, x, width, bias=model.bias) for _ in range(2))
-        active = gated(graph, gate, up, width, model.activation)
-    result = linear(graph, active, model.hidden, bias=model.bias)
+        gate, up = (write_linear(graph, x, width, bias=model.bias) for _ in range(2))
+        active = write_gated_activation(graph, gate, up, width, model.activation)
+    result = write_linear(graph, active, model.hidden, bias=model.bias)
     graph.drop(active)
     return result

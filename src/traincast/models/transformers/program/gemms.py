@@ -13,7 +13,7 @@ _BLOCKS = ("block", "mx")
 """Scalings whose 8-bit copies serve one direction of contraction only."""
 
 
-def linear(
+def write_linear(
     graph: Graph, x: Ref, fan_out: int, *, bias: bool = False, weight: Ref | None = None, narrow: bool = True,
     adapted: bool = False,
 ) -> Ref:  # fmt: skip
@@ -27,10 +27,10 @@ def linear(
     result = graph.new(rows, fan_out)
     turned = graph.builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
     if added is None:
-        _product(graph, x, turned, result, narrow=narrow)
+        _write_gemm(graph, x, turned, result, narrow=narrow)
     else:
-        left, right = (_narrowed(graph, ref) if narrow else ref for ref in (x, turned))
-        scalars = [("beta", 1), ("alpha", 1), *_variant(graph, narrow=narrow)]
+        left, right = (_cast_to_fp8(graph, ref) if narrow else ref for ref in (x, turned))
+        scalars = [("beta", 1), ("alpha", 1), *_choose_gemm_variant(graph, narrow=narrow)]
         graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
     kept, region = x, graph.regions.get(x.tensor)
 
@@ -40,8 +40,10 @@ def linear(
         below = graph.new(rows, fan_in)
         if region is not None and region.regather is not None:
             region.regather()
-        _product(graph, grad, graph.builder.add_view(weight, (fan_out, fan_in)), below, narrow=narrow)
-        _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region)
+        _write_gemm(graph, grad, graph.builder.add_view(weight, (fan_out, fan_in)), below, narrow=narrow)
+        _plan_weight_gradient(
+            graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region
+        )
         if added is not None and graph.wants(added):
             total = graph.new(1, fan_out)
             graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
@@ -50,10 +52,10 @@ def linear(
 
     saved = [x] if graph.wants(weight) else []
     graph.node("AddmmBackward0" if bias else "MmBackward0", [x], [result], saved, backward)
-    return _with_adapter(graph, x, result) if adapted and graph.style.adapter_rank else result
+    return _add_lora_adapter(graph, x, result) if adapted and graph.style.adapter_rank else result
 
 
-def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
+def _add_lora_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     """`result` plus what a low-rank adapter makes of `x`: two narrow GEMMs, a scale and a sum (LoRA).
 
     Its two matrices are all that is trained; their GEMMs stay in 16 bits.
@@ -62,19 +64,19 @@ def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     down, up = graph.weight(rank, fan_in, adapter=True), graph.weight(fan_out, rank, adapter=True)
     low, wide, total = graph.new(rows, rank), graph.new(rows, fan_out), graph.new(rows, fan_out)
     graph.scope("aten::linear")
-    _product(graph, x, graph.builder.add_view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
-    _product(graph, low, graph.builder.add_view(up, (rank, fan_out), (1, rank)), wide, narrow=False)
+    _write_gemm(graph, x, graph.builder.add_view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
+    _write_gemm(graph, low, graph.builder.add_view(up, (rank, fan_out), (1, rank)), wide, narrow=False)
     graph.scope("aten::add")
     graph.fused([result, wide], [total])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        _weight_gradient(graph, up, grad, low, narrow=False)
+        _plan_weight_gradient(graph, up, grad, low, narrow=False)
         narrow_grad, below = graph.new(rows, rank), graph.new(rows, fan_in)
-        _product(graph, grad, up, narrow_grad, narrow=False)
-        _weight_gradient(graph, down, narrow_grad, x, narrow=False)
-        _product(graph, narrow_grad, down, below, narrow=False)
+        _write_gemm(graph, grad, up, narrow_grad, narrow=False)
+        _plan_weight_gradient(graph, down, narrow_grad, x, narrow=False)
+        _write_gemm(graph, narrow_grad, down, below, narrow=False)
         graph.drop(narrow_grad)
         return [below, grad]
 
@@ -83,7 +85,7 @@ def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     return total
 
 
-def _weight_gradient(
+def _plan_weight_gradient(
     graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool, region: Region | None = None
 ) -> None:
     """The product that is a weight's gradient: now, or with its `region`'s."""
@@ -104,7 +106,7 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
     if narrow and graph.style.precision == "fp8" and graph.style.scaling in _BLOCKS:
         for operand in (grad, x):
             _cast_along_tokens(graph, operand)
-    _product(graph, flipped, x, update, narrow=narrow)
+    _write_gemm(graph, flipped, x, update, narrow=narrow)
     if graph.style.autocast:
         wide = graph.new(fan_out, fan_in, dtype="float32")
         graph.op("aten::_to_copy", [("self", update)], [wide], [("dtype", "float32")])
@@ -112,21 +114,21 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
     graph.accumulate(weight, update)
 
 
-def _product(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
+def _write_gemm(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
     """A GEMM in the style's arithmetic (`narrow`) or that of activations; the 8-bit one includes making 8-bit
     copies of its left operand."""
-    first, second = (_narrowed(graph, ref) if narrow else ref for ref in (left, right))
-    graph.op("aten::mm", [("self", first), ("mat2", second)], [result], _variant(graph, narrow=narrow))
+    first, second = (_cast_to_fp8(graph, ref) if narrow else ref for ref in (left, right))
+    graph.op("aten::mm", [("self", first), ("mat2", second)], [result], _choose_gemm_variant(graph, narrow=narrow))
 
 
-def _variant(graph: Graph, *, narrow: bool) -> Scalars:
+def _choose_gemm_variant(graph: Graph, *, narrow: bool) -> Scalars:
     """Which implementation of a GEMM runs."""
     style = graph.style
     by_row = narrow and style.precision == "fp8" and style.scaling == "row"
     return graph.variant(ROWWISE if by_row else "", TUNED if style.tuned else "")
 
 
-def _narrowed(graph: Graph, ref: Ref) -> Ref:
+def _cast_to_fp8(graph: Graph, ref: Ref) -> Ref:
     """An operand as the product reads it: in eight bits where those are asked for."""
     if graph.style.precision != "fp8":
         return ref
@@ -139,7 +141,9 @@ def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
     micro-batch where it is not kept: its largest value, then a cast."""
     if graph.style.autocast:
         rounded = graph.new(*weight.shape)
-        graph.op("aten::_to_copy", [("self", _seen_wide(graph, weight))], [rounded], [("dtype", graph.style.element)])
+        graph.op(
+            "aten::_to_copy", [("self", _view_as_16_bit(graph, weight))], [rounded], [("dtype", graph.style.element)]
+        )
         graph.drop(rounded)
     if graph.style.precision != "fp8" or not narrow or not graph.style.quantised_weights:
         return
@@ -157,5 +161,5 @@ def _cast_along_tokens(graph: Graph, operand: Ref) -> None:
     graph.drop(copied)
 
 
-def _seen_wide(graph: Graph, weight: Ref) -> Ref:
+def _view_as_16_bit(graph: Graph, weight: Ref) -> Ref:
     return graph.builder.add_reinterpreted_view(weight, weight.shape, weight.spec.stride, "float32")

@@ -9,7 +9,7 @@ from traincast.models.transformers.program.graph import Gradients, Graph
 _BUFFER = StorageKind.BUFFER
 
 
-def norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
+def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     """RMSNorm ("rms") or LayerNorm ("layer") over the last dimension, as one kernel."""
     shape, width = x.shape, x.shape[-1]
     weight = graph.weight(width)
@@ -39,12 +39,12 @@ def norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     return result
 
 
-def add(graph: Graph, x: Ref, branch: Ref) -> Ref:
+def write_residual_add(graph: Graph, x: Ref, branch: Ref) -> Ref:
     """The residual sum, with dropout on the branch where the style has it (in the same kernel where it is fused)."""
     if graph.style.dropout and graph.style.fused:
-        return _add_dropped(graph, x, branch)
+        return _write_dropout_add(graph, x, branch)
     if graph.style.dropout:
-        branch = dropout(graph, branch)
+        branch = write_dropout(graph, branch)
     graph.scope("aten::add")
     total = graph.new(*x.shape)
     graph.op("aten::add", [("self", x), ("other", branch)], [total], [("alpha", 1)], overload="Tensor")
@@ -53,7 +53,7 @@ def add(graph: Graph, x: Ref, branch: Ref) -> Ref:
     return total
 
 
-def _add_dropped(graph: Graph, x: Ref, branch: Ref) -> Ref:
+def _write_dropout_add(graph: Graph, x: Ref, branch: Ref) -> Ref:
     """Dropout and the residual sum in one kernel; backward, the branch's gradient is one more."""
     graph.scope("aten::add")
     total, mask = graph.new(*x.shape), graph.new(*x.shape, dtype="bool")
@@ -71,7 +71,7 @@ def _add_dropped(graph: Graph, x: Ref, branch: Ref) -> Ref:
     return total
 
 
-def dropout(graph: Graph, x: Ref) -> Ref:
+def write_dropout(graph: Graph, x: Ref) -> Ref:
     """Dropout, which keeps its mask."""
     graph.scope("aten::dropout")
     result, mask = graph.new(*x.shape), graph.new(*x.shape, dtype="bool")
@@ -89,12 +89,12 @@ def dropout(graph: Graph, x: Ref) -> Ref:
     return result
 
 
-def gated(graph: Graph, gate: Ref, up: Ref | None, width: int, activation: str) -> Ref:
+def write_gated_activation(graph: Graph, gate: Ref, up: Ref | None, width: int, activation: str) -> Ref:
     """The activation of one projection times another; `up` None: `gate` holds both side by side."""
     if graph.style.fused or up is None:
-        return _gated_at_once(graph, [gate] if up is None else [gate, up], gate.shape[0], width)
+        return _write_fused_gate(graph, [gate] if up is None else [gate, up], gate.shape[0], width)
     name = "silu" if activation == "swiglu" else "gelu"
-    active = pointwise(graph, gate, name)
+    active = write_activation(graph, gate, name)
     graph.scope("aten::mul")
     result = graph.new(*up.shape)
     graph.op("aten::mul", [("self", active), ("other", up)], [result], overload="Tensor")
@@ -112,7 +112,7 @@ def gated(graph: Graph, gate: Ref, up: Ref | None, width: int, activation: str) 
     return result
 
 
-def _gated_at_once(graph: Graph, halves: list[Ref], rows: int, width: int) -> Ref:
+def _write_fused_gate(graph: Graph, halves: list[Ref], rows: int, width: int) -> Ref:
     graph.scope("aten::mul")
     result = graph.new(rows, width)
     graph.fused(halves, [result])
@@ -129,7 +129,7 @@ def _gated_at_once(graph: Graph, halves: list[Ref], rows: int, width: int) -> Re
     return result
 
 
-def pointwise(graph: Graph, x: Ref, name: str) -> Ref:
+def write_activation(graph: Graph, x: Ref, name: str) -> Ref:
     """An activation function: gelu, silu or relu."""
     graph.scope(f"aten::{name}")
     result = graph.new(*x.shape)
@@ -148,11 +148,11 @@ def pointwise(graph: Graph, x: Ref, name: str) -> Ref:
     return result
 
 
-def rotary(graph: Graph, x: Ref, width: int) -> Ref:
+def write_rotary(graph: Graph, x: Ref, width: int) -> Ref:
     """Rotary positions of heads side by side, [rows, heads * width]: a product of complex numbers in fp32."""
     rows, whole = x.shape
     if graph.style.fused:
-        return _streamed(graph, x, "RotaryBackward")
+        return _write_streaming_kernel(graph, x, "RotaryBackward")
     table = graph.builder.add_resident_tensor((rows, width // 2), _BUFFER, "complex64")
 
     def turned(source: Ref) -> Ref:
@@ -177,7 +177,7 @@ def rotary(graph: Graph, x: Ref, width: int) -> Ref:
     return result
 
 
-def _streamed(graph: Graph, x: Ref, node: str) -> Ref:
+def _write_streaming_kernel(graph: Graph, x: Ref, node: str) -> Ref:
     """One kernel that reads a tensor and writes another of the same form, and the like backward."""
     graph.scope(node)
     result = graph.new(*x.shape)

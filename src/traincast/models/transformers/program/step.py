@@ -10,9 +10,9 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.layers.builder import Ref, StepBuilder
-from traincast.models.layers.optimizers import make_optimizer_state, step_one_by_one
+from traincast.models.layers.optimizers import make_optimizer_state, write_single_tensor_step
 from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.block import block, embedding, head
+from traincast.models.transformers.program.block import write_embedding, write_head, write_layer
 from traincast.models.transformers.program.communication import LayerGroups
 from traincast.models.transformers.program.graph import ALONE, Graph
 from traincast.models.transformers.program.style import Shard, Style
@@ -30,20 +30,20 @@ class LayerBlock:
     late: int = 0
 
 
-def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, style: Style) -> Workload:
+def build_inference_workload(model: Transformer, *, batch_size: int, seq_len: int, style: Style) -> Workload:
     """One forward pass on one GPU: every layer written out. Weights are in the style's type."""
-    builder = _builder(batch_size, seq_len)
+    builder = _make_builder(batch_size, seq_len)
     graph = Graph(builder, style, training=False)
     shard = Shard(batch=batch_size, seq_len=seq_len)
-    x, table = embedding(graph, model, shard)
+    x, table = write_embedding(graph, model, shard)
     for _ in range(model.encoder_layers):
-        x = block(graph, x, model, shard, experts=False, causal=False)
+        x = write_layer(graph, x, model, shard, experts=False, causal=False)
     for layer in range(model.layers):
-        x = block(
+        x = write_layer(
             graph, x, model, shard, experts=model.has_experts(layer), window=model.window_of(layer),
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
-    head(graph, x, model, shard, table=table if model.tied else None)
+    write_head(graph, x, model, shard, table=table if model.tied else None)
     return Workload(name=model.name, programs=(builder.build_program(),), mode="inference", meta={"optimizer": ""})
 
 
@@ -53,9 +53,9 @@ def build_layer_block(
     groups: LayerGroups = ALONE, split: bool = False,
 ) -> LayerBlock:  # fmt: skip
     """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
-    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     x = graph.given(shard.rows, model.hidden)
-    result = block(
+    result = write_layer(
         graph, x, model, shard, experts=experts, window=window, causal=not encoder,
         crossed=model.encoder_layers > 0 and not encoder,
     )  # fmt: skip
@@ -67,8 +67,8 @@ def build_embedding_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> LayerBlock:
     """What stands before the first layer."""
-    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
-    result, _ = embedding(graph, model, shard)
+    graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    result, _ = write_embedding(graph, model, shard)
     return _finish_block(graph, result)
 
 
@@ -77,26 +77,26 @@ def build_head_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> LayerBlock:
     """What stands after the last layer, with the loss."""
-    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
-    return _finish_block(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
+    graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    return _finish_block(graph, write_head(graph, graph.given(shard.rows, model.hidden), model, shard))
 
 
 def build_optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
     """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `one_by_one`: by
     ops of their own for each tensor instead of one kernel for all."""
-    builder = _builder(1, 0)
+    builder = _make_builder(1, 0)
     each = max(1, elements // max(1, tensors))
     dtype = "bfloat16" if master else "float32"
     weights = [builder.add_resident_tensor((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
     gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
     if one_by_one:
-        step_one_by_one(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
+        write_single_tensor_step(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
         return builder.build_program()
     write_adam(builder, weights, gradients)
     return builder.build_program()
 
 
-def _builder(batch: int, seq_len: int) -> StepBuilder:
+def _make_builder(batch: int, seq_len: int) -> StepBuilder:
     return StepBuilder(batch, target=ProgramBuilder(batch_size=batch, seq_len=seq_len))
 
 

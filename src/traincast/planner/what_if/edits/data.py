@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
-from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.edits.sizes import batch_of
-from traincast.simulator.scenario.predict import loader_of
+from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.sizes import get_batch_size
+from traincast.simulator.scenario.predict import make_loader
 from traincast.simulator.scenario.programs import TORCHREC
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import ProgramName
@@ -25,18 +25,18 @@ SEARCH = "search"
 _SEARCH_SECONDS = 20.0
 
 
-@edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
+@register_edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
       risk="more loader workers")  # fmt: skip
-def input_pipeline(resolved: Resolved, value: Value) -> Resolved:
+def change_input_pipeline(resolved: Resolved, value: Value) -> Resolved:
     """A loader that keeps up."""
-    if loader_of(resolved.scenario) is None:
+    if make_loader(resolved.scenario) is None:
         raise TraincastError("the step has no data loader that could hold it up; say how batches come (`loader_ms`)")
     return resolved.changed(loader_ms=None, workers=None, pageable=False)
 
 
-@edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(get_args(ProgramName)),
+@register_edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(get_args(ProgramName)),
       risk="another code base", advised=("torchrec-pipelined",))  # fmt: skip
-def program(resolved: Resolved, value: Value) -> Resolved:
+def change_program(resolved: Resolved, value: Value) -> Resolved:
     """Another program."""
     choice = value.choice(get_args(ProgramName))
     asked = resolved.changed(program=choice)
@@ -44,9 +44,14 @@ def program(resolved: Resolved, value: Value) -> Resolved:
     return asked if same else replace(asked, software=(*resolved.software, f"program={choice}"))
 
 
-@edit("plan", "another sharding plan: a file, or the best that is found", takes=f"FILE|{SEARCH}", advised=(SEARCH,),
-      risk="tables must be moved")  # fmt: skip
-def plan(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "plan",
+    "another sharding plan: a file, or the best that is found",
+    takes=f"FILE|{SEARCH}",
+    advised=(SEARCH,),
+    risk="tables must be moved",
+)
+def change_plan(resolved: Resolved, value: Value) -> Resolved:
     """Tables elsewhere."""
     from traincast.models.sharded_dlrm.config import Dense  # only this edit needs them
     from traincast.simulator.scenario.recommenders import AUTOCAST
@@ -59,7 +64,8 @@ def plan(resolved: Resolved, value: Value) -> Resolved:
     if value.text == SEARCH:
         dense = replace(Dense.from_dlrm(config), half=AUTOCAST[resolved.scenario.dtype])
         return replace(
-            resolved, plan=_found(config, dense, resolved.gpus, batch_of(resolved), _Held(resolved.platform))
+            resolved,
+            plan=_search_plan(config, dense, resolved.gpus, get_batch_size(resolved), _Held(resolved.platform)),
         )
     return resolved.changed(plan=value.text)
 
@@ -75,7 +81,7 @@ class _Held:
 
 
 @lru_cache(maxsize=64)
-def _found(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
+def _search_plan(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
     """The best plan that is found in time. It is searched once: how far a search gets in its time is not always the
     same, and one question is to have one result."""
     from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables  # only this edit needs the search

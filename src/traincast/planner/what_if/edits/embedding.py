@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Embedding
 from traincast.utils.errors import TraincastError
@@ -13,8 +13,10 @@ from traincast.utils.errors import TraincastError
 EMBEDDINGS = get_args(Embedding)
 
 
-@edit("embedding", "the operator that looks tables up", takes="|".join(EMBEDDINGS), excludes=("fuse-embedding-bags",))
-def embedding(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "embedding", "the operator that looks tables up", takes="|".join(EMBEDDINGS), excludes=("fuse-embedding-bags",)
+)
+def change_embedding(resolved: Resolved, value: Value) -> Resolved:
     """Another lookup."""
     choice = value.choice(EMBEDDINGS)
     if resolved.dlrm is not None:
@@ -22,7 +24,7 @@ def embedding(resolved: Resolved, value: Value) -> Resolved:
     return resolved.changed(embedding=choice)
 
 
-@edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op", advised=("",),
+@register_edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op", advised=("",),
       risk="the optimizer of the tables runs inside backward")  # fmt: skip
 def fuse_embedding_bags(resolved: Resolved, value: Value) -> Resolved:
     """One table-batched lookup instead of one per table."""

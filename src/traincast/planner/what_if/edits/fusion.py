@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
-@edit("fuse-elementwise", "chains of element-wise ops as one kernel each", advised=("",), excludes=("compile",),
-      risk="somebody must write the kernels")  # fmt: skip
+@register_edit(
+    "fuse-elementwise",
+    "chains of element-wise ops as one kernel each",
+    advised=("",),
+    excludes=("compile",),
+    risk="somebody must write the kernels",
+)
 def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
     """Fused chains; every other op stays as it is."""
     if resolved.scenario.is_compiled:
@@ -20,7 +25,7 @@ def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
     return resolved.edited("fuse-elementwise", fuse_ops)
 
 
-@edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",
+@register_edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",
       excludes=("kernels",))  # fmt: skip
 def compile_step(resolved: Resolved, value: Value) -> Resolved:
     """A compiled step."""

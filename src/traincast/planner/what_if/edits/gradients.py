@@ -9,23 +9,28 @@ import numpy as np
 
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Checkpoint
 from traincast.utils.errors import TraincastError
 
 
-@edit("bucket-mb", "size of DDP's gradient buckets, MiB", takes="N", advised=("100",))
-def bucket_mb(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("bucket-mb", "size of DDP's gradient buckets, MiB", takes="N", advised=("100",))
+def change_bucket_size(resolved: Resolved, value: Value) -> Resolved:
     """Other buckets of gradients."""
     return replace(resolved, bucket_mb=value.factor(least=1e-3, most=1e6))
 
 
-@edit("checkpoint", "activations computed again in backward: of layers or a pattern of module paths; of described "
-      "Transformers " + ", ".join(get_args(Checkpoint)), takes="layers|PATTERN",
-      advised=("layers",), excludes=("compile", "fuse-elementwise"),
-      risk="the forward pass of the modules runs twice")  # fmt: skip
-def checkpoint(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "checkpoint",
+    "activations computed again in backward: of layers or a pattern of module paths; of described "
+    "Transformers " + ", ".join(get_args(Checkpoint)),
+    takes="layers|PATTERN",
+    advised=("layers",),
+    excludes=("compile", "fuse-elementwise"),
+    risk="the forward pass of the modules runs twice",
+)
+def checkpoint_modules(resolved: Resolved, value: Value) -> Resolved:
     """Less memory for more work."""
     if resolved.source == "transformer":
         return resolved.changed(checkpoint=value.choice(get_args(Checkpoint)))
@@ -36,7 +41,7 @@ def checkpoint(resolved: Resolved, value: Value) -> Resolved:
     return resolved.edited(f"checkpoint={value.text}", lambda step: checkpoint_layers(step, value.text))
 
 
-@edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
+@register_edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
 def accumulate(resolved: Resolved, value: Value) -> Resolved:
     """Gradients of several batches added up."""
     passes = value.whole(most=1024)
@@ -56,23 +61,25 @@ def accumulate(resolved: Resolved, value: Value) -> Resolved:
     return resolved.edited(f"accumulate={passes}", lambda step: accumulate_gradients(step, passes), across=True)
 
 
-@edit("overlap", "communication that overlaps kernels: on, none, or of described Transformers a list",
+@register_edit("overlap", "communication that overlaps kernels: on, none, or of described Transformers a list",
       takes="on|none|KIND,KIND...")  # fmt: skip
-def overlap(resolved: Resolved, value: Value) -> Resolved:
+def change_overlap(resolved: Resolved, value: Value) -> Resolved:
     """Collectives that wait for kernels and hold them up, as on one stream."""
     if resolved.source == "transformer":
         return resolved.changed(overlap=None if value.text == "on" else value.text, no_overlap=False)
     choice = value.choice(("on", "none"))
-    return resolved if choice == "on" else resolved.edited("overlap=none", _on_one_stream, across=True)
+    return resolved if choice == "on" else resolved.edited("overlap=none", _put_on_one_stream, across=True)
 
 
-def _on_one_stream(step: Workload) -> tuple[Workload, str]:
+def _put_on_one_stream(step: Workload) -> tuple[Workload, str]:
     if len(step.ranks) == 1:
         raise TraincastError("one GPU communicates nothing; give `gpus` of 2 or more")
-    return replace(step, programs=tuple(map(_serial, step.programs))), "collectives run on the stream of the kernels"
+    return replace(
+        step, programs=tuple(map(_serialise_collectives, step.programs))
+    ), "collectives run on the stream of the kernels"
 
 
-def _serial(program: Program) -> Program:
+def _serialise_collectives(program: Program) -> Program:
     exchanges = np.array([signature.name.startswith("c10d::") for signature in program.symbolic], dtype=np.bool_)
     c = program.columns
     stream = np.where(exchanges[c.op_signature], 0, c.op_stream).astype(np.int32)

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.links import add_default_links
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 
 
-@edit("on", "another GPU or node", takes="PLATFORM")
-def other_platform(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("on", "another GPU or node", takes="PLATFORM")
+def change_platform(resolved: Resolved, value: Value) -> Resolved:
     """The step on another platform; a host that was asked for stays."""
     return resolved.changed(on=value.text, clock_mhz=None)
 
 
-@edit("gpus", "another number of GPUs, each with its own batch", takes="N")
-def other_gpus(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("gpus", "another number of GPUs, each with its own batch", takes="N")
+def change_gpus(resolved: Resolved, value: Value) -> Resolved:
     """The step on another number of GPUs; of a layout the data-parallel ranks change."""
     from traincast.models.data_parallel.data_parallel import MAX_GPUS  # only this edit needs it
 
@@ -28,47 +28,49 @@ def other_gpus(resolved: Resolved, value: Value) -> Resolved:
     return resolved.changed(gpus=number, global_batch=batch * number // resolved.gpus)
 
 
-def host_of(resolved: Resolved) -> HostProfile:
+def get_host_profile(resolved: Resolved) -> HostProfile:
     """The host profile that a step is predicted with."""
     device = resolved.platform.device
     return resolved.host or load_host_profile(device.host, device.host_slowness)
 
 
-@edit("host", "another host profile", takes="PROFILE", excludes=("host-speed",))
-def other_host(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("host", "another host profile", takes="PROFILE", excludes=("host-speed",))
+def change_host(resolved: Resolved, value: Value) -> Resolved:
     """The step on another host."""
     return resolved.changed(host=value.text)
 
 
-@edit("host-speed", "a host N times as fast (Python, dispatch, launches)", takes="N", risk="another CPU")
-def faster_host(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("host-speed", "a host N times as fast (Python, dispatch, launches)", takes="N", risk="another CPU")
+def scale_host_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step on a host whose overheads are all shorter."""
-    return replace(resolved, host=host_of(resolved).scaled(1 / value.factor()))
+    return replace(resolved, host=get_host_profile(resolved).scaled(1 / value.factor()))
 
 
-@edit("launch-speed", "kernel launches N times as fast (T4 alone)", takes="N", risk="another driver or CPU")
-def faster_launches(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("launch-speed", "kernel launches N times as fast (T4 alone)", takes="N", risk="another driver or CPU")
+def scale_launch_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step with cheaper runtime calls."""
-    host, factor = host_of(resolved), value.factor()
+    host, factor = get_host_profile(resolved), value.factor()
     return replace(resolved, host=replace(host, t4={name: seconds / factor for name, seconds in host.t4.items()}))
 
 
-@edit("memory-speed", "device memory N times as fast", takes="N", risk="another GPU")
-def faster_memory(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("memory-speed", "device memory N times as fast", takes="N", risk="another GPU")
+def scale_memory_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step with another DRAM bandwidth."""
     return resolved.with_device(dram_bandwidth=resolved.platform.device.dram_bandwidth * value.factor())
 
 
-@edit("clock-mhz", "the SM clock locked", takes="MHZ", excludes=("clock-speed",))
-def locked_clock(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("clock-mhz", "the SM clock locked", takes="MHZ", excludes=("clock-speed",))
+def lock_clock(resolved: Resolved, value: Value) -> Resolved:
     """The step with its SM clock locked."""
     clock = value.factor(least=1.0, most=1e5)
     locked = resolved.with_platform(resolved.platform.with_clock(clock))
     return replace(locked, scenario=locked.scenario.replace(clock_mhz=clock))
 
 
-@edit("clock-speed", "arithmetic N times as fast: all clocks and peaks of the GPU", takes="N", risk="another GPU")
-def faster_clock(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "clock-speed", "arithmetic N times as fast: all clocks and peaks of the GPU", takes="N", risk="another GPU"
+)
+def scale_clock(resolved: Resolved, value: Value) -> Resolved:
     """The step with clocks and peak rates scaled together."""
     device, factor = resolved.platform.device, value.factor()
     loaded, locked = device.loaded_clock_mhz, device.clock_mhz
@@ -81,16 +83,16 @@ def faster_clock(resolved: Resolved, value: Value) -> Resolved:
     )
 
 
-@edit("link-speed", "links between the GPUs of a node N times as fast", takes="N", risk="another node")
-def faster_links(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("link-speed", "links between the GPUs of a node N times as fast", takes="N", risk="another node")
+def scale_link_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step with faster links inside nodes; their latency stays."""
     topology = add_default_links(resolved.platform).topology
     assert topology is not None
     return resolved.with_topology(link_speed=topology.link_speed * value.factor())
 
 
-@edit("nic-speed", "the network between nodes N times as fast", takes="N", risk="another network")
-def faster_network(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("nic-speed", "the network between nodes N times as fast", takes="N", risk="another network")
+def scale_network_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step with faster network adapters; their latency stays."""
     topology, factor = add_default_links(resolved.platform).topology, value.factor()
     assert topology is not None
@@ -99,8 +101,8 @@ def faster_network(resolved: Resolved, value: Value) -> Resolved:
     )
 
 
-@edit("link-latency", "latencies of links and network N times as long", takes="N")
-def other_latency(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("link-latency", "latencies of links and network N times as long", takes="N")
+def scale_latency(resolved: Resolved, value: Value) -> Resolved:
     """The step with other latencies; measured curves keep their floors."""
     topology, factor = add_default_links(resolved.platform).topology, value.factor()
     assert topology is not None

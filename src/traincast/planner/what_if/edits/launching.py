@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 
 
-@edit("cuda-graph", "the step replayed as CUDA graphs", advised=("",), risk="shapes and addresses must stay",
+@register_edit("cuda-graph", "the step replayed as CUDA graphs", advised=("",), risk="shapes and addresses must stay",
       excludes=("kernels",))  # fmt: skip
-def cuda_graph(resolved: Resolved, value: Value) -> Resolved:
+def replay_cuda_graph(resolved: Resolved, value: Value) -> Resolved:
     """A step that is replayed."""
     if resolved.scenario.is_graphed:
         return resolved
     return replace(resolved, software=(*resolved.software, "cuda-graph")).changed(cuda_graph=True)
 
 
-@edit("stream", "all ops of a name on another stream", takes="N", target="OP", risk="the kernels share the GPU")
+@register_edit(
+    "stream", "all ops of a name on another stream", takes="N", target="OP", risk="the kernels share the GPU"
+)
 def stream(resolved: Resolved, value: Value) -> Resolved:
     """Ops alongside others; streams wait for each other where data crosses."""
     from traincast.transforms.streams import move_to_stream  # only this edit needs it

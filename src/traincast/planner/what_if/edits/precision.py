@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import get_args
 
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.simulator.scenario.predict import missing_units
+from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.simulator.scenario.predict import describe_missing_units
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Dtype, Optimizer
 from traincast.utils.errors import TraincastError
@@ -25,10 +25,16 @@ _RISKS = {
 """Of each type, by the bits of its fraction."""
 
 
-@edit("dtype", "arithmetic: TF32, autocast to 16 bits (amp: fp16, PyTorch's default), weights in 16 bits, fp8 of "
-      "described Transformers", takes="|".join(_ALL), risk="accuracy: fewer bits; fp16 needs loss scaling",
-      risks=_RISKS, advised=("tf32", "bf16"))  # fmt: skip
-def dtype(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "dtype",
+    "arithmetic: TF32, autocast to 16 bits (amp: fp16, PyTorch's default), weights in 16 bits, fp8 of "
+    "described Transformers",
+    takes="|".join(_ALL),
+    risk="accuracy: fewer bits; fp16 needs loss scaling",
+    risks=_RISKS,
+    advised=("tf32", "bf16"),
+)
+def change_dtype(resolved: Resolved, value: Value) -> Resolved:
     """Another arithmetic."""
     choice = value.choice(_ALL)
     if resolved.kind == "parallel" or (choice == "fp8" and resolved.source == "transformer"):
@@ -45,26 +51,26 @@ def dtype(resolved: Resolved, value: Value) -> Resolved:
     if choice in _WEIGHTS:
         if resolved.scenario.mode == "inference" and resolved.source != "workload":
             return resolved.changed(dtype=choice.removesuffix("-weights"))
-        return _of_ops(resolved, choice, with_weights, _WEIGHTS[choice])
-    if choice in _HALF and _is_written(resolved):
+        return _cast_ops(resolved, choice, with_weights, _WEIGHTS[choice])
+    if choice in _HALF and _is_described_dlrm(resolved):
         infers = resolved.scenario.mode == "inference"
-        return _of_ops(resolved, choice, with_weights if infers else with_autocast, _HALF[choice])
+        return _cast_ops(resolved, choice, with_weights if infers else with_autocast, _HALF[choice])
     if choice in _HALF and resolved.source == "workload":
-        return _of_ops(resolved, choice, with_autocast, _HALF[choice])
+        return _cast_ops(resolved, choice, with_autocast, _HALF[choice])
     return resolved.changed(dtype="fp16" if choice == "amp" else choice)
 
 
-def _is_written(resolved: Resolved) -> bool:
+def _is_described_dlrm(resolved: Resolved) -> bool:
     """Whether the step is that of a DLRM on one GPU that is written in float32 from its file."""
     alone = resolved.source == "dlrm" and resolved.gpus == 1 and resolved.scenario.program is None
     return alone and resolved.dlrm is None and str(resolved.scenario.workload).endswith((".yaml", ".yml"))
 
 
-def _of_ops(
+def _cast_ops(
     resolved: Resolved, choice: str, retyped: Callable[[Workload, str], tuple[Workload, str]], low: str
 ) -> Resolved:
     """The step with casts among its ops."""
-    missing = missing_units({"float16": "fp16", "bfloat16": "bf16"}[low], resolved.platform)
+    missing = describe_missing_units({"float16": "fp16", "bfloat16": "bf16"}[low], resolved.platform)
 
     def edited(step: Workload) -> tuple[Workload, str]:
         changed, notes = retyped(step, low)
@@ -73,7 +79,7 @@ def _of_ops(
     return resolved.edited(f"dtype={choice}", edited)
 
 
-@edit("optimizer", "another optimizer, or none", takes="|".join(OPTIMIZERS), risk="accuracy: another training")
+@register_edit("optimizer", "another optimizer, or none", takes="|".join(OPTIMIZERS), risk="accuracy: another training")
 def optimizer(resolved: Resolved, value: Value) -> Resolved:
     """Another optimizer."""
     choice = value.choice(OPTIMIZERS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, format_access
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, make_unknown_error
@@ -22,7 +22,7 @@ _MOST_DIM = 1 << 16
 _UNIFORM = format_access(Uniform())
 
 
-def _described(resolved: Resolved, **changes: Any) -> Resolved:
+def _change_description(resolved: Resolved, **changes: Any) -> Resolved:
     """The step with another description; tables with lookups of their own each say that they want all rows alike."""
     config = replace(resolved.of_dlrm(), **changes)
     if not config.access and len(set(config.lookups_per_table)) > 1:
@@ -35,30 +35,32 @@ def _holds_ops(resolved: Resolved) -> bool:
     return resolved.dlrm is None and resolved.source in ("workload", "model")
 
 
-@edit("embedding-dim", "width of all embedding tables", takes="N", risk="accuracy: another model")
-def embedding_dim(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("embedding-dim", "width of all embedding tables", takes="N", risk="accuracy: another model")
+def change_embedding_dim(resolved: Resolved, value: Value) -> Resolved:
     """Tables of another width; where features are multiplied with each other, the bottom MLP ends at it too."""
     config, dim = resolved.of_dlrm(), value.whole(most=_MOST_DIM)
     bottom = config.bottom_mlp
     if bottom[-1] == config.embedding_dim:
         bottom = (*bottom[:-1], dim)
-    return _described(resolved, embedding_dim=dim, bottom_mlp=bottom)
+    return _change_description(resolved, embedding_dim=dim, bottom_mlp=bottom)
 
 
-@edit(
+@register_edit(
     "pooling", "lookups of a sample: N of every table, or xN times as many", takes="N|xN", risk="accuracy: other data"
 )
-def pooling(resolved: Resolved, value: Value) -> Resolved:
+def change_pooling(resolved: Resolved, value: Value) -> Resolved:
     """Other numbers of lookups."""
-    change = _change(value, MAX_LOOKUPS)
+    change = _parse_change(value, MAX_LOOKUPS)
     if _holds_ops(resolved):
         from traincast.transforms.table_edits import set_lookups  # only captures need it
 
         return resolved.edited(f"pooling={value.text}", lambda step: set_lookups(step, change))
-    return _described(resolved, lookups_per_table=tuple(map(change, resolved.of_dlrm().lookups_per_table)))
+    return _change_description(resolved, lookups_per_table=tuple(map(change, resolved.of_dlrm().lookups_per_table)))
 
 
-def _change(value: Value, most: int, *, least: float = 0.01, largest: float = 100.0) -> Callable[[Fraction | int], int]:
+def _parse_change(
+    value: Value, most: int, *, least: float = 0.01, largest: float = 100.0
+) -> Callable[[Fraction | int], int]:
     """What makes a new number of an old one: N, or xN times it."""
     if value.text.startswith("x"):
         factor = value.factor(least=least, most=largest)
@@ -67,15 +69,17 @@ def _change(value: Value, most: int, *, least: float = 0.01, largest: float = 10
     return lambda _: number
 
 
-@edit("tables", "number of tables: the last are dropped, or repeated", takes="N", risk="accuracy: another model")
-def tables(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "tables", "number of tables: the last are dropped, or repeated", takes="N", risk="accuracy: another model"
+)
+def change_tables(resolved: Resolved, value: Value) -> Resolved:
     """Fewer or more tables; more are copies of the present ones, in turn."""
     config, number = resolved.of_dlrm(), value.whole(most=MAX_TABLES)
 
     def cut(entries: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(entries[i % len(entries)] for i in range(number)) if entries else ()
 
-    return _described(
+    return _change_description(
         resolved,
         rows_per_table=cut(config.rows_per_table),
         lookups_per_table=cut(config.lookups_per_table),
@@ -83,7 +87,7 @@ def tables(resolved: Resolved, value: Value) -> Resolved:
     )
 
 
-@edit("drop-table", "tables left out: by number from 0 or name (table3; of captures a module), several with +",
+@register_edit("drop-table", "tables left out: by number from 0 or name (table3; of captures a module), several with +",
       takes="TABLE[+TABLE...]", excludes=("tables",), risk="accuracy: another model")  # fmt: skip
 def drop_table(resolved: Resolved, value: Value) -> Resolved:
     """Chosen tables less."""
@@ -92,7 +96,7 @@ def drop_table(resolved: Resolved, value: Value) -> Resolved:
 
         return resolved.edited(f"drop-table={value.text}", lambda step: drop_tables(step, value.text.split("+")))
     config = resolved.of_dlrm()
-    gone = {_table_number(text, config) for text in value.text.split("+")}
+    gone = {_find_table_number(text, config) for text in value.text.split("+")}
     kept = [number for number in range(config.num_tables) if number not in gone]
     if not kept:
         raise TraincastError(f"{config.name} has {config.num_tables} tables, and one of them must stay")
@@ -100,7 +104,7 @@ def drop_table(resolved: Resolved, value: Value) -> Resolved:
     def left(entries: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(entries[number] for number in kept) if entries else ()
 
-    return _described(
+    return _change_description(
         resolved,
         rows_per_table=left(config.rows_per_table),
         lookups_per_table=left(config.lookups_per_table),
@@ -108,7 +112,7 @@ def drop_table(resolved: Resolved, value: Value) -> Resolved:
     )
 
 
-def _table_number(text: str, config: DlrmConfig) -> int:
+def _find_table_number(text: str, config: DlrmConfig) -> int:
     from traincast.models.sharded_dlrm.hybrid import TABLE_NAME, make_dlrm_tables  # only names of tables need them
 
     digits = text.strip().removeprefix(TABLE_NAME)
@@ -123,7 +127,7 @@ def _table_number(text: str, config: DlrmConfig) -> int:
     return int(digits)
 
 
-@edit("add-table", "one more table: its rows, and x its lookups of a sample", takes="ROWS[xLOOKUPS]",
+@register_edit("add-table", "one more table: its rows, and x its lookups of a sample", takes="ROWS[xLOOKUPS]",
       excludes=("tables",), risk="accuracy: another model")  # fmt: skip
 def add_table(resolved: Resolved, value: Value) -> Resolved:
     """A table more, behind the others, as wide as they are; without LOOKUPS one of a sample."""
@@ -135,7 +139,7 @@ def add_table(resolved: Resolved, value: Value) -> Resolved:
 
         return resolved.edited(f"add-table={value.text}", lambda step: add_table(step, height, lookups))
     config = resolved.of_dlrm()
-    return _described(
+    return _change_description(
         resolved,
         rows_per_table=(*config.rows_per_table, height),
         lookups_per_table=(*config.lookups_per_table, lookups),
@@ -143,10 +147,10 @@ def add_table(resolved: Resolved, value: Value) -> Resolved:
     )
 
 
-@edit("rows", "rows of every table: N, or xN times as many", takes="N|xN", risk="accuracy: another hashing")
-def rows(resolved: Resolved, value: Value) -> Resolved:
+@register_edit("rows", "rows of every table: N, or xN times as many", takes="N|xN", risk="accuracy: another hashing")
+def change_rows(resolved: Resolved, value: Value) -> Resolved:
     """Other heights of tables."""
-    change = _change(value, MAX_ROWS, least=1e-6, largest=1e6)
+    change = _parse_change(value, MAX_ROWS, least=1e-6, largest=1e6)
     if _holds_ops(resolved):
         from traincast.transforms.table_edits import set_row_counts  # only captures need it
 
@@ -155,12 +159,12 @@ def rows(resolved: Resolved, value: Value) -> Resolved:
     row_counts = tuple(map(change, config.rows_per_table))
     if set(config.access) - {_UNIFORM} and row_counts != config.rows_per_table:
         raise TraincastError(f"{config.name} says which rows are wanted; describe other rows in its file")
-    return _described(resolved, rows_per_table=row_counts)
+    return _change_description(resolved, rows_per_table=row_counts)
 
 
-@edit("mlp-width", "hidden layers of both MLPs N times as wide", takes="N", risk="accuracy: another model",
+@register_edit("mlp-width", "hidden layers of both MLPs N times as wide", takes="N", risk="accuracy: another model",
       excludes=("bottom-mlp", "top-mlp"))  # fmt: skip
-def mlp_width(resolved: Resolved, value: Value) -> Resolved:
+def scale_mlp_width(resolved: Resolved, value: Value) -> Resolved:
     """Hidden widths scaled to multiples of eight; features, output and the width of embeddings stay."""
     config, factor = resolved.of_dlrm(), value.factor()
 
@@ -168,35 +172,37 @@ def mlp_width(resolved: Resolved, value: Value) -> Resolved:
         return width if factor == 1 else min(MAX_WIDTH, max(8, round(width * factor / 8) * 8))
 
     bottom = config.bottom_mlp
-    return _described(
+    return _change_description(
         resolved,
         bottom_mlp=(bottom[0], *map(scaled, bottom[1:-1]), bottom[-1]),
         top_mlp=(*map(scaled, config.top_mlp[:-1]), config.top_mlp[-1]),
     )
 
 
-@edit(
+@register_edit(
     "bottom-mlp", "widths of the bottom MLP, from features to output", takes="N-N-...", risk="accuracy: another model"
 )
-def bottom_mlp(resolved: Resolved, value: Value) -> Resolved:
+def change_bottom_mlp(resolved: Resolved, value: Value) -> Resolved:
     """Another bottom MLP."""
-    config, widths = resolved.of_dlrm(), _widths(value)
+    config, widths = resolved.of_dlrm(), _parse_widths(value)
     if len(widths) < 2 or widths[0] != config.bottom_mlp[0]:
         first = config.bottom_mlp[0]
         raise TraincastError(f"{config.name} has {first} dense features; write {first}-...-{config.bottom_mlp[-1]}")
-    return _described(resolved, bottom_mlp=widths)
+    return _change_description(resolved, bottom_mlp=widths)
 
 
-@edit("top-mlp", "widths of the top MLP after the interaction", takes="N-N-...-1", risk="accuracy: another model")
-def top_mlp(resolved: Resolved, value: Value) -> Resolved:
+@register_edit(
+    "top-mlp", "widths of the top MLP after the interaction", takes="N-N-...-1", risk="accuracy: another model"
+)
+def change_top_mlp(resolved: Resolved, value: Value) -> Resolved:
     """Another top MLP."""
-    widths = _widths(value)
+    widths = _parse_widths(value)
     if widths[-1] != 1:
         raise TraincastError(f"the top MLP ends in 1 (one click probability), not {widths[-1]}; write ...-1")
-    return _described(resolved, top_mlp=widths)
+    return _change_description(resolved, top_mlp=widths)
 
 
-def _widths(value: Value) -> tuple[int, ...]:
+def _parse_widths(value: Value) -> tuple[int, ...]:
     parts = value.text.split("-")
     if len(parts) > MAX_LAYERS:
         raise TraincastError(f"{len(parts)} layers are too many; give at most {MAX_LAYERS}")

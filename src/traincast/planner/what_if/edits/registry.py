@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
-from traincast.simulator.scenario.fields import FieldInfo, scenario_fields
+from traincast.simulator.scenario.fields import FieldInfo, list_scenario_fields
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -98,7 +98,7 @@ class Edit:
 _EDITS: dict[str, Edit] = {}
 
 
-def edit(
+def register_edit(
     name: str, what: str, *, takes: str = "", target: str = "", excludes: tuple[str, ...] = (), risk: str = "",
     risks: Mapping[str, str] | None = None, advised: tuple[str, ...] = (),
 ) -> Callable[[Apply], Apply]:  # fmt: skip
@@ -116,7 +116,7 @@ def edit(
 
 
 @cache
-def edits() -> dict[str, Edit]:
+def list_edits() -> dict[str, Edit]:
     """Every edit by name, in the order in which they are applied: hardware, model, plain fields, sizes, ops."""
     for family in _FAMILIES:
         import_module(f"traincast.planner.what_if.edits.{family}")
@@ -124,12 +124,12 @@ def edits() -> dict[str, Edit]:
     for family in _FAMILIES:
         ordered |= {name: one for name, one in _EDITS.items() if one.apply.__module__.endswith(f".{family}")}
         if family == _FIELDS_AFTER:
-            plain = (_field_edit(info) for name, info in scenario_fields().items() if name not in _NOT_EDITED)
+            plain = (_make_field_edit(info) for name, info in list_scenario_fields().items() if name not in _NOT_EDITED)
             ordered |= {one.name: one for one in plain if one.name not in _EDITS}
     return ordered
 
 
-def _field_edit(info: FieldInfo) -> Edit:
+def _make_field_edit(info: FieldInfo) -> Edit:
     """The edit that sets a field of the scenario and does nothing else."""
 
     def apply(resolved: Resolved, value: Value) -> Resolved:
@@ -166,7 +166,7 @@ def parse_edit(text: str) -> Requirement:
     left, equals, value = text.strip().partition("=")
     left = left.strip()
     name, _, target = left.partition(":")
-    known = edits()
+    known = list_edits()
     if name not in known:
         raise make_unknown_error("edit", name, known, _LISTED)
     found = known[name]
@@ -175,14 +175,14 @@ def parse_edit(text: str) -> Requirement:
     if equals and not found.takes:
         raise TraincastError(f"edit '{name}' takes no value; write {found.written}")
     if bool(target) != bool(found.target):
-        raise TraincastError(f"edit '{shown_name(left)}' is written {found.written}")
+        raise TraincastError(f"edit '{format_name(left)}' is written {found.written}")
     return Requirement(edit=found, value=Value(text=value.strip(), target=target, edit=left))
 
 
 _LISTED = "'traincast whatif' has a list of them (option list), and so has Python (list_edits)."
 
 
-def shown_name(name: str) -> str:
+def format_name(name: str) -> str:
     """A name as messages repeat it."""
     return name if len(name) <= 80 and name.isprintable() else "?"
 
@@ -203,11 +203,11 @@ def parse_edits(texts: Iterable[str]) -> tuple[Requirement, ...]:
         for other in one.edit.excludes:
             if other in names:
                 raise TraincastError(f"'{one.text}' and '{names[other]}' exclude each other; give one of them")
-    order = list(edits())
+    order = list(list_edits())
     return tuple(sorted(wanted, key=lambda one: order.index(one.edit.name)))
 
 
-def applied(resolved: Resolved, wanted: Iterable[Requirement]) -> Resolved:
+def apply_edits(resolved: Resolved, wanted: Iterable[Requirement]) -> Resolved:
     """The step with all edits; what cannot be applied says why."""
     for one in wanted:
         try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from traincast.ir.workload import MAX_BATCH
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
-@edit("batch-size", "samples per GPU (of a micro-batch where a Transformer is laid out over GPUs)", takes="N",
+@register_edit("batch-size", "samples per GPU (of a micro-batch where a Transformer is laid out over GPUs)", takes="N",
       risk="accuracy: another batch",
       advised=("x2", "x4"))  # fmt: skip
-def batch_size(resolved: Resolved, value: Value) -> Resolved:
+def change_batch_size(resolved: Resolved, value: Value) -> Resolved:
     """Another batch size per GPU; `x2` is twice what it is."""
     if value.text.startswith("x"):
-        number = round(batch_of(resolved) * value.factor())
-        return batch_size(resolved, Value(text=str(max(1, number)), edit=value.edit))
+        number = round(get_batch_size(resolved) * value.factor())
+        return change_batch_size(resolved, Value(text=str(max(1, number)), edit=value.edit))
     number = value.whole(most=MAX_BATCH)
     scenario, layout = resolved.scenario, resolved.layout
     if layout is None:
@@ -27,9 +27,9 @@ def batch_size(resolved: Resolved, value: Value) -> Resolved:
     return resolved.changed(**sizes)
 
 
-def batch_of(resolved: Resolved) -> int:
+def get_batch_size(resolved: Resolved) -> int:
     """Samples per GPU of a step as it is."""
-    from traincast.simulator.scenario.workloads import load  # only factors need it
+    from traincast.simulator.scenario.workloads import load_single_gpu_step  # only factors need it
 
     scenario = resolved.scenario
     if resolved.source == "transformer":
@@ -40,4 +40,4 @@ def batch_of(resolved: Resolved) -> int:
         return resolved.of_dlrm().batch_size
     if resolved.source == "program":
         raise TraincastError(f"{resolved.name} has a batch for all its GPUs; give a number instead of a factor")
-    return load(scenario, resolved.source).batch_size
+    return load_single_gpu_step(scenario, resolved.source).batch_size

@@ -7,29 +7,29 @@ from dataclasses import replace
 from traincast.costs.kernels.families import RECORDS
 from traincast.hardware.links import add_default_links
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 COLLECTIVE = "collective"
 
 
-def families() -> tuple[str, ...]:
+def list_families() -> tuple[str, ...]:
     """Kernel families whose speed can be changed."""
     return (*dict.fromkeys(record.family.name for record in RECORDS), COLLECTIVE)
 
 
-@edit(
+@register_edit(
     "speed", "kernels of a family (gemm, embedding, ...) or of an op (aten::mm) N times as fast", takes="N",
     target="FAMILY|OP", risk="somebody must write the kernel",
 )  # fmt: skip
-def faster_kernels(resolved: Resolved, value: Value) -> Resolved:
+def scale_kernel_speed(resolved: Resolved, value: Value) -> Resolved:
     """The step with faster kernels. Collectives are made of links: theirs get faster, latency stays."""
     factor, target = value.factor(), value.target
     if "::" in target:
-        return _op(resolved, target, factor)
-    if target not in families():
-        raise make_unknown_error("kernel family", target, families(), "Name one, or an op such as aten::mm.")
+        return _scale_op_speed(resolved, target, factor)
+    if target not in list_families():
+        raise make_unknown_error("kernel family", target, list_families(), "Name one, or an op such as aten::mm.")
     if target == COLLECTIVE:
         topology = add_default_links(resolved.platform).topology
         assert topology is not None
@@ -43,7 +43,7 @@ def faster_kernels(resolved: Resolved, value: Value) -> Resolved:
     return resolved.with_device(corrections=corrections)
 
 
-def _op(resolved: Resolved, name: str, factor: float) -> Resolved:
+def _scale_op_speed(resolved: Resolved, name: str, factor: float) -> Resolved:
     if name.startswith("c10d::"):
         raise TraincastError(f"{name} is as fast as the links; give speed:{COLLECTIVE}, link-speed or nic-speed")
 

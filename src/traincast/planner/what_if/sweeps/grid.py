@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 MOST_POINTS = 1_000_000
@@ -52,7 +52,7 @@ class Grid:
         return product(*(values for _, values in self.axes))
 
 
-def edits_at(names: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
+def list_edits_at(names: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
     """The edits of a point."""
     texts: list[str] = []
     for name, value in zip(names, values, strict=True):
@@ -63,24 +63,24 @@ def edits_at(names: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def grid_of(varied: Mapping[str, Sequence[str]]) -> Grid:
+def make_grid(varied: Mapping[str, Sequence[str]]) -> Grid:
     """The grid of axes as they were given, each value of each checked once; batch sizes go fastest, platforms slowest,
     since neighbours share most work then."""
     order = {"on": -3, "gpus": -2, APPLY: -1, "batch-size": 2, "seq-len": 1}
     axes = []
     for name in sorted(varied, key=lambda name: order.get(name, 0)):
-        values = tuple(dict.fromkeys(value for text in varied[name] for value in expanded(name, text)))
+        values = tuple(dict.fromkeys(value for text in varied[name] for value in expand_values(name, text)))
         if not values:
             raise TraincastError(f"axis '{name}' has no values; give some, such as {name}=1,2,4")
         for value in values if name == APPLY else values[:1]:
-            parse_edits(edits_at([name], [value]))
+            parse_edits(list_edits_at([name], [value]))
         axes.append((name, values))
     grid = Grid(axes=tuple(axes))
-    parse_edits(edits_at(grid.names, [values[-1] for _, values in axes]))
+    parse_edits(list_edits_at(grid.names, [values[-1] for _, values in axes]))
     return grid
 
 
-def expanded(name: str, text: str) -> list[str]:
+def expand_values(name: str, text: str) -> list[str]:
     """The values of `512,1024`, of a range `256:4096:x2` or `100:1000:100`.
 
     >>> expanded("batch-size", "256:2048:x2"), expanded("gpus", "1:7:3"), expanded("on", "v100,h100")
@@ -90,7 +90,7 @@ def expanded(name: str, text: str) -> list[str]:
     for part in str(text).split(","):
         blocks = part.strip().split(":")
         if len(blocks) == 3 and all(block.removeprefix("x").isdecimal() for block in blocks):
-            values += _range(name, blocks)
+            values += _expand_range(name, blocks)
         elif part.strip():
             values.append(part.strip())
     if len(values) > MOST_VALUES:
@@ -98,7 +98,7 @@ def expanded(name: str, text: str) -> list[str]:
     return values
 
 
-def _range(name: str, blocks: Sequence[str]) -> list[str]:
+def _expand_range(name: str, blocks: Sequence[str]) -> list[str]:
     grows = blocks[2].startswith("x")
     plain = all(len(block) <= _MOST_DIGITS and block.isascii() for block in blocks)
     first, last, step = (int(block.removeprefix("x")) if plain else 0 for block in blocks)
@@ -117,37 +117,37 @@ def _range(name: str, blocks: Sequence[str]) -> list[str]:
     return [str(value) for value in range(first, last + 1, step)]
 
 
-def varied_values(vary: Any, where: str) -> dict[str, list[str]]:
+def read_varied_values(vary: Any, where: str) -> dict[str, list[str]]:
     """The axes of a sweep's file: values by edit, each as a text."""
     if vary is None:
         return {}
     if not isinstance(vary, Mapping):
         raise TraincastError(f"{where}: 'vary' has values by edit, such as `batch-size: [512, 1024]`")
-    return {str(name): _listed(where, str(name), values) for name, values in vary.items()}
+    return {str(name): _read_listed(where, str(name), values) for name, values in vary.items()}
 
 
-def checked_options(options: Any) -> dict[str, Any]:
+def check_options(options: Any) -> dict[str, Any]:
     """Fields of the scenario that stand under `options` in a sweep's file."""
     if options is None:
         return {}
     if not isinstance(options, Mapping):
         raise TraincastError("'options' are fields of the scenario by name, such as dtype: tf32")
-    known = scenario_fields()
+    known = list_scenario_fields()
     for name in options:
         if name not in known:
             raise make_unknown_error("option", str(name), known, f"'options' may have {', '.join(known)}.")
     return dict(options)
 
 
-def _listed(path: str, name: str, values: Any) -> list[str]:
+def _read_listed(path: str, name: str, values: Any) -> list[str]:
     listed = values if isinstance(values, list) else [values]
     for value in listed:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shorten_value(value)}")
-    return [value_text(value) for value in listed]
+    return [format_value(value) for value in listed]
 
 
-def value_text(value: str | int | float) -> str:
+def format_value(value: str | int | float) -> str:
     """A value as an edit takes it: integers without a fraction, as YAML and Python have 1e3.
 
     >>> value_text(1e3), value_text(0.5), value_text("x2")

@@ -18,12 +18,12 @@ _VERSION = 1
 _MOST_LINE = 1 << 16
 
 
-def digest(document: Any) -> str:
+def compute_digest(document: Any) -> str:
     """A short name of what a sweep is: another sweep has another one."""
     return blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _text(entry: dict[str, Any]) -> str:
+def _format_line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -39,21 +39,21 @@ class Journal:
         self.path = out.with_name(out.name + ".points")
         self._points = points
         self._head = {"traincast_sweep": _VERSION, "sweep": identity, "points": points}
-        self._file = self._opened()
+        self._file = self._open_file()
         try:
             self.done: dict[int, dict[str, Any]] = self._read()
             if not self._file.tell():
-                self._write(_text(self._head))
+                self._write(_format_line(self._head))
         except BaseException:
             self.close()
             raise
 
-    def _opened(self) -> io.FileIO:
+    def _open_file(self) -> io.FileIO:
         """The file, which nobody else writes to as long as it is open."""
         try:
             file = self.path.open("a+b", buffering=0)  # a line is written whole, or its beginning is cut off again
         except OSError as error:
-            raise self._trouble(error, "write the result elsewhere") from None
+            raise self._make_error(error, "write the result elsewhere") from None
         try:
             # a lock of this process alone, which workers that outlive it do not hold
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ class Journal:
             pass
         return file
 
-    def _trouble(self, error: OSError, remedy: str) -> TraincastError:
+    def _make_error(self, error: OSError, remedy: str) -> TraincastError:
         return TraincastError(f"cannot write '{format_path(self.path)}': {error.strerror or error}; {remedy}")
 
     def _read(self) -> dict[int, dict[str, Any]]:
@@ -79,7 +79,7 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             whole += len(line)
-            entry = self._entry(line)
+            entry = self._parse_line(line)
             if number == 0:
                 self._check(entry)
                 continue
@@ -91,26 +91,28 @@ class Journal:
         self._file.seek(whole)
         return done
 
-    def _entry(self, line: bytes) -> dict[str, Any]:
+    def _parse_line(self, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line[:_MOST_LINE])
         except ValueError:
             entry = None
         if not isinstance(entry, dict):
-            raise self._foreign()
+            raise self._make_foreign_error()
         return entry
 
     def _check(self, head: dict[str, Any]) -> None:
         if head != self._head:
-            raise self._foreign()
+            raise self._make_foreign_error()
 
-    def _foreign(self) -> TraincastError:
+    def _make_foreign_error(self) -> TraincastError:
         name = format_path(self.path)
         return TraincastError(f"'{name}' is the journal of another sweep; delete it, or write this one elsewhere")
 
     def add(self, points: Sequence[int], rows: Sequence[dict[str, Any]]) -> None:
         """Points are done: they are in the file when this returns."""
-        self._write("".join(_text({"point": point, "row": row}) for point, row in zip(points, rows, strict=True)))
+        self._write(
+            "".join(_format_line({"point": point, "row": row}) for point, row in zip(points, rows, strict=True))
+        )
         self.done.update(zip(points, rows, strict=True))
 
     def _write(self, text: str) -> None:
@@ -119,7 +121,7 @@ class Journal:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise self._trouble(error, "points so far are kept: the same command goes on from them") from None
+            raise self._make_error(error, "points so far are kept: the same command goes on from them") from None
 
     def close(self) -> None:
         """The file stays, to go on from."""

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from traincast.planner.what_if.edits.registry import applied, parse_edits
-from traincast.planner.what_if.money import Cost, Prices, cost_of
-from traincast.planner.what_if.result import fits, memory_bytes
-from traincast.planner.what_if.sweeps.grid import edits_at
+from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
+from traincast.planner.what_if.money import Cost, Prices, compute_cost
+from traincast.planner.what_if.result import check_fits, get_memory_bytes
+from traincast.planner.what_if.sweeps.grid import list_edits_at
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.sizes import SizeResult, predict_sizes
-from traincast.simulator.scenario.predict import load_step, loader_of, predict
+from traincast.simulator.scenario.predict import load_step, make_loader, predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
@@ -45,7 +45,7 @@ class Prepared:
     variants: dict[tuple[str, ...], Resolved] = field(default_factory=dict)
 
 
-def prepared(sweep: Sweep) -> Prepared:
+def prepare_worker(sweep: Sweep) -> Prepared:
     """A worker's own."""
     return Prepared(sweep=sweep)
 
@@ -54,7 +54,7 @@ Group = tuple[tuple[str, ...], ...]
 """Points that differ in their sizes only."""
 
 
-def grouped(names: tuple[str, ...], points: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
+def group_points(names: tuple[str, ...], points: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
     """First and end of every run of neighbours that differ in their sizes only, none too long."""
     fixed = [i for i, name in enumerate(names) if name not in _SIZES]
     runs, start = [], 0
@@ -66,34 +66,34 @@ def grouped(names: tuple[str, ...], points: Sequence[tuple[str, ...]]) -> list[t
     return runs
 
 
-def group_rows(worker: Prepared, group: Group) -> list[dict[str, Any]]:
+def predict_group(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     """The rows of a group: predicted side by side where that is possible, else one by one."""
     if len(group) > 1:
         with suppress(*_FAILURES):
-            return _together(worker, group)
-    return [point_row(worker, values) for values in group]
+            return _predict_together(worker, group)
+    return [predict_point(worker, values) for values in group]
 
 
-def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
-    variants = [_resolved(worker, edits_at(worker.sweep.names, values)) for values in group]
+def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
+    variants = [_resolve_point(worker, list_edits_at(worker.sweep.names, values)) for values in group]
     first = variants[0]
-    if first.kind == "parallel" or first.gpus > 1 or loader_of(first.scenario) is not None:
+    if first.kind == "parallel" or first.gpus > 1 or make_loader(first.scenario) is not None:
         raise TraincastError("only steps of one GPU are predicted together")
-    price = _prices(worker.sweep.prices, first)
+    price = _find_prices(worker.sweep.prices, first)
     limit = first.platform.device.memory_bytes
     rows = []
-    for result, samples in _predicted(variants):
+    for result, samples in _predict_sizes(variants):
         cost = Cost(
             gpus=1, seconds=result.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
             run_steps=None,
         )  # fmt: skip
         idle = max(0.0, result.iteration - result.device_active)
         held = result.peak_bytes
-        rows.append(_row(cost, result.interval, (result.device_active, idle, 0.0), held, fits=held <= limit))
+        rows.append(_make_row(cost, result.interval, (result.device_active, idle, 0.0), held, fits=held <= limit))
     return rows
 
 
-def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeResult, int]]:
+def _predict_sizes(variants: Sequence[Resolved]) -> list[tuple[SizeResult, int]]:
     """What `predicted` says of steps that differ in batch size or sequence length only, all of one GPU and without a
     data loader, and the samples of each step."""
     steps = [load_step(resolved)[0] for resolved in variants]
@@ -109,19 +109,19 @@ def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeResult, int]]:
     return [(result, step.samples) for result, step in zip(results, steps, strict=True)]
 
 
-def point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
+def predict_point(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
     """The row of a point: its figures, or an error."""
     try:
-        texts = edits_at(worker.sweep.names, values)
-        resolved = _resolved(worker, texts)
-        return figures(resolved, predict(resolved), worker.sweep.prices)
+        texts = list_edits_at(worker.sweep.names, values)
+        resolved = _resolve_point(worker, texts)
+        return make_figures(resolved, predict(resolved), worker.sweep.prices)
     except TraincastError as error:
         return {"error": str(error)}
     except _FAILURES as error:
         return {"error": f"internal error, please report it: {type(error).__name__}: {error}"}
 
 
-def _resolved(worker: Prepared, texts: tuple[str, ...]) -> Resolved:
+def _resolve_point(worker: Prepared, texts: tuple[str, ...]) -> Resolved:
     """The step of a point; what all batch sizes have in common is edited once."""
     sizes = tuple(text for text in texts if text.partition("=")[0] in _SIZES)
     others = tuple(text for text in texts if text not in sizes)
@@ -129,11 +129,11 @@ def _resolved(worker: Prepared, texts: tuple[str, ...]) -> Resolved:
         if len(worker.variants) >= _MOST_VARIANTS:
             worker.variants.pop(next(iter(worker.variants)))
         parse_edits(texts)
-        worker.variants[others] = applied(worker.sweep.resolved, parse_edits(others))
-    return applied(worker.variants[others], parse_edits(sizes))
+        worker.variants[others] = apply_edits(worker.sweep.resolved, parse_edits(others))
+    return apply_edits(worker.variants[others], parse_edits(sizes))
 
 
-def _prices(prices: dict[str, float], resolved: Resolved) -> Prices:
+def _find_prices(prices: dict[str, float], resolved: Resolved) -> Prices:
     """The price of a point; where others have one, a point without would be ranked by another measure."""
     key = resolved.platform.key
     if prices and key not in prices and "" not in prices:
@@ -141,15 +141,15 @@ def _prices(prices: dict[str, float], resolved: Resolved) -> Prices:
     return Prices(per_gpu_hour=prices.get(key, prices.get("")))
 
 
-def figures(resolved: Resolved, result: Prediction, prices: dict[str, float]) -> dict[str, Any]:
+def make_figures(resolved: Resolved, result: Prediction, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
-    cost = cost_of(result, _prices(prices, resolved))
+    cost = compute_cost(result, _find_prices(prices, resolved))
     idle = max(0.0, result.iteration - result.device_active)
     parts = (result.device_active, idle, result.exposed_comm)
-    return _row(cost, result.interval, parts, memory_bytes(result), fits=fits(result))
+    return _make_row(cost, result.interval, parts, get_memory_bytes(result), fits=check_fits(result))
 
 
-def _row(
+def _make_row(
     cost: Cost, interval: tuple[float, float], parts: tuple[float, float, float], held: float, *, fits: bool
 ) -> dict[str, Any]:
     money = cost.to_dict()

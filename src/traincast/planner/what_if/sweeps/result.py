@@ -32,7 +32,7 @@ class SweepResult(Result):
     @property
     def pareto(self) -> list[dict[str, Any]]:
         """Points that fit in memory and that no other beats in time, cost and memory at once; the fastest first."""
-        return pareto([row for row in self.rows if not row.get("error") and row["fits"]])
+        return find_pareto_rows([row for row in self.rows if not row.get("error") and row["fits"]])
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -56,8 +56,8 @@ class SweepResult(Result):
         failed = f"; {len(self.failed):,} could not be predicted" if self.failed else ""
         ran = f"in {self.seconds:.1f} s ({self.workers}{again}){failed}"
         return (
-            f"{self.name}: {_points(len(self.rows))} {ran}\n"
-            f"{_points(len(self.pareto))} that no other beats in time of a sample, cost and memory at once"
+            f"{self.name}: {_count_points(len(self.rows))} {ran}\n"
+            f"{_count_points(len(self.pareto))} that no other beats in time of a sample, cost and memory at once"
         )
 
     def records(self) -> Records:
@@ -65,7 +65,7 @@ class SweepResult(Result):
         return {"points": self.rows, "pareto": self.pareto}
 
 
-def _points(number: int) -> str:
+def _count_points(number: int) -> str:
     return f"{number:,} point{'s' * (number != 1)}"
 
 
@@ -73,19 +73,19 @@ _MOST_FAILURES = 100
 _MOST_ROWS = 10_000  # in a document; the file has them all
 
 
-def cost(row: dict[str, Any]) -> float:
+def get_row_cost(row: dict[str, Any]) -> float:
     """Dollars of a million samples, or GPU hours where there is no price."""
     dollars = row["dollars_per_million_samples"]
     return float(row["gpu_hours_per_million_samples"] if dollars is None else dollars)
 
 
-def pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def find_pareto_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows that no other beats: none is at least as good in all goals and better in one."""
-    ranked = sorted(rows, key=lambda row: (row["us_per_sample"], cost(row), row["memory_gb"]))
+    ranked = sorted(rows, key=lambda row: (row["us_per_sample"], get_row_cost(row), row["memory_gb"]))
     kept: list[tuple[float, float, dict[str, Any]]] = []
     for row in ranked:
         # who comes earlier is at least as fast, so it beats this one if it is also no dearer and no larger
-        price, held = cost(row), row["memory_gb"]
+        price, held = get_row_cost(row), row["memory_gb"]
         if not any(other <= price and size <= held for other, size, _ in kept):
             kept.append((price, held, row))
     return [row for _, _, row in kept]

@@ -12,9 +12,9 @@ from typing import Any
 
 from traincast.ir.workload import Workload
 from traincast.planner.what_if.sweeps.grid import Grid
-from traincast.planner.what_if.sweeps.journal import Journal, digest
-from traincast.planner.what_if.sweeps.picture import picture
-from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_rows, grouped, prepared
+from traincast.planner.what_if.sweeps.journal import Journal, compute_digest
+from traincast.planner.what_if.sweeps.picture import draw_picture
+from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_points, predict_group, prepare_worker
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
@@ -27,7 +27,7 @@ from traincast.utils.version import __version__
 SUFFIXES = (".csv", ".parquet")
 
 
-def sweep(
+def run_sweep(
     resolved: Resolved,
     grid: Grid,
     *,
@@ -44,12 +44,12 @@ def sweep(
     began = monotonic()
     points = list(grid)
     settled = Sweep(resolved=resolved, names=grid.names, prices=prices or {})
-    journal = None if out is None else Journal(out, _identity(settled, grid), len(points))
+    journal = None if out is None else Journal(out, _describe_identity(settled, grid), len(points))
     done = {} if journal is None else journal.done
     resumed = len(done)
     left = [number for number in range(len(points)) if number not in done]
 
-    runs = grouped(grid.names, [points[number] for number in left])
+    runs = group_points(grid.names, [points[number] for number in left])
 
     def heard(place: int, outcome: Any) -> None:
         numbers = left[slice(*runs[place])]
@@ -60,7 +60,7 @@ def sweep(
             journal.add(numbers, rows)
         progress(len(done) / len(points))
 
-    job = Job(prepare=prepared, given=settled, work=group_rows)
+    job = Job(prepare=prepare_worker, given=settled, work=predict_group)
     tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
     try:
         where.run_tasks(job, tasks, heard)
@@ -73,7 +73,7 @@ def sweep(
         name=resolved.name, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
         seconds=monotonic() - began,
     )  # fmt: skip
-    _write(result, out, image)
+    _write_files(result, out, image)
     if journal is not None:
         journal.remove()
     return result
@@ -92,7 +92,7 @@ def _check_files(out: Path | None, image: Path | None) -> None:
             raise TraincastError("Parquet needs polars: pip install 'traincast[data]', or write .csv") from None
 
 
-def _identity(settled: Sweep, grid: Grid) -> str:
+def _describe_identity(settled: Sweep, grid: Grid) -> str:
     """What makes a sweep the same one: the step, the platform, all options, the axes, the files that they name, and
     the version that predicts."""
     resolved, workload = settled.resolved, settled.resolved.scenario.workload
@@ -100,35 +100,35 @@ def _identity(settled: Sweep, grid: Grid) -> str:
     files += [value for name, values in grid.axes if name in ("on", "plan") for value in values]
     described = {
         "version": __version__,
-        "workload": _content(workload) if isinstance(workload, Workload) else str(workload),
+        "workload": _read_content(workload) if isinstance(workload, Workload) else str(workload),
         "files": {name: compute_file_digest(name) for name in files},
         "scenario": repr((resolved.platform, resolved.scenario.replace(workload=""), resolved.costs, resolved.host)),
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
     }  # fmt: skip
-    return digest(described)
+    return compute_digest(described)
 
 
-def _content(workload: Workload) -> list[Any]:
+def _read_content(workload: Workload) -> list[Any]:
     """What a workload holds."""
     return [
         workload.name, workload.mode, list(workload.ranks),
-        [[digest(repr((p.symbolic, p.names, p.batch_size, p.seq_len))),
-          digest([getattr(p.columns, one.name).tobytes().hex() for one in fields(p.columns)]),
-          digest(p.sizes.coefficients.tolist())] for p in workload.programs],
+        [[compute_digest(repr((p.symbolic, p.names, p.batch_size, p.seq_len))),
+          compute_digest([getattr(p.columns, one.name).tobytes().hex() for one in fields(p.columns)]),
+          compute_digest(p.sizes.coefficients.tolist())] for p in workload.programs],
     ]  # fmt: skip
 
 
-def _write(result: SweepResult, out: Path | None, image: Path | None) -> None:
+def _write_files(result: SweepResult, out: Path | None, image: Path | None) -> None:
     if out is not None:
         if out.suffix == ".csv":
-            write_bytes(out, _csv(result.grid.names, result.rows).encode())
+            write_bytes(out, _format_csv(result.grid.names, result.rows).encode())
         else:
             _write_parquet(out, result)
     if image is not None:
-        write_bytes(image, picture(result).encode())
+        write_bytes(image, draw_picture(result).encode())
 
 
-def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+def _format_csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, (*names, *FIGURES, "error"), restval="", lineterminator="\n")
     writer.writeheader()

@@ -38,7 +38,7 @@ class Images:
         """The batch of a step; nothing waits for its stream, as in the example."""
         torch.cuda.current_stream().wait_stream(self.stream)
         with torch.cuda.stream(self.stream):
-            prepared = [_prepared(image, flipped=number % 2 == 1) for number, image in enumerate(self.raw)]
+            prepared = [_prepare_image(image, flipped=number % 2 == 1) for number, image in enumerate(self.raw)]
             images = prepared[0].new_empty(len(prepared), 3, HEIGHT, WIDTH).zero_()
             for image, place in zip(prepared, images, strict=True):
                 place[:, : image.size(1), : image.size(2)].copy_(image)
@@ -47,7 +47,7 @@ class Images:
         return Batch(images.contiguous(memory_format=torch.channels_last), torch.stack(corners), torch.stack(classes))
 
 
-def _prepared(raw: torch.Tensor, *, flipped: bool) -> torch.Tensor:
+def _prepare_image(raw: torch.Tensor, *, flipped: bool) -> torch.Tensor:
     image = raw.to("cuda", non_blocking=True)
     resized = F.interpolate(image[None].to(torch.float32), size=_RESIZED, mode="bilinear", align_corners=False)
     image = resized.squeeze(0).round().to(torch.uint8)

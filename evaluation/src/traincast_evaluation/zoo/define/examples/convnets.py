@@ -16,7 +16,7 @@ _B0 = ((3, 1, 1, 1, 16), (3, 2, 2, 6, 24), (5, 2, 2, 6, 40), (3, 2, 3, 6, 80), (
 _SQUEEZED = 16  # channels between squeeze and excitation of a ResNeXt
 
 
-def convnet(name: str) -> nn.Module:
+def make_convnet(name: str) -> nn.Module:
     """The model of this name: "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0" or
     "efficientnet-widese-b0"."""
     if name in _RESNETS:
@@ -97,7 +97,9 @@ class ResNet(nn.Module):
         return scores
 
 
-def _convolved(into: int, out: int, kernel: int, stride: int = 1, groups: int = 1, *, active: bool = True) -> nn.Module:
+def _make_convolution(
+    into: int, out: int, kernel: int, stride: int = 1, groups: int = 1, *, active: bool = True
+) -> nn.Module:
     padding = (kernel - 1) // 2
     conv = nn.Conv2d(into, out, kernel, stride=stride, padding=padding, groups=groups, bias=False)
     norm = nn.BatchNorm2d(out, eps=1e-3, momentum=0.01)
@@ -110,11 +112,11 @@ class InvertedBottleneck(nn.Module):
     def __init__(self, into: int, out: int, kernel: int, stride: int, expansion: int, *, wide: bool) -> None:
         super().__init__()
         hidden = into * expansion
-        self.expand = None if hidden == into else _convolved(into, hidden, 1)
-        self.depthwise = _convolved(hidden, hidden, kernel, stride, groups=hidden)
+        self.expand = None if hidden == into else _make_convolution(into, hidden, 1)
+        self.depthwise = _make_convolution(hidden, hidden, kernel, stride, groups=hidden)
         squeezed = max(1, (hidden if wide else into) // 4)
         self.squeeze = Squeeze(hidden, squeezed, nn.SiLU(inplace=True))
-        self.project = _convolved(hidden, out, 1, active=False)
+        self.project = _make_convolution(hidden, out, 1, active=False)
         self.residual = stride == 1 and into == out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +131,7 @@ class EfficientNet(nn.Module):
 
     def __init__(self, *, wide: bool) -> None:
         super().__init__()
-        self.stem = _convolved(3, 32, 3, 2)
+        self.stem = _make_convolution(3, 32, 3, 2)
         channels, blocks = 32, []
         for kernel, stride, repeats, expansion, out in _B0:
             for repeat in range(repeats):
@@ -137,7 +139,7 @@ class EfficientNet(nn.Module):
                 blocks.append(InvertedBottleneck(channels, out, kernel, first, expansion, wide=wide))
                 channels = out
         self.layers = nn.Sequential(*blocks)
-        self.features = _convolved(channels, 1280, 1)
+        self.features = _make_convolution(channels, 1280, 1)
         self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 1000))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

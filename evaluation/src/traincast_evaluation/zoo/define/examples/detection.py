@@ -32,14 +32,14 @@ class Boxes(NamedTuple):
     scores: torch.Tensor
 
 
-def found(mask: torch.Tensor, count: int) -> torch.Tensor:
+def find_set_places(mask: torch.Tensor, count: int) -> torch.Tensor:
     """Where `mask` is set, in `count` places, which the device tells the host."""
     places = torch.nonzero_static(mask, size=count).squeeze(1)
     mask.sum().item()
     return places
 
 
-def anchors_of(levels: list[torch.Tensor], images: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+def make_anchors(levels: list[torch.Tensor], images: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Anchors of every level [anchors, 4], and of the last image which of all are inside it."""
     grids = []
     for level, stride in zip(levels, STRIDES, strict=True):
@@ -57,12 +57,12 @@ def anchors_of(levels: list[torch.Tensor], images: int) -> tuple[list[torch.Tens
 
 
 @torch.no_grad()
-def proposals(
+def choose_proposals(
     scores: list[torch.Tensor], offsets: list[torch.Tensor], grids: list[torch.Tensor], objects: torch.Tensor
 ) -> list[Boxes]:
     """The best boxes of each image, those of its objects added."""
     images = objects.size(0)
-    by_level = [_of_level(*level, images) for level in zip(scores, offsets, grids, strict=True)]
+    by_level = [_choose_level_proposals(*level, images) for level in zip(scores, offsets, grids, strict=True)]
     joined = [
         Boxes(torch.cat([level[i].corners for level in by_level]), torch.cat([level[i].scores for level in by_level]))
         for i in range(images)
@@ -74,13 +74,13 @@ def proposals(
     each = min(ROIS, PROPOSALS // images)
     result = []
     for i, mask in enumerate(chosen.split([boxes.scores.numel() for boxes in joined])):
-        corners, kept = joined[i].corners[found(mask, each)], joined[i].scores[found(mask, each)]
+        corners, kept = joined[i].corners[find_set_places(mask, each)], joined[i].scores[find_set_places(mask, each)]
         ones = torch.ones(objects.size(1), device="cuda")
         result.append(Boxes(torch.cat([corners, objects[i]]), torch.cat([kept, ones])))
     return result
 
 
-def _of_level(score: torch.Tensor, offset: torch.Tensor, grid: torch.Tensor, images: int) -> list[Boxes]:
+def _choose_level_proposals(score: torch.Tensor, offset: torch.Tensor, grid: torch.Tensor, images: int) -> list[Boxes]:
     """The best boxes of a level: decoded and clipped, small and overlapping ones left out image by image."""
     ratings = score.reshape(images, -1).sigmoid()
     ratings, order = ratings.topk(min(BEFORE, ratings.size(1)), dim=1, sorted=True)
@@ -91,13 +91,16 @@ def _of_level(score: torch.Tensor, offset: torch.Tensor, grid: torch.Tensor, ima
     result = []
     for image in range(images):
         count = large.size(1)
-        left, rated = corners[image][found(large[image], count)], ratings[image][found(large[image], count)]
-        kept = _not_overlapping(left, rated, min(AFTER, count))
+        left, rated = (
+            corners[image][find_set_places(large[image], count)],
+            ratings[image][find_set_places(large[image], count)],
+        )
+        kept = _suppress_overlapping(left, rated, min(AFTER, count))
         result.append(Boxes(left[kept], rated[kept]))
     return result
 
 
-def _not_overlapping(corners: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+def _suppress_overlapping(corners: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
     """Numbers of the boxes that stay: the device tells which overlap, the host chooses."""
     rated = torch.cat([corners, scores[:, None]], dim=1)
     _, order = rated.select(1, 4).sort(0, descending=True)
@@ -106,18 +109,18 @@ def _not_overlapping(corners: torch.Tensor, scores: torch.Tensor, count: int) ->
     return order[kept].sort(0)[0]
 
 
-def matched(objects: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def match_to_objects(objects: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The number of each box's object, and that object's corners."""
     number = match_boxes(box_overlap(objects, boxes))
     return number, objects[number.clamp(min=0)]
 
 
-def sampled(labels: torch.Tensor, most: int, positive: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_boxes(labels: torch.Tensor, most: int, positive: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks of the boxes that count: some that hit an object and others, drawn at random."""
     masks: list[torch.Tensor] = []
     for wanted, available in ((labels >= 1, 2 * positive), (labels == 0, labels.numel() - 2 * positive)):
         count = positive if not masks else min(most - positive, available)
-        places = found(wanted, available)
+        places = find_set_places(wanted, available)
         drawn = places[torch.randperm(available, device="cuda")[:count]]
         mask = torch.zeros_like(labels, dtype=torch.uint8)
         mask[drawn] = 1
@@ -125,25 +128,25 @@ def sampled(labels: torch.Tensor, most: int, positive: int) -> tuple[torch.Tenso
     return masks[0], masks[1]
 
 
-def anchor_targets(
+def compute_anchor_targets(
     anchors: torch.Tensor, inside: torch.Tensor, objects: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Labels and offsets wanted of every anchor of an image."""
-    number, wanted = matched(objects, anchors)
+    number, wanted = match_to_objects(objects, anchors)
     labels = (number >= 0).to(torch.float32)
     labels.masked_fill_(~inside, -1)
     labels.masked_fill_(number == -2, -1)
     return labels, encode_boxes(wanted, anchors)
 
 
-def box_targets(boxes: Boxes, objects: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def compute_box_targets(boxes: Boxes, objects: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Corners, labels and offsets of the boxes of an image that train its heads; as many as it has are kept."""
-    number, wanted = matched(objects, boxes.corners)
+    number, wanted = match_to_objects(objects, boxes.corners)
     labels = classes[number.clamp(min=0)].to(torch.int64)
     labels.masked_fill_(number == -1, 0)
     labels.masked_fill_(number == -2, -1)
     offsets = encode_boxes(wanted, boxes.corners)
     count = boxes.corners.size(0)
-    hit, missed = sampled(labels, ROIS, round(POSITIVE * count))
-    kept = found(hit | missed, count)
+    hit, missed = sample_boxes(labels, ROIS, round(POSITIVE * count))
+    kept = find_set_places(hit | missed, count)
     return boxes.corners[kept], labels[kept], offsets[kept], boxes.scores[kept]

@@ -11,13 +11,13 @@ from traincast_evaluation.zoo.define.examples.detection import (
     POSITIVE,
     POSITIVE_ANCHORS,
     SAMPLED_ANCHORS,
-    anchor_targets,
-    anchors_of,
-    box_targets,
-    found,
-    matched,
-    proposals,
-    sampled,
+    choose_proposals,
+    compute_anchor_targets,
+    compute_box_targets,
+    find_set_places,
+    make_anchors,
+    match_to_objects,
+    sample_boxes,
 )
 from traincast_evaluation.zoo.define.examples.detection_ops import mask_targets, roi_align
 
@@ -122,7 +122,7 @@ class Head(nn.Module):
         pooled = pooled.to(memory_format=torch.channels_last)
         for number, (level, share) in enumerate(zip(levels[:4], _LEVEL_SHARES, strict=True)):
             inside = min(left, round(share * count))
-            where = found(fitting == number, inside)
+            where = find_set_places(fitting == number, inside)
             pooled[where] = roi_align(level.float(), corners[where], self.size).to(pooled.dtype)
             left -= inside
         return pooled
@@ -146,11 +146,13 @@ class MaskRcnn(nn.Module):
         levels = self.backbone(batch.images)
         hidden = [F.relu(self.rpn(level)) for level in levels]
         scores, offsets = [self.scores(h) for h in hidden], [self.offsets(h) for h in hidden]
-        grids, inside = anchors_of(levels, batch.images.size(0))
-        boxes = proposals(scores, offsets, grids, batch.objects)
+        grids, inside = make_anchors(levels, batch.images.size(0))
+        boxes = choose_proposals(scores, offsets, grids, batch.objects)
         losses = self._anchor_losses(scores, offsets, torch.cat(grids), inside, batch)
         with torch.no_grad():
-            trained = [box_targets(b, o, c) for b, o, c in zip(boxes, batch.objects, batch.classes, strict=True)]
+            trained = [
+                compute_box_targets(b, o, c) for b, o, c in zip(boxes, batch.objects, batch.classes, strict=True)
+            ]
         x = self.box_pool(levels, [t[0] for t in trained]).flatten(1)
         x = F.relu(self.fc7(F.relu(self.fc6(x))))
         losses += self._box_losses(self.classes(x), self.corners(x), trained)
@@ -163,10 +165,12 @@ class MaskRcnn(nn.Module):
         """Anchors matched to objects image by image; 256 of each count."""
         images = batch.images.size(0)
         with torch.no_grad():
-            targets = [anchor_targets(anchors, inside, objects) for objects in batch.objects]
-            masks = [sampled(labels, SAMPLED_ANCHORS, POSITIVE_ANCHORS) for labels, _ in targets]
-            hit = found(torch.cat([mask for mask, _ in masks]), images * POSITIVE_ANCHORS)
-            missed = found(torch.cat([mask for _, mask in masks]), images * (SAMPLED_ANCHORS - POSITIVE_ANCHORS))
+            targets = [compute_anchor_targets(anchors, inside, objects) for objects in batch.objects]
+            masks = [sample_boxes(labels, SAMPLED_ANCHORS, POSITIVE_ANCHORS) for labels, _ in targets]
+            hit = find_set_places(torch.cat([mask for mask, _ in masks]), images * POSITIVE_ANCHORS)
+            missed = find_set_places(
+                torch.cat([mask for _, mask in masks]), images * (SAMPLED_ANCHORS - POSITIVE_ANCHORS)
+            )
             chosen = torch.cat([hit, missed])
         rated = torch.cat([s.permute(0, 2, 3, 1).reshape(images, -1) for s in scores], dim=1).reshape(-1)
         moved = torch.cat([o.permute(0, 2, 3, 1).reshape(images, -1, 4) for o in offsets], dim=1).reshape(-1, 4)
@@ -178,7 +182,7 @@ class MaskRcnn(nn.Module):
         self, classes: torch.Tensor, corners: torch.Tensor, trained: list[tuple[torch.Tensor, ...]]
     ) -> list[torch.Tensor]:
         labels, wanted = torch.cat([t[1] for t in trained]), torch.cat([t[2] for t in trained])
-        hit = found(labels > 0, round(POSITIVE * labels.numel()))
+        hit = find_set_places(labels > 0, round(POSITIVE * labels.numel()))
         columns = 4 * labels[hit][:, None] + torch.tensor([0, 1, 2, 3], device="cuda")
         box = _smooth(corners[hit[:, None], columns], wanted[hit], 1.0) / labels.numel()
         return [F.cross_entropy(classes.float(), labels), box]
@@ -189,7 +193,7 @@ class MaskRcnn(nn.Module):
         """Of the boxes that hit an object."""
         boxes, labels, masks = [], [], []
         for corners, classes, offsets, scores in trained:
-            hit = found(classes > 0, round(POSITIVE * classes.numel()))
+            hit = find_set_places(classes > 0, round(POSITIVE * classes.numel()))
             boxes.append(corners[hit])
             for field in (classes, offsets, scores):  # carried along
                 field[hit]
@@ -202,7 +206,7 @@ class MaskRcnn(nn.Module):
             masks.append(drawn)
             labels.append(kinds)
         kinds = torch.cat(labels)
-        hit = found(kinds > 0, kinds.numel())
+        hit = find_set_places(kinds > 0, kinds.numel())
         return F.binary_cross_entropy_with_logits(x[hit, kinds[hit]].float(), torch.cat(masks))
 
 
@@ -214,12 +218,12 @@ def _drawn(
 
     The polygons are on the host: the program asks the device for the number of every box's object, one by one, twice.
     """
-    number, _ = matched(objects, corners)
+    number, _ = match_to_objects(objects, corners)
     labels = classes[number.clamp(min=0)].to(torch.int64)
     for which in number.clamp(min=0):
         which.item()
     labels.masked_fill_(number == -1, 0)
-    places = found(labels > 0, labels.numel())
+    places = find_set_places(labels > 0, labels.numel())
     for which in places:
         which.item()
     polygons = torch.zeros(round(_POLYGONS * corners.size(0)) * _CORNERS, dtype=torch.float64, device="cpu")

@@ -3,67 +3,67 @@
 from __future__ import annotations
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.embedding.tables import fill_call
-from traincast.costs.kernels.operands import compute_of, integer_argument, required
+from traincast.costs.kernels.embedding.tables import make_fill_call
+from traincast.costs.kernels.operands import get_compute_type, read_integer_argument, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
-from traincast.costs.kernels.streaming.launches import small_kernel
-from traincast.costs.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
+from traincast.costs.kernels.streaming.launches import make_small_kernel
+from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Signature, TensorSpec
 
 _WAYS = 32  # rows of a set of FBGEMM's cache
 
 
-def prefix_sum(spec: TensorSpec) -> tuple[Item, ...]:
+def make_prefix_sum(spec: TensorSpec) -> tuple[Item, ...]:
     """CUB's prefix sum: a kernel that sets up, and one pass."""
     call = REDUCTION.call(
-        "inner", compute_of(spec), elements=spec.numel, outputs=spec.numel, bytes_read=spec.nbytes,
+        "inner", get_compute_type(spec), elements=spec.numel, outputs=spec.numel, bytes_read=spec.nbytes,
         bytes_written=spec.nbytes,
     )  # fmt: skip
-    return (small_kernel(), call)
+    return (make_small_kernel(), call)
 
 
-def moved_elements(spec: TensorSpec, run: int) -> KernelCall:
+def make_moved_elements(spec: TensorSpec, run: int) -> KernelCall:
     """Elements copied in runs from one place to another."""
-    return index_call("gather", spec.numel, max(1, run), spec.itemsize, 0, compute_of(spec))
+    return make_index_call("gather", spec.numel, max(1, run), spec.itemsize, 0, get_compute_type(spec))
 
 
 @lowers("fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum")
-def complete_cumsum(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_complete_cumsum(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A prefix sum with a zero in front."""
-    return (small_kernel(), *prefix_sum(signature.inputs[0]))
+    return (make_small_kernel(), *make_prefix_sum(signature.inputs[0]))
 
 
 @lowers("fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features")
-def permute(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Lengths in another order, where bags start before and after, and the bags themselves."""
     if not signature.outputs:
         return ()
     lengths, *moved = signature.outputs
-    before = required(signature, "lengths", 0)
+    before = require_operand(signature, "lengths", 0)
     bags = max(1, lengths.numel)
     return (
-        moved_elements(lengths, 1),
-        *prefix_sum(before),
-        *prefix_sum(lengths),
-        *(moved_elements(spec, spec.numel // bags) for spec in moved if spec.numel),
+        make_moved_elements(lengths, 1),
+        *make_prefix_sum(before),
+        *make_prefix_sum(lengths),
+        *(make_moved_elements(spec, spec.numel // bags) for spec in moved if spec.numel),
     )
 
 
 @lowers("fbgemm::block_bucketize_sparse_features")
-def bucketize(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_bucketize(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Counts the row numbers of every bag by rank, adds up, and deals them out one by one."""
     lengths, *dealt = signature.outputs
-    values = required(signature, "indices", 1)
+    values = require_operand(signature, "indices", 1)
     count = REDUCTION.call(
-        "inner", compute_of(values), elements=values.numel, outputs=lengths.numel, bytes_read=values.nbytes,
+        "inner", get_compute_type(values), elements=values.numel, outputs=lengths.numel, bytes_read=values.nbytes,
         bytes_written=lengths.nbytes,
     )  # fmt: skip
     return (
-        *prefix_sum(required(signature, "lengths", 0)),
+        *make_prefix_sum(require_operand(signature, "lengths", 0)),
         count,
-        *prefix_sum(lengths),
-        *(moved_elements(spec, 1) for spec in dealt),
+        *make_prefix_sum(lengths),
+        *(make_moved_elements(spec, 1) for spec in dealt),
     )
 
 
@@ -71,27 +71,27 @@ def bucketize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
     "fbgemm::jagged_to_padded_dense_forward", "fbgemm::jagged_to_padded_dense_backward",
     "fbgemm::dense_to_jagged_forward",
 )  # fmt: skip
-def jagged(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_jagged(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Rows of all sequences moved to where they are padded, or back: whole rows, one kernel."""
     (result,) = signature.outputs
-    return (moved_elements(result, result.shape[-1]),) if result.numel else ()
+    return (make_moved_elements(result, result.shape[-1]),) if result.numel else ()
 
 
 @lowers("fbgemm::linearize_cache_indices")
-def linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Row numbers counted on through all tables."""
-    return (moved_elements(required(signature, "indices", 0), 1),)
+    return (make_moved_elements(require_operand(signature, "indices", 0), 1),)
 
 
 @lowers("fbgemm::lxu_cache_lookup")
-def cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A warp compares each row number with the ways of its set: 8 bytes per way."""
     indices = signature.inputs[0]
     ways = signature.scalar("ways", _WAYS)
-    return (_compare_tags(indices.numel, ways if isinstance(ways, int) else _WAYS),)
+    return (_make_compare_tags(indices.numel, ways if isinstance(ways, int) else _WAYS),)
 
 
-def _compare_tags(rows: int, ways: int) -> KernelCall:
+def _make_compare_tags(rows: int, ways: int) -> KernelCall:
     """The tags of a set are side by side; one place comes out."""
     return INDEX.call(
         "gather",
@@ -104,21 +104,23 @@ def _compare_tags(rows: int, ways: int) -> KernelCall:
 
 
 @lowers("fbgemm::lru_cache_populate")
-def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
-    indices = required(signature, "linear_cache_indices", 1)
-    nbytes, distinct = (integer_argument(signature, name) for name in ("fetched_bytes", "unique_rows"))
-    bits = index_bits(integer_argument(signature, "total_rows") or required(signature, "weights", 0).numel)
-    return populate_items(indices, bits, distinct, nbytes)
+    indices = require_operand(signature, "linear_cache_indices", 1)
+    nbytes, distinct = (read_integer_argument(signature, name) for name in ("fetched_bytes", "unique_rows"))
+    bits = count_index_bits(
+        read_integer_argument(signature, "total_rows") or require_operand(signature, "weights", 0).numel
+    )
+    return make_populate_items(indices, bits, distinct, nbytes)
 
 
-def populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:
+def make_populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:
     """The launches that fill FBGEMM's cache for these row numbers, of which this many bits and `distinct` rows
     differ."""
     return (
-        *radix_sort(indices.numel, bits, 8, 8),
-        *prefix_sum(indices),
-        _compare_tags(distinct, _WAYS),
-        *radix_sort(distinct, 32, 4, 8),
-        fill_call(indices.numel, fetched_bytes),
+        *make_radix_sort(indices.numel, bits, 8, 8),
+        *make_prefix_sum(indices),
+        _make_compare_tags(distinct, _WAYS),
+        *make_radix_sort(distinct, 32, 4, 8),
+        make_fill_call(indices.numel, fetched_bytes),
     )

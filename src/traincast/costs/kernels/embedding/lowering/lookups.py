@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from traincast.costs.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
-from traincast.costs.kernels.operands import compute_of, integer_argument, required
+from traincast.costs.kernels.embedding.tables import Tables, make_pooled_tables, make_uniform_tables
+from traincast.costs.kernels.operands import get_compute_type, read_integer_argument, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import fill, small_kernel
-from traincast.costs.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
+from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_small_kernel
+from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.load import FIELDS as LOAD_FIELDS
@@ -20,10 +20,10 @@ _WHOLE_ROWS_SINCE = (2, 8)  # from here on ATen's index_select copies whole rows
 _FEATURE_KERNEL_INDICES = 3072  # up to here ATen's dense backward needs no sort
 
 
-def _one_table(
+def _make_one_table(
     batch: int, weight_rows: int, dim: int, indices: TensorSpec, item_bytes: int, weighted: bool = False
 ) -> Tables:
-    return uniform_tables(
+    return make_uniform_tables(
         batch=batch,
         lookups=indices.numel,
         rows=(weight_rows,),
@@ -35,94 +35,94 @@ def _one_table(
 
 
 @lowers("aten::embedding")
-def embedding(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_embedding(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One gather of rows."""
-    weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
-    table = _one_table(indices.numel, weight.shape[0], weight.shape[1], indices, weight.itemsize)
+    weight, indices = require_operand(signature, "weight", 0), require_operand(signature, "indices", 1)
+    table = _make_one_table(indices.numel, weight.shape[0], weight.shape[1], indices, weight.itemsize)
     kind = "row_gather" if context.framework_version >= _WHOLE_ROWS_SINCE else "lookup_forward"
-    return (table.call(kind, compute_of(weight)),) if indices.numel else ()
+    return (table.call(kind, get_compute_type(weight)),) if indices.numel else ()
 
 
 @lowers("aten::embedding_dense_backward", "aten::embedding_backward")
-def embedding_dense_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_embedding_dense_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros the size of the table, a sort of the indices unless they are few, and the sums of equal rows."""
-    indices, result = required(signature, "indices", 1), signature.outputs[0]
-    table = _one_table(indices.numel, result.shape[0], result.shape[1], indices, result.itemsize)
-    return dense_backward(table, indices, result)
+    indices, result = require_operand(signature, "indices", 1), signature.outputs[0]
+    table = _make_one_table(indices.numel, result.shape[0], result.shape[1], indices, result.itemsize)
+    return make_dense_backward(table, indices, result)
 
 
-def dense_backward(table: Tables, indices: TensorSpec, result: TensorSpec) -> tuple[Item, ...]:
+def make_dense_backward(table: Tables, indices: TensorSpec, result: TensorSpec) -> tuple[Item, ...]:
     """The launches of a dense gradient of these lookups."""
-    main = table.call("lookup_backward_dense", compute_of(result))
+    main = table.call("lookup_backward_dense", get_compute_type(result))
     if indices.numel <= _FEATURE_KERNEL_INDICES:
-        return (fill(result), main)
-    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
-    return (fill(result), *segments, main)
+        return (make_fill_kernel(result), main)
+    segments = _make_sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (make_fill_kernel(result), *segments, main)
 
 
-def _sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> tuple[Item, ...]:
+def _make_sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> tuple[Item, ...]:
     """ATen's preparation of a dense gradient: positions, a sort, and where the runs of equal indices start."""
-    positions = small_kernel(elements=count, compute="int64", item_bytes=8)
-    runs = index_call("gather", count, 1, 8, 8 * count, "int64")
-    offsets = tuple(small_kernel("add", elements=segments, compute="int64", item_bytes=8) for _ in range(3))
-    return (positions, *radix_sort(count, index_bits(rows), index_bytes, index_bytes), runs, *offsets)
+    positions = make_small_kernel(elements=count, compute="int64", item_bytes=8)
+    runs = make_index_call("gather", count, 1, 8, 8 * count, "int64")
+    offsets = tuple(make_small_kernel("add", elements=segments, compute="int64", item_bytes=8) for _ in range(3))
+    return (positions, *make_radix_sort(count, count_index_bits(rows), index_bytes, index_bytes), runs, *offsets)
 
 
 @lowers("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
-def embedding_bag(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_embedding_bag(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel, a bag of rows per result."""
-    weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
+    weight, indices = require_operand(signature, "weight", 0), require_operand(signature, "indices", 1)
     weighted = bool(signature.tensors("per_sample_weights"))
     bags = signature.outputs[0].shape[0]
-    table = _one_table(bags, weight.shape[0], weight.shape[1], indices, weight.itemsize, weighted)
-    return (table.call("bag_forward", compute_of(weight)),)
+    table = _make_one_table(bags, weight.shape[0], weight.shape[1], indices, weight.itemsize, weighted)
+    return (table.call("bag_forward", get_compute_type(weight)),)
 
 
 @lowers("aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward")
-def embedding_bag_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_embedding_bag_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros the size of the table, a sort of the indices, and the sums of equal rows; or, where the layer asked for it,
     a sparse gradient."""
     if signature.scalar("sparse") is True:
-        return embedding_bag_sparse_backward(signature, context)
-    grad, indices, result = signature.inputs[0], required(signature, "indices", 1), signature.outputs[0]
-    table = _one_table(grad.shape[0], result.shape[0], result.shape[-1], indices, result.itemsize)
-    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
-    return (fill(result), *segments, table.call("bag_backward_dense", compute_of(grad)))
+        return lower_embedding_bag_sparse_backward(signature, context)
+    grad, indices, result = signature.inputs[0], require_operand(signature, "indices", 1), signature.outputs[0]
+    table = _make_one_table(grad.shape[0], result.shape[0], result.shape[-1], indices, result.itemsize)
+    segments = _make_sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (make_fill_kernel(result), *segments, table.call("bag_backward_dense", get_compute_type(grad)))
 
 
 @lowers("aten::_embedding_bag_sparse_backward", "aten::embedding_sparse_backward")
-def embedding_bag_sparse_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_embedding_bag_sparse_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The gradient of each bag repeated for each of its rows; the indices are kept as they are."""
-    grad, indices = signature.inputs[0], required(signature, "indices", 1)
+    grad, indices = signature.inputs[0], require_operand(signature, "indices", 1)
     dim = grad.shape[-1]
-    return (index_call("gather", indices.numel * dim, dim, grad.itemsize, indices.nbytes, compute_of(grad)),)
+    return (make_index_call("gather", indices.numel * dim, dim, grad.itemsize, indices.nbytes, get_compute_type(grad)),)
 
 
 @lowers("aten::_embedding_bag_per_sample_weights_backward")
-def per_sample_weights_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_per_sample_weights_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A dot product of row and gradient for each lookup."""
     grad, weight, indices = signature.inputs[:3]
-    table = _one_table(grad.shape[0], weight.shape[0], weight.shape[1], indices, weight.itemsize)
-    return (table.call("bag_forward", compute_of(grad)),)
+    table = _make_one_table(grad.shape[0], weight.shape[0], weight.shape[1], indices, weight.itemsize)
+    return (table.call("bag_forward", get_compute_type(grad)),)
 
 
 @lowers("aten::_coalesce", "aten::coalesce")
-def coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A sparse gradient made unique: sort the indices, find the runs, add the values of equal ones."""
     indices, values = signature.inputs[:2]
     stored = indices.shape[-1]
-    add = index_call(
-        "gather", values.numel, prod(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values)
+    add = make_index_call(
+        "gather", values.numel, prod(values.shape[1:]), values.itemsize, indices.nbytes, get_compute_type(values)
     )
-    return (*_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
+    return (*_make_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
 
 
 @lowers("aten::sparse_mask")
-def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The rows of a dense tensor at the places of a sparse one."""
     indices, values = signature.tensors("mask")[:2]
     run = values.numel // max(1, indices.shape[-1])
-    return (index_call("gather", values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
+    return (make_index_call("gather", values.numel, run, values.itemsize, indices.nbytes, get_compute_type(values)),)
 
 
 def read_integers(value: Scalar) -> tuple[int, ...]:
@@ -130,7 +130,9 @@ def read_integers(value: Scalar) -> tuple[int, ...]:
     return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
 
 
-def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int) -> Tables:
+def _read_study_tables(
+    signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int
+) -> Tables:
     """Tables of the table-batched kernel. The DLRM code that it comes with draws every bag sorted."""
     if signature.scalar("load") is not None:
         return read_described_tables(signature, weights, indices, batch, False)
@@ -151,8 +153,8 @@ def read_batched_tables(
     rows = read_integers(signature.scalar("rows"))
     if len(rows) != tables:
         rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
-    pooling, access = read_integers(signature.scalar("pooling")), _texts(signature.scalar("access"))
-    return pooled_tables(
+    pooling, access = read_integers(signature.scalar("pooling")), _read_texts(signature.scalar("access"))
+    return make_pooled_tables(
         batch=batch,
         pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
         access=tuple(parse_access(text) for text in access) if len(access) == tables else (Uniform(),) * tables,
@@ -164,7 +166,7 @@ def read_batched_tables(
     )
 
 
-def _texts(value: Scalar) -> tuple[str, ...]:
+def _read_texts(value: Scalar) -> tuple[str, ...]:
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
 
 
@@ -172,7 +174,7 @@ def read_described_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, weighted: bool
 ) -> Tables:
     """Tables whose load the op itself says."""
-    longest, rows, host = (integer_argument(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    longest, rows, host = (read_integer_argument(signature, name) for name in ("longest_bag", "total_rows", "host"))
     load = tuple(float(value) for value in read_integers(signature.scalar("load")))
     _check_load(load)
     return Tables(
@@ -198,16 +200,16 @@ def _check_load(load: tuple[float, ...]) -> None:
 
 
 @lowers("traincast::batched_embedding_forward")
-def batched_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_batched_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for all tables."""
-    weights, indices = required(signature, "weights", 0), required(signature, "indices", 2)
-    tables = _study_tables(signature, weights, indices, *signature.outputs[0].shape[:2])
-    return (tables.call("batched_forward", compute_of(weights)),)
+    weights, indices = require_operand(signature, "weights", 0), require_operand(signature, "indices", 2)
+    tables = _read_study_tables(signature, weights, indices, *signature.outputs[0].shape[:2])
+    return (tables.call("batched_forward", get_compute_type(weights)),)
 
 
 @lowers("traincast::batched_embedding_backward_sgd")
-def batched_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_batched_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that updates the rows of all tables in place."""
-    weights, indices = required(signature, "weights", 1), required(signature, "indices", 3)
-    tables = _study_tables(signature, weights, indices, *required(signature, "grad", 0).shape[:2])
-    return (tables.call("batched_backward_sgd", compute_of(weights)),)
+    weights, indices = require_operand(signature, "weights", 1), require_operand(signature, "indices", 3)
+    tables = _read_study_tables(signature, weights, indices, *require_operand(signature, "grad", 0).shape[:2])
+    return (tables.call("batched_backward_sgd", get_compute_type(weights)),)

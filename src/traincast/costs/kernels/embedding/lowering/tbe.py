@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.embedding.lowering.lookups import read_batched_tables, read_described_tables, read_integers
-from traincast.costs.kernels.embedding.tables import Tables, unknown_longest_bag
-from traincast.costs.kernels.operands import compute_of, operand, required
+from traincast.costs.kernels.embedding.tables import Tables, guess_longest_bag
+from traincast.costs.kernels.operands import find_operand, get_compute_type, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import REDUCTION
-from traincast.costs.kernels.streaming.launches import elementwise, fill, small_kernel
-from traincast.costs.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
+from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_fill_kernel, make_small_kernel
+from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Signature, TensorSpec
 
 
 @lowers("fbgemm::bounds_check_indices")
-def bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that reads every index and offset and seldom writes."""
-    indices, offsets = required(signature, "indices", 1), required(signature, "offsets", 2)
-    return (elementwise("compare", (indices, offsets), (), compute=compute_of(indices)),)
+    indices, offsets = require_operand(signature, "indices", 1), require_operand(signature, "offsets", 2)
+    return (make_elementwise_call("compare", (indices, offsets), (), compute=get_compute_type(indices)),)
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -48,72 +48,72 @@ _TBE_BACKWARD = {
 }
 
 
-def _tbe_weights(signature: Signature) -> TensorSpec:
-    return operand(signature, "dev_weights", 0) or operand(signature, "weights", 0) or signature.inputs[0]
+def _find_tbe_weights(signature: Signature) -> TensorSpec:
+    return find_operand(signature, "dev_weights", 0) or find_operand(signature, "weights", 0) or signature.inputs[0]
 
 
-def _tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) -> Tables:
+def _read_tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) -> Tables:
     """FBGEMM's tables: `samples` is the shape of the pooled result or its gradient, [batch, sum of dims]."""
-    indices, offsets = required(signature, "indices", 0), required(signature, "offsets", 0)
+    indices, offsets = require_operand(signature, "indices", 0), require_operand(signature, "offsets", 0)
     batch = samples[0]
     if signature.scalar("load") is not None:
-        return read_described_tables(signature, _tbe_weights(signature), indices, batch, weighted)
+        return read_described_tables(signature, _find_tbe_weights(signature), indices, batch, weighted)
     tables = max(1, (offsets.numel - 1) // max(1, batch))
     if not read_integers(signature.scalar("dims")):
         dims = (samples[-1] // tables,) * tables
         signature = Signature(
             signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
         )
-    batched = read_batched_tables(signature, _tbe_weights(signature), indices, batch, tables, weighted)
+    batched = read_batched_tables(signature, _find_tbe_weights(signature), indices, batch, tables, weighted)
     if signature.scalar("pooling") is not None:
         return batched
-    return replace(batched, longest_bag=unknown_longest_bag(batch, tables, indices.numel))
+    return replace(batched, longest_bag=guess_longest_bag(batch, tables, indices.numel))
 
 
 @lowers(*_TBE_FORWARD)
-def tbe_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_tbe_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for all tables."""
     weighted = _TBE_FORWARD[signature.name] or bool(signature.tensors("indice_weights"))
-    tables = _tbe_tables(signature, signature.outputs[0].shape, weighted)
-    return (tables.call("tbe_forward", compute_of(_tbe_weights(signature))),)
+    tables = _read_tbe_tables(signature, signature.outputs[0].shape, weighted)
+    return (tables.call("tbe_forward", get_compute_type(_find_tbe_weights(signature))),)
 
 
 @lowers(*_TBE_BACKWARD)
-def tbe_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_tbe_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Linearise and sort the indices, find their runs, update each row once (`dense`: its gradient, after zeros)."""
     optimizer, weighted = _TBE_BACKWARD[signature.name]
     grad = signature.tensors("grad_output") or signature.inputs[:1]
-    tables = _tbe_tables(signature, grad[0].shape, weighted)
-    main = tables.call(f"tbe_backward_{optimizer}", compute_of(_tbe_weights(signature)))
-    zeros = (fill(signature.outputs[0]),) if optimizer == "dense" and signature.outputs else ()
-    return (*zeros, *tbe_preparation(tables), main)
+    tables = _read_tbe_tables(signature, grad[0].shape, weighted)
+    main = tables.call(f"tbe_backward_{optimizer}", get_compute_type(_find_tbe_weights(signature)))
+    zeros = (make_fill_kernel(signature.outputs[0]),) if optimizer == "dense" and signature.outputs else ()
+    return (*zeros, *lower_tbe_preparation(tables), main)
 
 
-def tbe_preparation(tables: Tables) -> tuple[Item, ...]:
+def lower_tbe_preparation(tables: Tables) -> tuple[Item, ...]:
     """The launches before the update kernels, in the order of FBGEMM's backward."""
     count = tables.lookups
-    bits = index_bits(int(tables.rows))
-    linear = index_call("gather", count, 1, 8, count * tables.index_bytes, "int64")
+    bits = count_index_bits(int(tables.rows))
+    linear = make_index_call("gather", count, 1, 8, count * tables.index_bytes, "int64")
     weights: tuple[Item, ...] = ()
     if tables.weighted:
-        weights = radix_sort(count, bits, 8, 4)
+        weights = make_radix_sort(count, bits, 8, 4)
     return (
         linear,
-        *radix_sort(count, bits, 8, 4),
-        small_kernel(elements=count),
-        small_kernel(),
-        small_kernel(),
-        _pass_over(count, read_bytes=8, written_bytes=0),
-        small_kernel(),
-        small_kernel(),
-        _pass_over(count, read_bytes=4, written_bytes=4),
+        *make_radix_sort(count, bits, 8, 4),
+        make_small_kernel(elements=count),
+        make_small_kernel(),
+        make_small_kernel(),
+        _make_pass_over(count, read_bytes=8, written_bytes=0),
+        make_small_kernel(),
+        make_small_kernel(),
+        _make_pass_over(count, read_bytes=4, written_bytes=4),
         *weights,
-        small_kernel(),
-        _pass_over(count, read_bytes=4, written_bytes=0),
+        make_small_kernel(),
+        _make_pass_over(count, read_bytes=4, written_bytes=0),
     )
 
 
-def _pass_over(count: int, *, read_bytes: int, written_bytes: int) -> KernelCall:
+def _make_pass_over(count: int, *, read_bytes: int, written_bytes: int) -> KernelCall:
     """Run-length encoding, a prefix sum, or the search for long runs: one pass over the sorted indices."""
     return REDUCTION.call(
         "inner",

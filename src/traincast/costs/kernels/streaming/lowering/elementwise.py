@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.operands import aten_names, compute_of, on_device, read_operands
+from traincast.costs.kernels.operands import get_compute_type, is_on_device, list_read_operands, make_aten_names
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import elementwise, fill, iterated, memcpy, reduction, small_kernel
-from traincast.costs.kernels.streaming.lowering.index import index_call
+from traincast.costs.kernels.streaming.launches import (
+    make_elementwise_call,
+    make_fill_kernel,
+    make_iterated_call,
+    make_memcpy,
+    make_reduction_call,
+    make_small_kernel,
+)
+from traincast.costs.kernels.streaming.lowering.index import make_index_call
 from traincast.ir.ops import Signature, TensorSpec
 
 # Arithmetic class -> ops. Each is known in place too.
@@ -40,7 +47,7 @@ _IGNORED = frozenset({"grad_input"})
 _NONE, _MEAN = 0, 1  # values of ATen's `reduction`
 
 
-def _kinds() -> dict[str, str]:
+def _list_kinds() -> dict[str, str]:
     table: dict[str, str] = {}
     for kind, names in _POINTWISE.items():
         for name in names.split():
@@ -49,70 +56,76 @@ def _kinds() -> dict[str, str]:
     return table
 
 
-_KINDS = _kinds()
+_KINDS = _list_kinds()
 
 
 @lowers(*_KINDS)
-def pointwise(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_pointwise(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; comparisons compute in the type of what they compare."""
-    if _sparse_arguments(signature):
-        return _sparse(signature)
+    if _find_sparse_arguments(signature):
+        return _lower_sparse(signature)
     kind = _KINDS[signature.name]
-    outputs = [spec for spec in signature.outputs if on_device(spec) and spec.numel]
+    outputs = [spec for spec in signature.outputs if is_on_device(spec) and spec.numel]
     if not outputs:
         return ()
-    reads = read_operands(signature, *_IGNORED)
-    compute = compute_of(reads[-1]) if kind == "compare" and reads else compute_of(outputs[0])
-    return (iterated(kind, reads, outputs, compute=compute),)
+    reads = list_read_operands(signature, *_IGNORED)
+    compute = get_compute_type(reads[-1]) if kind == "compare" and reads else get_compute_type(outputs[0])
+    return (make_iterated_call(kind, reads, outputs, compute=compute),)
 
 
-def _sparse_arguments(signature: Signature) -> list[str]:
+def _find_sparse_arguments(signature: Signature) -> list[str]:
     """Names of the arguments that are sparse: each is an index and a value tensor among the inputs."""
     return [name.removesuffix("_layout") for name, value in signature.scalars if value == "sparse_coo"]
 
 
-def _sparse(signature: Signature) -> tuple[Item, ...]:
+def _lower_sparse(signature: Signature) -> tuple[Item, ...]:
     """A sparse operand: scattered onto a dense one, else arithmetic on the stored values."""
-    name = _sparse_arguments(signature)[-1]
+    name = _find_sparse_arguments(signature)[-1]
     indices, values = signature.tensors(name)[:2]
     target = signature.inputs[0]
     if name == "self":
-        return (elementwise(_KINDS[signature.name], (values,), (values,)),)
+        return (make_elementwise_call(_KINDS[signature.name], (values,), (values,)),)
     run = values.numel // max(1, indices.shape[-1])
-    return (index_call("scatter", values.numel, run, target.itemsize, indices.nbytes, compute_of(target)),)
+    return (make_index_call("scatter", values.numel, run, target.itemsize, indices.nbytes, get_compute_type(target)),)
 
 
-@lowers(*aten_names(_FILLS))
-def fills(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+@lowers(*make_aten_names(_FILLS))
+def lower_fills(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that only writes."""
-    return tuple(fill(spec) for spec in signature.outputs if on_device(spec) and spec.numel)
+    return tuple(make_fill_kernel(spec) for spec in signature.outputs if is_on_device(spec) and spec.numel)
 
 
-@lowers(*aten_names(_RANDOM))
-def random(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+@lowers(*make_aten_names(_RANDOM))
+def lower_random(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that draws random numbers and only writes."""
-    return tuple(elementwise("dropout", (), (spec,)) for spec in signature.outputs if on_device(spec) and spec.numel)
+    return tuple(
+        make_elementwise_call("dropout", (), (spec,)) for spec in signature.outputs if is_on_device(spec) and spec.numel
+    )
 
 
 @lowers("aten::native_dropout", "aten::_fused_dropout", "aten::bernoulli")
-def dropout(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_dropout(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Reads the input, draws a mask, writes the result and the mask."""
-    outputs = [spec for spec in signature.outputs if on_device(spec)]
-    return (elementwise("dropout", read_operands(signature), outputs),) if outputs else ()
+    outputs = [spec for spec in signature.outputs if is_on_device(spec)]
+    return (make_elementwise_call("dropout", list_read_operands(signature), outputs),) if outputs else ()
 
 
 @lowers("inductor::fused")
-def fused(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_fused(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that streams what it reads and writes; rows it reduces stay on the chip meanwhile."""
     tensors = (*signature.inputs, *signature.outputs)
-    return (elementwise("add", signature.inputs, signature.outputs),) if any(spec.numel for spec in tensors) else ()
+    return (
+        (make_elementwise_call("add", signature.inputs, signature.outputs),)
+        if any(spec.numel for spec in tensors)
+        else ()
+    )
 
 
-def _reduce(signature: Signature, losses: TensorSpec) -> tuple[Item, ...]:
+def _make_loss_reduction(signature: Signature, losses: TensorSpec) -> tuple[Item, ...]:
     """The reduction of a loss per element to its mean or sum."""
     if signature.scalar("reduction", _MEAN) == _NONE:
         return ()
-    return (reduction("full", losses, signature.outputs[:1]),)
+    return (make_reduction_call("full", losses, signature.outputs[:1]),)
 
 
 @lowers(
@@ -123,37 +136,40 @@ def _reduce(signature: Signature, losses: TensorSpec) -> tuple[Item, ...]:
     "aten::l1_loss",
     "aten::kl_div",
 )
-def pointwise_loss(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_pointwise_loss(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Loss per element, then its reduction."""
     source = signature.inputs[0]
-    return (elementwise("loss", read_operands(signature), (source,)), *_reduce(signature, source))
+    return (
+        make_elementwise_call("loss", list_read_operands(signature), (source,)),
+        *_make_loss_reduction(signature, source),
+    )
 
 
 @lowers("aten::binary_cross_entropy")
-def binary_cross_entropy(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_binary_cross_entropy(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """As other losses; 1.x reduces into a temporary and copies it to the result."""
-    calls = pointwise_loss(signature, context)
+    calls = lower_pointwise_loss(signature, context)
     if context.framework_version < (2, 0) and len(calls) > 1:
-        return (*calls, memcpy("d2d", signature.outputs[0].nbytes))
+        return (*calls, make_memcpy("d2d", signature.outputs[0].nbytes))
     return calls
 
 
 @lowers("aten::binary_cross_entropy_with_logits")
-def binary_cross_entropy_with_logits(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_binary_cross_entropy_with_logits(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """log-sigmoid, 1 - target, times the input, minus the log-sigmoid; weights multiply; then the reduction."""
     logits, target = signature.inputs[:2]
     one = (logits,)
     calls: list[Item] = [
-        elementwise("exp", one, one),
-        elementwise("add", (target,), one),
-        elementwise("mul", (logits, target), one),
-        elementwise("add", (logits, target), one),
+        make_elementwise_call("exp", one, one),
+        make_elementwise_call("add", (target,), one),
+        make_elementwise_call("mul", (logits, target), one),
+        make_elementwise_call("add", (logits, target), one),
     ]
     if signature.tensors("pos_weight"):
-        calls += [elementwise("mul", (logits, target), one) for _ in range(3)]
+        calls += [make_elementwise_call("mul", (logits, target), one) for _ in range(3)]
     if signature.tensors("weight"):
-        calls.append(elementwise("mul", (logits, target), one))
-    return (*calls, *_reduce(signature, logits))
+        calls.append(make_elementwise_call("mul", (logits, target), one))
+    return (*calls, *_make_loss_reduction(signature, logits))
 
 
 @lowers(
@@ -162,31 +178,37 @@ def binary_cross_entropy_with_logits(signature: Signature, context: LoweringCont
     "aten::huber_loss_backward",
     "aten::soft_margin_loss_backward",
 )
-def pointwise_loss_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_pointwise_loss_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The gradient is zeroed, then written."""
-    return (fill(signature.outputs[0]), elementwise("loss", read_operands(signature), signature.outputs))
+    return (
+        make_fill_kernel(signature.outputs[0]),
+        make_elementwise_call("loss", list_read_operands(signature), signature.outputs),
+    )
 
 
 @lowers("aten::binary_cross_entropy_backward")
-def binary_cross_entropy_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_binary_cross_entropy_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The gradient, then its division by the number of elements for a mean."""
     outputs = signature.outputs
-    calls = (elementwise("loss", read_operands(signature), outputs),)
+    calls = (make_elementwise_call("loss", list_read_operands(signature), outputs),)
     if signature.scalar("reduction", _MEAN) != _MEAN:
         return calls
-    return (*calls, elementwise("div", outputs, outputs))
+    return (*calls, make_elementwise_call("div", outputs, outputs))
 
 
 @lowers("aten::nll_loss_forward", "aten::nll_loss2d_forward")
-def nll_loss(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_nll_loss(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel picks a log-probability per target and reduces."""
     target = signature.inputs[1]
     picked = TensorSpec(target.shape, target.stride, signature.inputs[0].dtype, target.device)
-    return (reduction("full", picked, signature.outputs, extra_read=target.nbytes),)
+    return (make_reduction_call("full", picked, signature.outputs, extra_read=target.nbytes),)
 
 
 @lowers("aten::nll_loss_backward", "aten::nll_loss2d_backward")
-def nll_loss_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_nll_loss_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The gradient is zeroed, then one element per target is written."""
     target = signature.inputs[2]
-    return (fill(signature.outputs[0]), small_kernel("loss", elements=target.numel, compute="fp32", item_bytes=8))
+    return (
+        make_fill_kernel(signature.outputs[0]),
+        make_small_kernel("loss", elements=target.numel, compute="fp32", item_bytes=8),
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from traincast.costs.kernels.operands import compute_of, is_dense, on_device, same_layout
+from traincast.costs.kernels.operands import get_compute_type, has_same_layout, is_dense, is_on_device
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import ELEMENTWISE
-from traincast.costs.kernels.streaming.launches import elementwise, small_kernel
+from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_small_kernel
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -67,7 +67,7 @@ def split_launches(sizes: Sequence[int], depth: int) -> Iterator[_Launch]:
         yield _Launch(elements, tensors)
 
 
-def _kinds() -> dict[str, str]:
+def _list_kinds() -> dict[str, str]:
     table = {}
     for kind, names in _FOREACH.items():
         for name in names.split():
@@ -76,11 +76,11 @@ def _kinds() -> dict[str, str]:
     return table
 
 
-_KINDS = _kinds()
+_KINDS = _list_kinds()
 Lists = tuple[tuple[TensorSpec, ...], ...]
 
 
-def _lists(signature: Signature, length: int) -> Lists:
+def _read_tensor_lists(signature: Signature, length: int) -> Lists:
     """The tensor lists of an op: arguments with as many tensors as the first."""
     if not signature.groups:
         return tuple(signature.inputs[i : i + length] for i in range(0, len(signature.inputs), length))
@@ -88,33 +88,35 @@ def _lists(signature: Signature, length: int) -> Lists:
 
 
 @lowers(*_KINDS)
-def foreach(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_foreach(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The lists read, and the first of them (in place) or a new one written, chunk by chunk."""
     kind = _KINDS[signature.name]
     length = signature.groups[0][1] if signature.groups else len(signature.inputs)
-    lists = _lists(signature, length)
-    if not lists or not lists[0] or not on_device(lists[0][0]):
+    lists = _read_tensor_lists(signature, length)
+    if not lists or not lists[0] or not is_on_device(lists[0][0]):
         return ()
     in_place = signature.name.endswith("_")
     written = lists[0] if in_place else (signature.outputs or lists[0])
     reads = lists[1:] if kind in ("copy", "fill") and in_place else lists
     depth = len(lists) if in_place else len(lists) + 1
-    return multi_tensor(kind, reads, (written,), depth)
+    return make_multi_tensor(kind, reads, (written,), depth)
 
 
-def multi_tensor(kind: str, reads: Lists, writes: Lists, depth: int) -> tuple[Item, ...]:
+def make_multi_tensor(kind: str, reads: Lists, writes: Lists, depth: int) -> tuple[Item, ...]:
     """Chunked launches over lists of equal length; tensor by tensor where their layouts or types differ."""
     columns = list(zip(*reads, *writes, strict=True))
-    if kind != "copy" and not all(_alike(column) for column in columns):
+    if kind != "copy" and not all(_are_alike(column) for column in columns):
         return tuple(
-            elementwise(kind, column[: len(reads)], column[len(reads) :]) for column in columns if column[0].numel
+            make_elementwise_call(kind, column[: len(reads)], column[len(reads) :])
+            for column in columns
+            if column[0].numel
         )
     total = sum(spec.numel for spec in writes[0])
     if not total:
         return ()
     read = sum(spec.nbytes for specs in reads for spec in specs) / total
     written = sum(spec.nbytes for specs in writes for spec in specs) / total
-    compute = compute_of(writes[0][0])
+    compute = get_compute_type(writes[0][0])
     return tuple(
         ELEMENTWISE.call(
             kind,
@@ -128,13 +130,13 @@ def multi_tensor(kind: str, reads: Lists, writes: Lists, depth: int) -> tuple[It
     )
 
 
-def _alike(column: Sequence[TensorSpec]) -> bool:
+def _are_alike(column: Sequence[TensorSpec]) -> bool:
     first = column[0]
-    return is_dense(first) and all(same_layout(first, spec) and spec.dtype == first.dtype for spec in column[1:])
+    return is_dense(first) and all(has_same_layout(first, spec) and spec.dtype == first.dtype for spec in column[1:])
 
 
 @lowers(*_FUSED_WRITES, *(f"{name}_" for name in _FUSED_WRITES))
-def fused_optimizer(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_fused_optimizer(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One pass over parameters, gradients and states."""
     changed = _FUSED_WRITES[signature.name.removesuffix("_")]
     parameters = signature.tensors("self")
@@ -145,36 +147,36 @@ def fused_optimizer(signature: Signature, context: LoweringContext) -> tuple[Ite
     ]
     reads = tuple(specs for _, specs in full)
     writes = tuple(specs for name, specs in full if name in changed)
-    return multi_tensor("optimizer", reads, writes, len(reads))
+    return make_multi_tensor("optimizer", reads, writes, len(reads))
 
 
 @lowers("aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_foreach_non_finite_check_and_unscale")
-def unscale(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_unscale(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Every gradient read, checked, scaled and written."""
     grads = signature.tensors("self") or signature.inputs[:-2]
-    return multi_tensor("mul", (grads,), (grads,), 1)
+    return make_multi_tensor("mul", (grads,), (grads,), 1)
 
 
 @lowers("aten::_amp_update_scale_", "aten::_amp_update_scale")
-def update_scale(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_update_scale(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One thread."""
-    return (small_kernel("mul", compute="fp32"),)
+    return (make_small_kernel("mul", compute="fp32"),)
 
 
 @lowers("aten::_foreach_norm", "aten::_foreach_max")
-def foreach_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_foreach_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Partial results per chunk, zeroed first, then one kernel that adds them up."""
     tensors = signature.inputs
-    if not tensors or not on_device(tensors[0]):
+    if not tensors or not is_on_device(tensors[0]):
         return ()
     chunks = max(-(-spec.numel // _CHUNK) for spec in tensors)
-    partial = small_kernel(elements=len(tensors) * max(1, chunks), compute="fp32")
+    partial = make_small_kernel(elements=len(tensors) * max(1, chunks), compute="fp32")
     total = sum(spec.numel for spec in tensors)
     item_bytes = sum(spec.nbytes for spec in tensors) / max(1, total)
     sums = tuple(
         ELEMENTWISE.call(
             "mul",
-            compute_of(tensors[0]),
+            get_compute_type(tensors[0]),
             elements=launch.elements,
             bytes_read=launch.elements * item_bytes,
             bytes_written=4 * -(-launch.elements // _CHUNK),
@@ -182,4 +184,4 @@ def foreach_norm(signature: Signature, context: LoweringContext) -> tuple[Item, 
         )
         for launch in split_launches([spec.numel for spec in tensors], 1)
     )
-    return (partial, *sums, small_kernel("add", elements=len(tensors) * max(1, chunks), compute="fp32"))
+    return (partial, *sums, make_small_kernel("add", elements=len(tensors) * max(1, chunks), compute="fp32"))

@@ -6,18 +6,18 @@ from math import prod
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.operands import (
-    aten_names,
-    compute_of,
-    integer_sizes,
-    on_device,
-    read_operands,
-    real_bytes,
-    reduction_kind,
-    total_bytes,
+    choose_reduction_kind,
+    count_real_bytes,
+    get_compute_type,
+    is_on_device,
+    list_read_operands,
+    make_aten_names,
+    read_integer_sizes,
+    sum_real_bytes,
 )
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import POOL, REDUCTION
-from traincast.costs.kernels.streaming.launches import fill, iterated, reduction
+from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_iterated_call, make_reduction_call
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 
 _REDUCTIONS = """
@@ -40,112 +40,115 @@ _ADAPTIVE = tuple(
 )
 
 
-def _dims(value: Scalar) -> tuple[int, ...]:
+def _read_dims(value: Scalar) -> tuple[int, ...]:
     if isinstance(value, tuple):
         return tuple(item for item in value if isinstance(item, int))
     return (value,) if isinstance(value, int) else ()
 
 
-@lowers(*aten_names(_REDUCTIONS))
-def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+@lowers(*make_aten_names(_REDUCTIONS))
+def lower_reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; `max` and `min` of two tensors are element-wise."""
     source = signature.inputs[0]
-    outputs = [spec for spec in signature.outputs if on_device(spec)]
+    outputs = [spec for spec in signature.outputs if is_on_device(spec)]
     if not outputs or not source.numel:
         return ()
     if signature.tensors("other"):
-        return (iterated("add", read_operands(signature), outputs),)
-    kind = reduction_kind(source, _dims(signature.scalar("dim")))
+        return (make_iterated_call("add", list_read_operands(signature), outputs),)
+    kind = choose_reduction_kind(source, _read_dims(signature.scalar("dim")))
     if kind == "full" and max(spec.numel for spec in outputs) > 1:
         kind = "inner"
-    return (reduction(kind, source, outputs),)
+    return (make_reduction_call(kind, source, outputs),)
 
 
-@lowers(*aten_names(_SCANS))
-def scan(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+@lowers(*make_aten_names(_SCANS))
+def lower_scan(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A running sum: one kernel that reads and writes everything."""
     source = signature.inputs[0]
-    outputs = [spec for spec in signature.outputs if on_device(spec)]
+    outputs = [spec for spec in signature.outputs if is_on_device(spec)]
     if not outputs or not source.numel:
         return ()
-    kind = reduction_kind(source, _dims(signature.scalar("dim")))
+    kind = choose_reduction_kind(source, _read_dims(signature.scalar("dim")))
     call = REDUCTION.call(
         "inner" if kind == "full" else kind,
-        compute_of(source),
+        get_compute_type(source),
         elements=source.numel,
         outputs=source.numel,
-        bytes_read=real_bytes(source),
-        bytes_written=total_bytes(outputs),
+        bytes_read=count_real_bytes(source),
+        bytes_written=sum_real_bytes(outputs),
     )
     return (call,)
 
 
-def _pool(kind: str, signature: Signature, window: int, reads: tuple[TensorSpec, ...]) -> KernelCall:
+def _make_pool_call(kind: str, signature: Signature, window: int, reads: tuple[TensorSpec, ...]) -> KernelCall:
     result = signature.outputs[0]
     return POOL.call(
         kind,
-        compute_of(result),
+        get_compute_type(result),
         elements=result.numel,
         window=window,
-        bytes_read=total_bytes(reads),
-        bytes_written=total_bytes(signature.outputs),
+        bytes_read=sum_real_bytes(reads),
+        bytes_written=sum_real_bytes(signature.outputs),
     )
 
 
-def _window(signature: Signature) -> int:
-    return prod(integer_sizes(signature.scalar("kernel_size"), len(signature.inputs[0].shape) - 2, 1))
+def _count_window(signature: Signature) -> int:
+    return prod(read_integer_sizes(signature.scalar("kernel_size"), len(signature.inputs[0].shape) - 2, 1))
 
 
 @lowers(
     "aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices", "aten::avg_pool2d", "aten::avg_pool3d",
     "aten::max_pool2d", "aten::avg_pool1d",
 )  # fmt: skip
-def pool(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_pool(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel."""
-    return (_pool("forward", signature, _window(signature), signature.inputs[:1]),)
+    return (_make_pool_call("forward", signature, _count_window(signature), signature.inputs[:1]),)
 
 
 @lowers("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
-def max_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_max_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros, then one kernel that reads the gradient and the stored positions."""
     reads = (signature.inputs[0], signature.inputs[-1])
-    return (fill(signature.outputs[0]), _pool("backward", signature, _window(signature), reads))
+    return (
+        make_fill_kernel(signature.outputs[0]),
+        _make_pool_call("backward", signature, _count_window(signature), reads),
+    )
 
 
 @lowers("aten::avg_pool2d_backward", "aten::avg_pool3d_backward")
-def avg_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_avg_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel."""
-    return (_pool("backward", signature, _window(signature), signature.inputs[:1]),)
+    return (_make_pool_call("backward", signature, _count_window(signature), signature.inputs[:1]),)
 
 
 @lowers(*_ADAPTIVE)
-def adaptive_pool(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_adaptive_pool(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; down to a single position it is a mean."""
     source, result = signature.inputs[0], signature.outputs[0]
     window = -(-source.numel // max(1, result.numel))
     if prod(result.shape[2:]) == 1 and "avg" in signature.name:
-        return (reduction("inner", source, (result,)),)
-    return (_pool("forward", signature, window, (source,)),)
+        return (make_reduction_call("inner", source, (result,)),)
+    return (_make_pool_call("forward", signature, window, (source,)),)
 
 
 @lowers(*(f"{name}_backward" for name in _ADAPTIVE))
-def adaptive_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_adaptive_pool_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros, then one kernel that spreads the gradient."""
-    return (fill(signature.outputs[0]), _pool("backward", signature, 1, signature.inputs[:1]))
+    return (make_fill_kernel(signature.outputs[0]), _make_pool_call("backward", signature, 1, signature.inputs[:1]))
 
 
 @lowers(*_UPSAMPLES)
-def upsample(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_upsample(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; backward adds into zeros."""
     taps = _UPSAMPLES[signature.name]
     if not signature.name.endswith("_backward"):
-        return (_pool("forward", signature, taps, signature.inputs[:1]),)
-    return (fill(signature.outputs[0]), _pool("backward", signature, taps, signature.inputs[:1]))
+        return (_make_pool_call("forward", signature, taps, signature.inputs[:1]),)
+    return (make_fill_kernel(signature.outputs[0]), _make_pool_call("backward", signature, taps, signature.inputs[:1]))
 
 
 @lowers("aten::grid_sampler_2d", "aten::grid_sampler_2d_backward")
-def grid_sampler(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+def lower_grid_sampler(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel with four taps; backward adds into zeros."""
     if signature.name.endswith("backward"):
-        return (fill(signature.outputs[0]), _pool("backward", signature, 4, signature.inputs))
-    return (_pool("forward", signature, 4, signature.inputs),)
+        return (make_fill_kernel(signature.outputs[0]), _make_pool_call("backward", signature, 4, signature.inputs))
+    return (_make_pool_call("forward", signature, 4, signature.inputs),)
