@@ -79,6 +79,11 @@ class Outcome:
         return self.low_ms <= self.case.measured_ms <= self.high_ms
 
     @property
+    def half_width_percent(self) -> float:
+        """Half the 90 % interval, percent of the prediction."""
+        return 50 * (self.high_ms - self.low_ms) / self.predicted_ms
+
+    @property
     def error_percent(self) -> float:
         """Signed error of the step time."""
         return 100 * (self.predicted_ms / self.case.measured_ms - 1)
@@ -174,4 +179,5 @@ def summarise_outcomes(suite: str, group: str, outcomes: Sequence[Outcome]) -> E
         [o.case.name for o in outcomes],
         reference=f"MAPE: {reference}" if reference else "",
         inside=np.array([o.covered for o in outcomes], dtype=np.bool_),
+        half_widths=np.array([o.half_width_percent for o in outcomes]),
     )
