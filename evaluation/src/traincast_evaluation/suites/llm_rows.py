@@ -45,6 +45,7 @@ _FAMILIES = {  # how a model's name begins, in small letters -> the built-in mod
     "llama3.1": "llama3-8b", "llama3": "llama3-8b", "llama2": "llama2-7b", "mpt": "mpt-1b", "gpt-3": "gpt3-175b",
     "gpt:gpt3": "gpt3-175b", "qwen3_235b": "qwen3-235b-a22b", "qwen3_30b": "qwen3-30b-a3b", "t5": "t5-11b",
 }  # fmt: skip
+_VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
 
@@ -217,4 +218,7 @@ def make_vtrain_request(row: Row) -> TrainingRequest:
         checkpoint="full", kernels="fused", attention="unfused", dropout=True, reduce_bytes=2, overlap_tp="none",
         overlap_gradients=False, overlap_pp=False,
     )  # fmt: skip
-    return TrainingRequest(model=model, on=read_platform(row), layout=layout)
+    platform = read_platform(row)
+    assert platform.topology is not None
+    network = replace(platform.topology, adapters=_VTRAIN_ADAPTERS, adapter_bandwidth=1e9 * _VTRAIN_ADAPTER_GBS)
+    return TrainingRequest(model=model, on=replace(platform, topology=network), layout=layout)

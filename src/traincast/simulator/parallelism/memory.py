@@ -43,7 +43,7 @@ def _count_state_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     inner = max(1, layout.gpus // layout.pp // (layout.ep * layout.etp))
     shares = {
         "parameters": layout.sharding == "zero3",
-        "gradients": layout.sharding in ("zero2", "zero3"),
+        "gradients": layout.sharding in ("zero2", "zero3") and not layout.gathers_once,
         "optimizer": layout.sharding != "none",
     }
     elements = {
