@@ -94,3 +94,5 @@ def test_fp8_needs_units_for_it() -> None:
     check_arithmetic_units("fp8", load_platform("dgx-h100").device)
     with pytest.raises(TraincastError, match=r"a100-40gb has no fp8 units.* give `dtype` bf16, fp16, or a GPU"):
         predict_parallel(MIXTRAL, load_platform("dgx-a100"), Layout(gpus=8, precision="fp8"))
+    with pytest.raises(TraincastError, match=r"h100 has no fp4 units.* give `dtype` fp8, bf16, fp16, or a GPU"):
+        predict_parallel(MIXTRAL, load_platform("dgx-h100"), Layout(gpus=8, precision="fp4"))

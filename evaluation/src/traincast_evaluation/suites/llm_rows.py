@@ -188,8 +188,10 @@ def _choose_usual_chunks(row: Row, options: dict[str, Any]) -> int:
 
 def _read_precision(row: Row) -> str:
     text = row["precision"].lower()
+    if text.startswith("ambiguous"):
+        raise TraincastError(f"'{row.file}', row {row.number}: the source does not say which arithmetic it ran in")
     if "fp4" in text:
-        raise TraincastError(f"'{row.file}', row {row.number}: 4-bit arithmetic is not modelled")
+        return "fp4"
     if not text and row["set"].startswith("mlperf"):
         return "fp8"  # as all rows of that benchmark that name one
     return "fp8" if "fp8" in text or "float8" in text else "bf16"

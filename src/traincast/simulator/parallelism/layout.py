@@ -19,7 +19,7 @@ PYTORCH = ("eager", "compiled")
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
 SCALINGS = ("tensor", "row", "block", "mx")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1 << 20
 
 
@@ -170,12 +170,13 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
 
 
 def check_arithmetic_units(precision: str, device: Device) -> None:
-    """Rejects 8-bit arithmetic on a device without units for it: no program runs there, so it has no time."""
-    if precision == "fp8" and precision not in device.peak_flops:
-        known = ", ".join(name for name in ("bf16", "fp16") if name in device.peak_flops) or "fp32"
+    """Rejects 8- and 4-bit arithmetic on a device without units for it: no program runs there, so it has no time."""
+    having = {"fp8": "h100, b200, mi300x", "fp4": "b200, gb300, mi355x"}.get(precision)
+    if having and precision not in device.peak_flops:
+        known = ", ".join(name for name in ("fp8", "bf16", "fp16") if name in device.peak_flops) or "fp32"
         raise TraincastError(
-            f"{device.key} has no fp8 units, so nothing runs in fp8 there; give `dtype` {known}, or a GPU that has "
-            "them (h100, b200, mi300x)"
+            f"{device.key} has no {precision} units, so nothing runs in {precision} there; give `dtype` {known}, or a "
+            f"GPU that has them ({having})"
         )
 
 
