@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.ir.program import compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:

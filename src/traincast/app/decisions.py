@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
+    from traincast.planner.fitting.fit import Fit
     from traincast.planner.parallelism.plan import Plan
     from traincast.planner.sharding.result import ShardingResult
     from traincast.planner.what_if.advice import Advice
@@ -191,3 +192,19 @@ def list_edits() -> list[dict[str, str]]:
     from traincast.planner.what_if.edits.registry import list_edits
 
     return [{"edit": one.written, "what": one.what, "risk": one.risk} for one in list_edits().values()]
+
+
+def fits(
+    workload: Source,
+    *,
+    on: On,
+    max: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    **scenario: Unpack[ScenarioFields],
+) -> Fit:
+    """Whether a step fits in the memory of its GPUs: `fits`, its probability, allocated, reserved and used memory, what
+    fills it, and the changes that would make it fit. `max` is "batch-size" or "seq-len", of which the largest that fits
+    is searched. Other keywords as in `predict`."""
+    from traincast.planner.fitting.fit import answer_fit
+
+    return answer_fit(_resolve_scenario(workload, on, scenario), largest=max, progress=progress)

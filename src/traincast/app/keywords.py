@@ -16,6 +16,7 @@ from traincast.simulator.scenario.scenario import (
     Kernels,
     Mode,
     Optimizer,
+    OptimizerState,
     ProgramName,
     Schedule,
 )
@@ -45,6 +46,11 @@ class StepFields(VariantFields, total=False):
     kernels: Kernels | None
     cuda_graph: bool
     program: ProgramName | None
+    allocator: str | None
+    optimizer_state: OptimizerState | None
+    lora_base: Literal["nf4"] | None
+    offload: str | None
+    update_in_backward: bool
     checkpoint: Checkpoint | None
     checkpoint_every: int | None
     tp: int | None

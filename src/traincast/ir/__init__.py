@@ -2,8 +2,9 @@
 
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.file import load_workload, save_workload
+from traincast.ir.memory import Memory, compute_peak_memory
 from traincast.ir.ops import Op, Phase, Scope, Signature, StorageKind, Tensor, TensorSpec
-from traincast.ir.program import Memory, Program, compute_peak_memory
+from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 
 __all__ = [

@@ -12,10 +12,10 @@ from traincast.ir.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
 from traincast.ir.sizes import SizeTable
 from traincast.ir.symbolic import replace_indices_by_sizes, separate_forms_and_sizes
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
-from traincast.utils.errors import TraincastError
 
 _TABLE, _COMMUNICATION = len(StorageKind), len(StorageKind) + 1
-_USES = (*(kind.name.lower() for kind in StorageKind), "embedding_table", "communication")
+USES = (*(kind.name.lower() for kind in StorageKind), "embedding_table", "communication")
+"""What a storage is for: its kind, or one of two uses that only ops tell."""
 _EXCHANGED = (StorageKind.INPUT, StorageKind.ACTIVATION, StorageKind.BUFFER)
 
 
@@ -163,17 +163,6 @@ class Program:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Peak device memory of a step, in bytes: the peak, and what is alive at that moment by kind.
-
-    Kinds are those of `StorageKind`, but embedding tables and what collectives read or write are kinds of their own.
-    """
-
-    peak_bytes: int
-    by_kind: dict[str, int]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Storages:
     """Per storage of a program: whether it is in host memory (some op sees its tensors on a CPU device), and what it
@@ -257,35 +246,3 @@ def find_stale_storages(program: Program) -> IntArray:
     if program.num_ops:
         stale[find_storages_of_ops(program, 0, 1)] = False
     return np.flatnonzero(stale)
-
-
-def compute_peak_memory(program: Program) -> Memory:
-    """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
-    blocks, born, gone = _compute_lifetimes(program)
-    live = compute_live_bytes(program)
-    moment = int(np.argmax(live))
-    alive = (born <= moment) & (gone > moment)
-    sums = np.zeros(len(_USES), dtype=np.int64)
-    np.add.at(sums, program.storages.use[alive], blocks[alive])
-    return Memory(int(live[moment]), {use: total for use, total in zip(_USES, sums.tolist(), strict=True) if total})
-
-
-def compute_live_bytes(program: Program) -> IntArray:
-    """Device bytes alive before the first op (entry 0), while op i runs (entry i + 1), and after the last one."""
-    blocks, born, gone = _compute_lifetimes(program)
-    steps = program.num_ops + 2
-    change = np.zeros(steps + 1, dtype=np.int64)
-    np.add.at(change, born, blocks)
-    np.subtract.at(change, np.minimum(gone, steps), blocks)
-    return np.asarray(np.cumsum(change[:steps]))
-
-
-def _compute_lifetimes(program: Program) -> tuple[IntArray, IntArray, IntArray]:
-    """Bytes of every storage on the device, and from which entry of `live_bytes` to before which it is there."""
-    c = program.columns
-    blocks = np.where(program.storages.on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
-    if blocks.sum(dtype=np.float64) > 2.0**62:
-        raise TraincastError(f"the storages of this step at batch size {program.batch_size} exceed 64 bits of bytes")
-    born = np.maximum(c.storage_alloc, -1) + 1
-    gone = np.minimum(c.storage_free, program.num_ops) + 2
-    return blocks, born, gone

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from traincast.ir.given import OpCost
-from traincast.ir.program import Program, compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
+from traincast.ir.program import Program
 from traincast.utils.display.text import format_quantity
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result

@@ -8,7 +8,7 @@ import pytest
 
 from tests.evaluation.zoo.captured import connected, storages
 from traincast.hardware.platform import load_platform
-from traincast.ir.program import compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
 from traincast.models.catalog import load_model
 from traincast.models.layers.builder import RankBuilder
 from traincast.models.sharded_dlrm.captured import find_embedding_modules

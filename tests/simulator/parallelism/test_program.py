@@ -9,7 +9,7 @@ import pytest
 
 from tests.effort import calls
 from traincast.hardware.platform import load_platform
-from traincast.ir.program import compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
 from traincast.ir.validate import validate_workload
 from traincast.models.transformers.reading import load_transformer, make_transformer
 from traincast.models.transformers.sizes import count_all_parameters

@@ -11,7 +11,8 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.physics import DRAM_SHARE
 from traincast.costs.kernels.work import count_work
 from traincast.hardware.device import Device
-from traincast.ir.program import compute_live_bytes
+from traincast.ir.memory import CATEGORIES
+from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.timeline import Timeline
 from traincast.traces.profiler.memory import MemoryPoint
@@ -23,22 +24,24 @@ _NEAR = 0.4  # share of the capacity from which its line is drawn: below, it wou
 Chart = dict[str, Any]
 
 
-def make_memory_chart(timeline: Timeline, capacity: float) -> Chart:
-    """Live device memory (GB) over the time at which the host issues ops (ms), with the device's capacity."""
-    schedule, program = timeline.schedule, timeline.program
-    issued = np.full(program.num_ops, -np.inf)
-    launched = schedule.op >= 0
-    np.maximum.at(issued, schedule.op[launched], timeline.times.host_issue[launched] - timeline.origin)
-    moments = np.maximum.accumulate(np.concatenate(([0.0], np.maximum(issued, 0.0))))
-    live = compute_live_bytes(program)[:-1] / 1e9
-    x, y = _thin_curve(1e3 * moments, live)
-    last = max(float(x[-1]), 1e3 * timeline.seconds)
-    x, y = np.append(x, last), np.append(y, y[-1])
-    series: list[dict[str, Any]] = [{"label": "live", "y": _round_numbers(y), "kind": "step"}]
-    if y.max() > _NEAR * capacity / 1e9:
-        line = [capacity / 1e9] * len(x)
+def make_memory_chart(memory: DeviceMemory) -> Chart:
+    """Allocated memory (GB) of the fullest rank over its step (% of what its host allocates and frees), categories
+    stacked, with the peak marked and the device's capacity."""
+    ticks, sums = memory.events.sample_categories(_MOST_POINTS)
+    x = 100.0 * (ticks + 1) / max(memory.events.ticks, 1)
+    shown = np.flatnonzero(sums.max(axis=1) > 0)
+    stacked = np.cumsum(sums[shown], axis=0) / 1e9
+    series: list[dict[str, Any]] = [
+        {"label": CATEGORIES[number].replace("_", " "), "y": _round_numbers(y), "kind": "step", "slot": place % 8,
+         "band": place > 0}
+        for place, (number, y) in enumerate(zip(shown.tolist(), stacked, strict=True))
+    ]  # fmt: skip
+    peak = [memory.peak_bytes / 1e9 if tick == memory.events.peak_tick else None for tick in ticks.tolist()]
+    series.append({"label": "peak", "y": peak, "kind": "points", "strong": True})
+    if memory.peak_bytes > _NEAR * memory.limit_bytes:
+        line = [memory.limit_bytes / 1e9] * len(ticks)
         series.append({"label": "capacity", "y": line, "kind": "edge", "dash": 1, "strong": True})
-    return {"x": _round_numbers(x), "x_label": "host time, ms", "y_label": "GB on the device", "series": series}
+    return {"x": _round_numbers(x), "x_label": "of the step, %", "y_label": "GB on the device", "series": series}
 
 
 def make_traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
@@ -55,15 +58,6 @@ def make_traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
         series.append({"label": f"device {device}", "y": _round_numbers(allocated), "kind": "step"})
     return {"x": _round_numbers(1e3 * moments), "x_label": "ms from the first step", "y_label": "GB on the device",
             "series": series}  # fmt: skip
-
-
-def _thin_curve(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """At most this many points, of every stretch the highest."""
-    if len(x) <= _MOST_POINTS:
-        return x, y
-    edges = np.linspace(0, len(x), _MOST_POINTS + 1).astype(np.int64)[:-1]
-    highest = np.maximum.reduceat(y, edges)
-    return x[edges], highest
 
 
 def make_scaling_chart(curve: ScalingCurve) -> Chart:

@@ -162,9 +162,8 @@ def make_memory_section(p: Prediction) -> Section:
         ),
         make_chart(
             "memory",
-            "Live device memory over the step",
-            "Of the rank that the others wait for, as the host issues "
-            "ops; parameters and tables are there all the time.",
+            "Allocated device memory over the step",
+            "Of the fullest rank, in the order in which its host allocates and frees; categories add up.",
         ),
     ]
     if p.gpus > 1:
@@ -173,7 +172,7 @@ def make_memory_section(p: Prediction) -> Section:
         key="memory",
         title="Memory",
         html=join_blocks(blocks),
-        charts={"memory": make_memory_chart(p.timeline, capacity)},
+        charts={"memory": make_memory_chart(p.memory)},
     )
 
 

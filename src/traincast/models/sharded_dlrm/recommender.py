@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.ir.builder import share_templates
-from traincast.ir.program import Program, compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
+from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES, Pooling, Table

@@ -24,6 +24,7 @@ from traincast.simulator.prediction.rank_results import (
     compute_imbalance,
     find_slowest_class,
     list_rank_results,
+    make_fullest_memory,
 )
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, list_kernel_seconds, simulate_durations
@@ -116,7 +117,7 @@ def _make_prediction(
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=(),
-        memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
+        memory=make_fullest_memory(results, platform.device, ()),
         warnings=_list_warnings(results, platform),
         timeline=timeline,
         walk=simulated,

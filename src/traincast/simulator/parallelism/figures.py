@@ -10,7 +10,6 @@ import numpy as np
 
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.ir.ops import Phase
-from traincast.ir.program import Memory
 from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
 from traincast.simulator.parallelism.step import STEP_SIGMA
@@ -19,11 +18,6 @@ from traincast.simulator.timeline import Timeline, compute_union_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.quantiles import Z90
 from traincast.utils.totals import sum_by_key
-
-_KINDS = {
-    "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
-}  # fmt: skip
-
 
 _GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
            "dp": "data parallel"}  # fmt: skip
@@ -133,12 +127,6 @@ def remove_stage_waiting(result: Prediction) -> Prediction:
 def _subtract_waiting(seconds: dict[str, float], waiting: dict[str, float]) -> dict[str, float]:
     left = {name: value - waiting.get(name, 0.0) for name, value in seconds.items()}
     return {name: value for name, value in left.items() if value > 0}
-
-
-def make_memory(kinds: dict[str, float]) -> Memory:
-    """Bytes of a rank by kind, in the words of every prediction."""
-    by_kind = {_KINDS.get(kind, kind): int(size) for kind, size in kinds.items()}
-    return Memory(sum(by_kind.values()), by_kind)
 
 
 def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -> Prediction:

@@ -14,7 +14,7 @@ from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.device import Device
 from traincast.ir.ops import Phase
-from traincast.ir.program import Program, compute_peak_memory
+from traincast.ir.program import Program
 from traincast.ir.variants import MODULE_SCOPE
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.communication import LayerGroups
@@ -61,14 +61,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """A piece: forward, backward, update of weights, bytes kept in between, bytes that it needs on top while it runs,
-    and how many elements of its weights get a gradient."""
+    """A piece: forward, backward, update of weights, and how many elements of its weights get a gradient."""
 
     forward: Pass
     backward: Pass
     update: Pass
-    saved_bytes: int
-    working_bytes: int
     trained: int
 
 
@@ -81,7 +78,7 @@ class LayerCosts:
     ) -> None:  # fmt: skip
         self.model, self.device, self.host, self.roofline_only = model, device, host, roofline_only
         self.in_step = in_step
-        self._alone: dict[tuple[object, ...], tuple[_Alone, int, int, int]] = {}
+        self._alone: dict[tuple[object, ...], tuple[_Alone, int]] = {}
         self._known: dict[tuple[object, ...], LayerCost] = {}
 
     def with_numbers(self, in_step: InStep) -> LayerCosts:
@@ -119,9 +116,7 @@ class LayerCosts:
         """The update of this many weights."""
 
         def piece() -> LayerBlock:
-            return LayerBlock(
-                build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, one_by_one=one_by_one), 0, 0
-            )
+            return LayerBlock(build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, one_by_one=one_by_one), 0)
 
         cost = self._priced(("optimizer", one_by_one, master), piece)
         return Pass().plus(cost.update, elements / _OPTIMIZER_ELEMENTS)
@@ -130,12 +125,10 @@ class LayerCosts:
         if key not in self._known:
             if key not in self._alone:
                 block = write()
-                busiest = compute_peak_memory(block.program).by_kind.get("activation", 0)
                 alone = _Alone(block.program, self.device, self.host, roofline_only=self.roofline_only)
-                working = max(0, busiest - block.saved_bytes)
-                self._alone[key] = (alone, block.saved_bytes, working, block.trained)
-            alone, saved, working, trained = self._alone[key]
-            self._known[key] = LayerCost(*alone.passes(self.in_step), saved, working, trained)
+                self._alone[key] = (alone, block.trained)
+            alone, trained = self._alone[key]
+            self._known[key] = LayerCost(*alone.passes(self.in_step), trained)
         return self._known[key]
 
 

@@ -53,6 +53,11 @@ class Layout:
     stages run alongside kernels; those of tensor-parallel ranks "none" of the time, in the
     "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once"
     to every node (DeepEP).
+
+    What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
+    weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
+    `offload` is kept in host memory ("parameters", "optimizer", "activations"); `update_in_backward`: every gradient
+    updates its weight at once and goes.
     """
 
     gpus: int
@@ -95,6 +100,10 @@ class Layout:
     frozen_layers: int = 0
     document_len: int = 0
     stage_layers: tuple[int, ...] = ()
+    optimizer_state: str = "fp32"
+    frozen_type: str = ""
+    offload: tuple[str, ...] = ()
+    update_in_backward: bool = False
 
     @property
     def dp(self) -> int:

@@ -9,18 +9,19 @@ from functools import lru_cache
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
+from traincast.ir.memory import Memory, MemoryEvents
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import count_model_flops
+from traincast.simulator.memory.device_memory import WRITTEN_SPREAD, DeviceMemory, make_device_memory
 from traincast.simulator.parallelism.figures import (
     compute_layout_interval,
     extend_periodically,
-    make_memory,
     remove_stage_waiting,
     split_exposed_and_bubble,
 )
 from traincast.simulator.parallelism.layer_costs import LayerCosts
 from traincast.simulator.parallelism.layout import Layout, check_arithmetic_units, complete_layout
-from traincast.simulator.parallelism.memory import compute_stage_memory, find_peak_memory
+from traincast.simulator.parallelism.memory import list_stage_events
 from traincast.simulator.parallelism.program import build_parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
@@ -47,7 +48,7 @@ def predict_parallel(
         workload = build_parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
         result = remove_stage_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
         exposed, bubble, compute = split_exposed_and_bubble(result, stages=layout.pp)
-        figures = _make_figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
+        figures = _make_figures(model, platform, layout, exposed, bubble, compute, micro_batches)
         terms, interval = compute_layout_interval(result, exposed)
         outside = tuple(item for item in result.outside if item.op not in ("c10d::recv_", "c10d::send"))
         shown = sum(exposed.values())
@@ -66,7 +67,7 @@ def predict_parallel(
     result = simulate(simulated)
     if simulated < layout.accumulation:
         result = _extend_prediction(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
-    return _add_memory(result, platform, layout, stages)
+    return _add_memory(result, platform, model, layout, stages)
 
 
 def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
@@ -93,7 +94,8 @@ def estimate_seconds(
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     parts, stages = _make_step_model(model, platform, profile, False, in_step).predict(layout)
-    return parts.total, find_peak_memory(layout, stages)[1]
+    fullest = max(_list_events(model, platform, layout, stages), key=lambda events: events.peak_bytes)
+    return parts.total, _make_memory(Memory(fullest), platform, layout).estimate_used_bytes()
 
 
 def _extend_prediction(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
@@ -114,8 +116,8 @@ def _extend_prediction(longer: Prediction, shorter: Prediction, times: float) ->
 
 
 def _make_figures(
-    model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage], exposed: dict[str, float],
-    bubble: float, compute: float, micro_batches: int,
+    model: Transformer, platform: Platform, layout: Layout, exposed: dict[str, float], bubble: float,
+    compute: float, micro_batches: int,
 ) -> ParallelFigures:  # fmt: skip
     device = platform.device
     return ParallelFigures(
@@ -125,35 +127,37 @@ def _make_figures(
         compute=compute,
         flops=_count_model_flops(model, layout),
         peak_flops=device.peak_flops.get(layout.precision) or device.peak_flops["fp32"],
-        needed=find_peak_memory(layout, stages)[1],
         simulated=micro_batches,
     )
 
 
-def _add_memory(result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
+def _list_events(model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> list[MemoryEvents]:
+    node = platform.topology.gpus_per_node if platform.topology is not None else 1
+    micro_batches = min(layout.accumulation, count_simulated_micro_batches(layout)[0])
+    return list_stage_events(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
+
+
+def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMemory:
+    groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
+    return make_device_memory(memory, platform.device, communicators=groups, spread=WRITTEN_SPREAD)
+
+
+def _add_memory(
+    result: Prediction, platform: Platform, model: Transformer, layout: Layout, stages: Sequence[Stage]
+) -> Prediction:
     """The prediction with the memory of the whole step, and what is to be known of it."""
     per_stage = layout.gpus // layout.pp
-    ranks = tuple(
-        replace(
-            rank,
-            memory=make_memory(
-                compute_stage_memory(layout, stages[rank.ranks[0] // per_stage], rank.ranks[0] // per_stage)
-            ),
-        )
-        for rank in result.ranks
-    )
-    kinds, needed = find_peak_memory(layout, stages)
+    by_stage = [Memory(events) for events in _list_events(model, platform, layout, stages)]
+    ranks = tuple(replace(rank, memory=by_stage[rank.ranks[0] // per_stage]) for rank in result.ranks)
+    memory = _make_memory(max(by_stage, key=lambda one: one.peak_bytes), platform, layout)
     device, warnings = platform.device, list[str]()
-    if needed > device.memory_bytes:
-        warnings.append(
-            f"the fullest rank needs {needed / 1e9:.1f} GB but {device.key} has {device.memory_bytes / 1e9:.0f} GB: "
-            f"{(needed - device.memory_bytes) / 1e9:.1f} GB too much; it would not run as it is"
-        )
+    if not memory.fits:
+        warnings.append(memory.describe_excess("the fullest rank" if layout.gpus > 1 else "the step"))
     if layout.precision not in device.peak_flops:
         warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
     if platform.assumed and layout.gpus > 1:
         warnings.append(platform.assumed)
-    return replace(result, memory=make_memory(kinds), ranks=ranks, warnings=tuple(warnings))
+    return replace(result, memory=memory, ranks=ranks, warnings=tuple(warnings))
 
 
 def _count_model_flops(model: Transformer, layout: Layout) -> float:

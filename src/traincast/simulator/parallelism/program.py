@@ -62,6 +62,11 @@ class Part:
     again: bool = False
     frozen: bool = False
 
+    @property
+    def label(self) -> str:
+        """What it is called: its module, or what stands before or after the layers."""
+        return self.module or self.piece.program.names[self.piece.program.columns.op_module[0]]
+
 
 class StageProgram:
     """Writes the program of one rank of a stage."""
@@ -122,7 +127,7 @@ class StageProgram:
                 self._prefetch(turn.chunk, number, below, BACKWARD)
             unit = self._unit(turn, number, part)
             if part.again:
-                self._write(unit, _mark_recomputed_ops(part.piece, self.layout.checkpoint), part)
+                self._write(unit, mark_recomputed_ops(part.piece, self.layout.checkpoint), part)
             end = part.piece.late if self.layout.schedule == "zero-bubble" else part.piece.program.num_ops
             self._write(unit, mark_ops_between(part.piece.program, part.piece.backward, end), part)
             if self.layout.schedule != "zero-bubble":
@@ -213,7 +218,7 @@ class StageProgram:
             self._emit(self.snippets.gather_updated(dense, sparse, self.snippets.first_bucket, waits=True))
 
 
-def _mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
+def mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
     """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
     ("selective")."""
     marked = mark_ops_between(block.program, 0, block.backward)
@@ -236,8 +241,8 @@ def build_parallel_workload(
     """One step of a Transformer under a layout with this many micro-batches per pipeline: one program per stage, which
     every rank of the stage runs. `stages` are the weights of each and, for zero-bubble schedules, its times."""
     groups = Groups(layout)
-    parts = _make_parts(model, layout, groups.in_layers(model, gpus_per_node))
-    orders = _order_turns(layout, stages, micro_batches)
+    parts = make_parts(model, layout, groups.in_layers(model, gpus_per_node))
+    orders = order_turns(layout, stages, micro_batches)
     tables, columns = Tables(), []
     for stage in range(layout.pp):
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
@@ -256,7 +261,8 @@ def build_parallel_workload(
     )
 
 
-def _order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
+def order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
+    """In which order every stage takes up its micro-batches."""
     if layout.schedule == "zero-bubble":
         weights = [sum(unit.weight_part for unit in stage.units) for stage in stages]
         forward = [sum(unit.forward.device for unit in stage.units) for stage in stages]
@@ -268,7 +274,7 @@ def _order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) ->
     return [order_1f1b(stage, layout.pp, micro_batches) for stage in range(layout.pp)]
 
 
-def _make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
+def make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = make_shard(layout), make_style(layout), layout.schedule == "zero-bubble"
     before, after = (

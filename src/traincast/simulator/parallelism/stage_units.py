@@ -47,15 +47,13 @@ class Unit:
     """A layer, or what stands before or after them: forward and backward of one micro-batch, and its weights.
 
     `dense` weights are copied over all data-parallel ranks, `sparse` ones (experts) over those that hold the same.
-    Elements on this rank, before any sharding over data-parallel ranks. `saved` bytes stay until backward.
+    Elements on this rank, before any sharding over data-parallel ranks.
     """
 
     forward: UnitPass
     backward: UnitPass
     dense: float
     sparse: float
-    saved: float
-    working: float  # bytes on top while it runs
     weight_part: float  # seconds of backward that only make gradients of weights
     trained: Share  # of the weights: what gets gradients
 
@@ -92,7 +90,7 @@ class StageUnits:
         unit = Unit(
             UnitPass(self._launched(cost.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
             UnitPass(self._launched(cost.backward)),
-            weights, 0.0, cost.saved_bytes, cost.working_bytes, 0.0, self._trained(weights, 0.0),
+            weights, 0.0, 0.0, self._trained(weights, 0.0),
         )  # fmt: skip
         return _drop_backward(unit) if self.layout.frozen_layers else unit
 
@@ -107,7 +105,7 @@ class StageUnits:
         return Unit(
             UnitPass(self._launched(cost.forward), exposed, int(gathered > 0)),
             UnitPass(self._launched(cost.backward), exposed, int(gathered > 0)),
-            weights, 0.0, cost.saved_bytes, cost.working_bytes, 0.5 * cost.backward.gemm,
+            weights, 0.0, 0.5 * cost.backward.gemm,
             self._trained(weights, 0.0),
         )  # fmt: skip
 
@@ -135,8 +133,6 @@ class StageUnits:
             whole,
             dense,
             sparse,
-            self._saved(cost, again=again),
-            cost.working_bytes + (cost.saved_bytes if again else 0),
             0.5 * backward.gemm,
             self._trained(dense, sparse, adapters=cost.trained),
         )
@@ -152,15 +148,6 @@ class StageUnits:
         kept = forward.gemm * (0.5 if self.layout.checkpoint == "selective" else 1.0)
         seconds = max(0.0, forward.device - forward.attention - kept)
         return Pass(device=seconds, host=0.5 * forward.host, gemm=forward.gemm - kept), 0.0
-
-    def _saved(self, cost: LayerCost, *, again: bool) -> float:
-        """Bytes that a micro-batch keeps of a layer until its backward pass."""
-        entry = self.shard.rows * self.model.hidden * (4 if self.layout.precision == "fp32" else 2)
-        if not again or self.layout.checkpoint == "none":
-            return float(cost.saved_bytes)
-        if self.layout.checkpoint == "full":
-            return float(entry)
-        return float(max(entry, 0.5 * cost.saved_bytes))
 
     def _message(self) -> float:
         """Bytes of all tokens of a micro-batch in the residual stream."""
@@ -278,5 +265,5 @@ class StageUnits:
 
 
 def _drop_backward(unit: Unit) -> Unit:
-    """A unit below all that is trained: it keeps nothing, and no gradient comes down to it."""
-    return replace(unit, backward=UnitPass(Pass()), saved=0.0, weight_part=0.0, trained=Share())
+    """A unit below all that is trained: no gradient comes down to it."""
+    return replace(unit, backward=UnitPass(Pass()), weight_part=0.0, trained=Share())

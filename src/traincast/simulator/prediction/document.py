@@ -64,6 +64,10 @@ class PredictionDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
         | None
     )
     memory_gb: Annotated[dict[str, float], _make_field_meta("peak memory of the fullest rank, and what it is made of")]
+    memory: Annotated[
+        dict[str, Any], _make_field_meta("allocated, reserved and used memory of the fullest rank, and what fills it")
+    ]
+    memory_needed_gb: Annotated[float, _make_field_meta("what the fullest device must hold: reserved and its process")]
     fits: Annotated[bool, _make_field_meta("whether the fullest rank fits in the memory of its device")]
     host_profile: Annotated[str, _make_field_meta("name of the host profile")]
     warnings: Annotated[list[str], _make_field_meta("what a person should know besides the numbers")]
@@ -94,9 +98,6 @@ class PredictionDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     )
     exposed_ms: Annotated[Times, _make_field_meta("exposed communication by group of ranks: tp, cp, ep, pp, dp")] | None
     bubble_ms: Annotated[float, _make_field_meta("time in which a pipeline stage waits for others")] | None
-    memory_needed_gb: (
-        Annotated[float, _make_field_meta("all that the fullest device must hold, with context and buffers")] | None
-    )
     reasons: Annotated[dict[str, str], _make_field_meta("of every key that is null, why")]
 
 
@@ -107,8 +108,7 @@ _REASONS = {
     "mfu": "the step has no arithmetic that MFU counts, or its device no data sheet",
     "tokens_per_second_per_gpu": "the model has no sequences",
     **dict.fromkeys(
-        ("layout", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms",
-         "memory_needed_gb"),
+        ("layout", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms"),
         "the step is not a Transformer laid out over GPUs",
     ),
 }  # fmt: skip

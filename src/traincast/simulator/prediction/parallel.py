@@ -14,8 +14,8 @@ class ParallelFigures:
 
     `exposed` is the time by rank group in which the device only communicates; `bubble` the time in which a pipeline
     stage waits for others; `compute` the time in which other kernels run. `flops` is the arithmetic of the model as MFU
-    counts it, `peak_flops` the rate of one GPU that it is compared with. `needed` is all that the fullest device must
-    hold. `simulated` is how many micro-batches the timeline shows (the rest repeat them).
+    counts it, `peak_flops` the rate of one GPU that it is compared with. `simulated` is how many micro-batches the
+    timeline shows (the rest repeat them).
     """
 
     layout: Layout
@@ -24,7 +24,6 @@ class ParallelFigures:
     compute: float
     flops: float
     peak_flops: float
-    needed: float
     simulated: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +42,6 @@ class ParallelFigures:
             "micro_batches_in_timeline": self.simulated,
             "exposed_ms": {name: 1e3 * seconds for name, seconds in self.exposed.items()},
             "bubble_ms": 1e3 * self.bubble,
-            "memory_needed_gb": self.needed / 1e9,
         }
 
 

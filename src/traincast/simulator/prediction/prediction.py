@@ -18,7 +18,12 @@ from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
 from traincast.simulator.prediction.outside import list_outside_ops
 from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
-from traincast.simulator.prediction.rank_results import compute_imbalance, find_slowest_class, list_rank_results
+from traincast.simulator.prediction.rank_results import (
+    compute_imbalance,
+    find_slowest_class,
+    list_rank_results,
+    make_fullest_memory,
+)
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, simulate_step
 from traincast.simulator.prediction.warnings import list_warnings
@@ -99,6 +104,7 @@ def _make_prediction(
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
     timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
+    memory = make_fullest_memory(results, platform.device, simulated.instructions.programs)
     errors = compute_kernel_errors(timeline, costs)
     terms = compute_spread_terms(timeline, errors, host, result.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
@@ -124,8 +130,8 @@ def _make_prediction(
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=outside,
-        memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
-        warnings=list_warnings(results, platform, simulated.instructions, tf32=tf32),
+        memory=memory,
+        warnings=list_warnings(memory, results, simulated.instructions, tf32=tf32),
         timeline=timeline,
         walk=simulated,
         ranks=results,

@@ -8,8 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from traincast.ir.program import Memory, compute_peak_memory
+from traincast.hardware.device import Device
+from traincast.ir.memory import Memory, compute_peak_memory
+from traincast.ir.program import Program
 from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.rank_group import GroupSimulation
 from traincast.simulator.timeline import compute_union_seconds
@@ -56,6 +59,18 @@ def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
         tables[group].answer(row, ranks, memory)
         for (group, row), ranks, memory in zip(simulated.place, simulated.ranks, fullest, strict=True)
     )
+
+
+def make_fullest_memory(results: Sequence[RankResult], device: Device, programs: Sequence[Program]) -> DeviceMemory:
+    """The memory of the rank that holds most, on its device."""
+    groups = {
+        str(signature.scalar("group", None))
+        for program in programs
+        for signature in program.symbolic
+        if signature.name.startswith("c10d::")
+    }
+    fullest = max((result.memory for result in results), key=lambda memory: memory.peak_bytes)
+    return make_device_memory(fullest, device, communicators=len(groups))
 
 
 class _Totals:

@@ -8,10 +8,10 @@ from typing import Any
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
-from traincast.ir.program import Memory
 from traincast.ir.workload import Workload
 from traincast.simulator.critical import PathPart
 from traincast.simulator.matched_calls import format_rank_list
+from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
 from traincast.simulator.prediction.parallel import ParallelFigures, list_layout_figures
@@ -62,7 +62,7 @@ class Prediction(Result):
     estimated_ops: tuple[str, ...]
     estimated_seconds: float
     outside: tuple[OutsideOp, ...]
-    memory: Memory
+    memory: DeviceMemory
     warnings: tuple[str, ...]
     timeline: Timeline
     walk: StepSimulation
@@ -123,13 +123,13 @@ class Prediction(Result):
 
     @property
     def needed_bytes(self) -> float:
-        """Bytes that the fullest device must hold: those of the step, and where a layout tells, of its process."""
-        return self.parallel.needed if self.parallel is not None else float(self.memory.peak_bytes)
+        """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it."""
+        return self.memory.used_bytes
 
     @property
     def fits(self) -> bool:
         """Whether every device holds all it must."""
-        return self.needed_bytes <= self.platform.device.memory_bytes
+        return self.memory.fits
 
     def _model_throughput(self, figures: ParallelFigures) -> Throughput:
         layout = figures.layout
@@ -184,7 +184,9 @@ class Prediction(Result):
             "critical_path_ranks": self._path_rows(),
             **self.throughput.to_dict(),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "memory": self.memory.to_dict(),
             "fits": self.fits,
+            "memory_needed_gb": self.needed_bytes / 1e9,
             **list_layout_figures(self.parallel),
             "by_module": _convert_to_milliseconds(self.by_module),
             "by_layer": _convert_to_milliseconds(self.by_layer),

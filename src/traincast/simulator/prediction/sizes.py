@@ -11,9 +11,10 @@ from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.cost import price_in_step
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.hardware.platform import Platform
-from traincast.ir.program import compute_peak_memory
+from traincast.ir.memory import compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import build_step_instructions
+from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
 from traincast.simulator.prediction.prediction import compute_kernel_errors, compute_spread_terms
 from traincast.simulator.prediction.rank_results import list_rank_results
 from traincast.simulator.prediction.step import simulate_step
@@ -28,7 +29,7 @@ class SizeResult:
     iteration: float
     interval: tuple[float, float]
     device_active: float
-    peak_bytes: int
+    memory: DeviceMemory
 
 
 def predict_sizes(
@@ -69,6 +70,6 @@ def predict_sizes(
                 iteration=result.iteration,
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
-                peak_bytes=compute_peak_memory(programs[rank]).peak_bytes,
+                memory=make_device_memory(compute_peak_memory(programs[rank]), platform.device, communicators=0),
             )
     return [of_rank[rank] for rank in range(len(steps))]

@@ -7,23 +7,23 @@ from itertools import chain
 import numpy as np
 
 from traincast.costs.kernels.control import MOVES_NOTHING
-from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.tables import count_bytes_left_out
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.matched_calls import format_rank_list
+from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.rank_results import RankResult
 
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
 
 
 def list_warnings(
-    results: tuple[RankResult, ...], platform: Platform, instructions: StepInstructions, *, tf32: bool
+    memory: DeviceMemory, results: tuple[RankResult, ...], instructions: StepInstructions, *, tf32: bool
 ) -> tuple[str, ...]:
     """What does not fit, what was left out, and where the step computes in TF32 though nobody asked for `tf32`."""
     programs = instructions.programs
-    notes = _list_memory_warnings(results, platform, max(map(count_bytes_left_out, programs)))
+    notes = _list_memory_warnings(memory, results, max(map(count_bytes_left_out, programs)))
     on_host = [remark for program in programs if (remark := _warn_of_host_work(program))]
     in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
     if in_tf32 and not tf32:
@@ -54,24 +54,19 @@ def _computes_on_host(signature: Signature) -> bool:
     return bool(signature.outputs) and signature.name not in MOVES_NOTHING and all(s.device == "cpu" for s in specs)
 
 
-def _list_memory_warnings(results: tuple[RankResult, ...], platform: Platform, left_out: int) -> list[str]:
+def _list_memory_warnings(memory: DeviceMemory, results: tuple[RankResult, ...], left_out: int) -> list[str]:
     """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
-    limit = platform.device.memory_bytes
-    over = [result for result in results if result.memory.peak_bytes > limit]
-    peak = max(result.memory.peak_bytes for result in results)
-    several = sum(len(result.ranks) for result in results) > 1
-    notes: list[str] = []
-    if over:
-        who = f"on {format_rank_list(sorted(chain(*(result.ranks for result in over))))} " if several else ""
-        notes.append(
-            f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
-            f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
-        )
+    limit, notes = memory.limit_bytes, list[str]()
+    if not memory.fits:
+        fullest = max(result.memory.peak_bytes for result in results)
+        over = [result.ranks for result in results if result.memory.peak_bytes > min(limit, fullest - 1)]
+        several = sum(len(result.ranks) for result in results) > 1
+        notes.append(memory.describe_excess("the step", format_rank_list(sorted(chain(*over))) if several else ""))
     if left_out:
-        missing = peak + left_out - limit
-        much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
+        needed = memory.peak_bytes + left_out
+        much = f", {(needed - limit) / 1e9:.1f} GB more than {memory.device.key} has" if needed > limit else ""
         notes.append(
             f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
-            f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
+            f"them the step needs at least {needed / 1e9:.1f} GB{much}"
         )
     return notes

@@ -18,6 +18,7 @@ GROUPS = {
     "numerics": "numerics",
     "program": "program",
     "parallelism": "parallelism",
+    "memory": "memory",
     "tables": "embedding tables",
     "host": "host",
     "loader": "data loader",

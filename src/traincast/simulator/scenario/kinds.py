@@ -35,7 +35,7 @@ _USERS = {
     "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
-_GPU = ("clock_mhz", "host", "roofline_only")
+_GPU = ("clock_mhz", "host", "roofline_only", "allocator")
 _OPS = (
     "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
     "costs",
@@ -46,6 +46,7 @@ _LAID_OUT = (
     *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
     "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
+    "optimizer_state", "lora_base", "offload", "update_in_backward",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
     "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),

@@ -13,8 +13,10 @@ SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 OVERLAPS = ("gradients", "parameters", "tp", "experts", "stages")
 """Communication that may overlap kernels."""
 _SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "schedule",
-         "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
-_RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling"}
+         "optimizer_state", "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
+_RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling", "lora_base": "frozen_type"}
+OFFLOADS = ("parameters", "optimizer", "activations")
+"""What may be kept in host memory."""
 
 
 def make_layout(scenario: Scenario) -> Layout:
@@ -34,6 +36,8 @@ def make_layout(scenario: Scenario) -> Layout:
         reshard=not scenario.no_reshard,
         sequence=not scenario.no_sequence_parallel,
         quantised_gather=scenario.fp8_gather,
+        offload=_parse_offload(scenario.offload),
+        update_in_backward=scenario.update_in_backward,
         precision=scenario.dtype or "bf16",
         optimizer=scenario.optimizer or "adam",
         kernels=kernels,
@@ -87,6 +91,14 @@ def _parse_stage_layers(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and len(part) < 7 for part in parts):
         raise TraincastError(f"`stage_layers` '{text[:80]}' are no integers; give such as 15,16,16,15")
     return tuple(int(part) for part in parts)
+
+
+def _parse_offload(text: str | None) -> tuple[str, ...]:
+    named = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in named:
+        if name not in OFFLOADS:
+            raise make_unknown_error("offload", name, OFFLOADS, f"Choose from {', '.join(OFFLOADS)}.")
+    return named
 
 
 def _parse_overlaps(scenario: Scenario) -> dict[str, Any]:

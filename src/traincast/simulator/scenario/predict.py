@@ -12,6 +12,8 @@ from traincast.ir.edit import remove_phase
 from traincast.ir.given import merge_op_costs
 from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
+from traincast.simulator.memory.allocator import AllocatorSettings, parse_settings
+from traincast.simulator.memory.device_memory import WOULD_NOT_RUN
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.captured import (
@@ -48,7 +50,20 @@ def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> P
     else:
         step, notes = load_step(resolved, always_sharded=always_sharded)
         result = _simulate(resolved, step, notes)
+    if resolved.scenario.allocator is not None:
+        result = _set_allocator(result, parse_settings(resolved.scenario.allocator))
+    if resolved.scenario.offload is not None:
+        result = replace(result, warnings=(*result.warnings, "copies to and from host memory cost no time here"))
     return replace(result, scenario=list_settings(resolved, result))
+
+
+def _set_allocator(result: Prediction, settings: AllocatorSettings) -> Prediction:
+    """The prediction with another setting of the allocator, under which it may fit."""
+    memory = replace(result.memory, settings=settings)
+    kept = [note for note in result.warnings if not note.endswith(WOULD_NOT_RUN)]
+    if not memory.fits:
+        kept.insert(0, memory.describe_excess("the step" if result.gpus == 1 else "the fullest rank"))
+    return replace(result, memory=memory, warnings=tuple(kept))
 
 
 def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Prediction:

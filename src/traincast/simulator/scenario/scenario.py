@@ -44,6 +44,7 @@ Kernels = Literal["eager", "fused", "compiled", "graph"]
 ProgramName = Literal["torchrec", "torchrec-pipelined", "hugectr", "nvidia"]
 Checkpoint = Literal["none", "light", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
+OptimizerState = Literal["fp32", "bf16", "int8"]
 MAX_RANKS = 1 << 20
 """The most GPUs of a step, and the largest degree of any kind of parallelism."""
 
@@ -275,6 +276,30 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
+
+    allocator: Annotated[
+        str,
+        _make_field_meta("memory", "PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128,...",
+              default="PyTorch's own"),
+    ] | None = None  # fmt: skip
+    optimizer_state: Annotated[
+        OptimizerState,
+        _make_field_meta("memory", "type of the optimizer's moments; but for fp32, without fp32 copies of weights",
+              default="fp32"),
+    ] | None = None  # fmt: skip
+    lora_base: Annotated[
+        Literal["nf4"],
+        _make_field_meta("memory", "type of the frozen weights below adapters (QLoRA)", default="as dtype",
+                         needs=("lora_rank",)),
+    ] | None = None  # fmt: skip
+    offload: Annotated[
+        str,
+        _make_field_meta("memory", "kept in host memory: parameters,optimizer,activations (copies cost no time here)",
+              default="nothing"),
+    ] | None = None  # fmt: skip
+    update_in_backward: Annotated[
+        bool, _make_field_meta("memory", "every gradient updates its weight in the backward pass and goes")
+    ] = False  # fmt: skip
 
     plan: Annotated[
         PlanText, _make_field_meta("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,

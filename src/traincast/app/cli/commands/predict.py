@@ -30,7 +30,7 @@ import argparse
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
-from traincast.app.cli.registry import OK
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, parse_gpu_numbers, read_scenario_values
 from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, a description (.toml), or 'here'")
     add_scenario_file(parser)
     parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
+    parser.add_argument("--must-fit", action="store_true", help="exit with 1 where the step does not fit in memory")
     parser.add_argument(
         "--trace-out", type=parse_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)"
     )
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(result.to_dict())
     else:
         print_text(name_options(_format_result(result, args.by), args.options))
+    if args.must_fit and not require_one_prediction(result, "--must-fit").fits:
+        return CHECK_FAILED
     return OK
 
 

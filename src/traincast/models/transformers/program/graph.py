@@ -37,8 +37,7 @@ class _Node:
 class Graph:
     """Writes ops with a `StepBuilder`. Storages go when neither the caller nor a node's backward still wants them.
 
-    `weights` and `gradients` are parallel: parameters in order of use and what the optimizer reads; `saved_bytes` is
-    what the nodes so far keep for the backward pass.
+    `weights` and `gradients` are parallel: parameters in order of use and what the optimizer reads.
     """
 
     def __init__(
@@ -63,14 +62,7 @@ class Graph:
         self._gradient_of: dict[int, Ref] = {}
         self._nodes: list[_Node] = []
         self._users: dict[int, int] = {}
-        self._bytes: dict[int, int] = {}
         self._scoped = ""
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes that the backward pass will want: each storage once, parameters not counted."""
-        kept = {ref.storage: self._bytes.get(ref.storage, 0) for node in self._nodes for ref in node.saved}
-        return sum(kept.values())
 
     def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
         """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
@@ -91,7 +83,6 @@ class Graph:
         """A tensor that the next op makes."""
         ref = self.builder.add_tensor(shape, dtype or self.style.element, stride=stride)
         self._users[ref.storage] = 1
-        self._bytes[ref.storage] = ref.spec.nbytes
         return ref
 
     def drop(self, *refs: Ref) -> None:
@@ -249,6 +240,7 @@ class Graph:
     def accumulate(self, weight: Ref, grad: Ref) -> None:
         """A weight's gradient has come. A product that adds to an fp32 sum also reads and writes that: of one product
         about half of it shows, of a grouped one (three dimensions) all, as SimuMax's table of B200 kernels says."""
+        self.builder.target.set_kind(grad.storage, StorageKind.GRADIENT)
         target = self._gradient_of.get(weight.storage)
         if target is not None and target.spec.dtype == "float32" and self.style.accumulate == "epilogue":
             shown = target if len(target.shape) > 2 else self._as_half(target)

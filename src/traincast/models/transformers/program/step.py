@@ -20,11 +20,10 @@ from traincast.models.transformers.program.style import Shard, Style
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerBlock:
-    """A part of a step on its own: forward and backward, the bytes it keeps in between, and how many elements of its
-    weights get a gradient. Backward begins at op `backward`, gradients of weights that come last at op `late`."""
+    """A part of a step on its own: forward and backward, and how many elements of its weights get a gradient. Backward
+    begins at op `backward`, gradients of weights that come last at op `late`."""
 
     program: Program
-    saved_bytes: int
     trained: int
     backward: int = 0
     late: int = 0
@@ -102,12 +101,10 @@ def _make_builder(batch: int, seq_len: int) -> StepBuilder:
 
 def _finish_block(graph: Graph, result: Ref) -> LayerBlock:
     graph.settle()
-    saved, backward = graph.saved_bytes, graph.builder.target.num_ops
+    backward = graph.builder.target.num_ops
     graph.run_backward(result, graph.given(*result.shape))
     late = graph.write_late()
-    return LayerBlock(
-        graph.builder.build_program(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late
-    )
+    return LayerBlock(graph.builder.build_program(), sum(ref.spec.numel for ref in graph.weights), backward, late)
 
 
 def write_adam(builder: StepBuilder, weights: list[Ref], gradients: list[Ref]) -> None:

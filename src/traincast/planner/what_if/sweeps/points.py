@@ -80,7 +80,6 @@ def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     if first.kind == "parallel" or first.gpus > 1 or make_loader(first.scenario) is not None:
         raise TraincastError("only steps of one GPU are predicted together")
     price = _find_prices(worker.sweep.prices, first)
-    limit = first.platform.device.memory_bytes
     rows = []
     for result, samples in _predict_sizes(variants):
         cost = Cost(
@@ -88,8 +87,8 @@ def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
             run_steps=None,
         )  # fmt: skip
         idle = max(0.0, result.iteration - result.device_active)
-        held = result.peak_bytes
-        rows.append(_make_row(cost, result.interval, (result.device_active, idle, 0.0), held, fits=held <= limit))
+        held, parts = result.memory.used_bytes, (result.device_active, idle, 0.0)
+        rows.append(_make_row(cost, result.interval, parts, held, fits=result.memory.fits))
     return rows
 
 

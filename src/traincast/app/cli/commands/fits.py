@@ -1,0 +1,53 @@
+"""Whether a step fits in the memory of its GPUs: 0 when it does, 1 when it does not.
+
+The verdict comes first, with its probability, then what fills the device at the peak and, where the step does not fit,
+changes under which it would, tried and predicted, the cheapest first. Allocated is what tensors take, reserved what
+PyTorch's caching allocator holds for them (replayed step by step), used what nvidia-smi shows: reserved, the CUDA
+context and buffers of collectives. '--max batch-size' finds the largest batch that fits, '--max seq-len' the longest
+sequence. '--snapshot-out' writes the replayed allocator in the JSON form of PyTorch's memory snapshots
+(pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are those of 'traincast predict'.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.app.api import fits
+from traincast.app.cli.arguments import parse_path
+from traincast.app.cli.options import name_options
+from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.registry import CHECK_FAILED, OK
+from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
+from traincast.app.report.memory import format_fit
+from traincast.planner.fitting.fit import AXES
+from traincast.simulator.memory.snapshot import make_snapshot
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.writing import write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, or a description (.toml)")
+    add_scenario_file(parser)
+    parser.add_argument("--max", choices=tuple(AXES), help="the largest of these that fits")
+    parser.add_argument("--snapshot-out", type=parse_path, metavar="FILE", help="the allocator's blocks as JSON")
+    add_scenario_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts, weighs and prints."""
+    check_outputs(args.snapshot_out, inputs=[args.workload, args.on, args.file])
+    values = read_scenario_values(args)
+    if not {"workload", "on"} <= set(values):
+        raise TraincastError("fits needs a WORKLOAD and --on PLATFORM (see 'traincast fits --help')")
+    with show_progress_bar("fits") as progress:
+        result = fits(max=args.max, progress=progress, **values)
+    if args.snapshot_out:
+        write_json(args.snapshot_out, make_snapshot(result.memory))
+    if args.json:
+        print_json(result.to_dict())
+    else:
+        print_text(name_options(format_fit(result), args.options))
+    return OK if result.fits else CHECK_FAILED

@@ -1,0 +1,45 @@
+"""Whether a step fits, for the terminal: the verdict first."""
+
+from __future__ import annotations
+
+from traincast.planner.fitting.fit import Fit
+from traincast.utils.display.text import format_milliseconds, format_table
+
+_SHOWN = 5
+
+
+def format_fit(fit: Fit) -> str:
+    """The verdict, what fills the peak, and what would make the step fit."""
+    memory, p = fit.memory, fit.prediction
+    low, high = (bound / 1e9 for bound in memory.used_interval)
+    lines = [
+        fit.headline(),
+        f"{p.workload.name}, batch {p.workload.batch_size}, {p.gpus} GPU{'s' if p.gpus > 1 else ''}: "
+        f"{memory.peak_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
+        f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
+        "",
+        format_table(
+            ("largest at the peak", "module", "blocks", "GB"),
+            [
+                (one.category.replace("_", " "), one.module or "-", f"{one.count:,}", f"{one.nbytes / 1e9:.2f}")
+                for one in memory.list_largest(_SHOWN)
+            ],
+            right=(2, 3),
+        ),
+    ]
+    if fit.remedies:
+        rows = [
+            (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
+             f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
+             f"{1e6 * one.seconds_per_sample:,.0f}")
+            for one in fit.remedies
+        ]  # fmt: skip
+        header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
+        lines += ["", format_table(header, rows, right=(1, 2, 3, 4))]
+    elif not fit.fits:
+        lines += ["", "none of the changes that were tried makes it fit; give more GPUs or a smaller model"]
+    if fit.largest is not None:
+        found = fit.largest
+        sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
+        lines += ["", f"largest {found.axis} that fits: {found.value}{sure}"]
+    return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""When blocks of device memory come and go in a training step: what an allocator is asked for, in the host's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from traincast.ir.ops import StorageKind
+from traincast.ir.program import USES, Program
+from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+from traincast.utils.errors import TraincastError
+
+CATEGORIES = (*USES, "workspace")
+"""What blocks are for: the uses of a program's storages, and what libraries work in."""
+BLOCK = 512
+"""Bytes that PyTorch's allocators round up to."""
+_MOST_BYTES = 2.0**62
+_COUNT_FROM_USE = (StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryEvents:
+    """Blocks of one rank's step, by tick of the host: `nbytes` of each, the tick at which it is `born` (-1: before the
+    step), and that at which it is `gone` (`ticks`: it outlives the step). One that is there before the step `appears`
+    in the first step at that tick (-1: before it). `category` is an index into `CATEGORIES`, `label` into `labels` (the
+    module it belongs to), `stream` that on which it is allocated; `used_until` is the tick of its last use on another
+    stream (-1: none)."""
+
+    nbytes: IntArray
+    born: IntArray
+    gone: IntArray
+    appears: IntArray
+    category: IntArray
+    label: IntArray
+    stream: IntArray
+    used_until: IntArray
+    labels: tuple[str, ...]
+    ticks: int
+
+    @cached_property
+    def blocks(self) -> IntArray:
+        """Bytes of every block, rounded up as the allocator does."""
+        return (self.nbytes + BLOCK - 1) // BLOCK * BLOCK
+
+    @cached_property
+    def live_bytes(self) -> IntArray:
+        """Bytes alive before the step (entry 0) and after every tick (entry t + 1)."""
+        if self.blocks.sum(dtype=np.float64) > _MOST_BYTES:
+            raise TraincastError("the storages of this step exceed 64 bits of bytes; give a smaller batch or model")
+        change = np.zeros(self.ticks + 2, dtype=np.int64)
+        np.add.at(change, self.born + 1, self.blocks)
+        np.subtract.at(change, self.gone + 1, self.blocks)
+        return np.asarray(np.cumsum(change[: self.ticks + 1]))
+
+    @cached_property
+    def peak_tick(self) -> int:
+        """The tick after which most bytes are alive (-1: before the step)."""
+        return int(np.argmax(self.live_bytes)) - 1
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once."""
+        return int(self.live_bytes[self.peak_tick + 1])
+
+    def mark_alive(self, tick: int) -> BoolArray:
+        """Which blocks are alive after a tick."""
+        return np.asarray((self.born <= tick) & (self.gone > tick))
+
+    def sum_by_category(self, tick: int) -> dict[str, int]:
+        """Bytes alive after a tick by category."""
+        alive = self.mark_alive(tick)
+        sums = np.zeros(len(CATEGORIES), dtype=np.int64)
+        np.add.at(sums, self.category[alive], self.blocks[alive])
+        return {name: total for name, total in zip(CATEGORIES, sums.tolist(), strict=True) if total}
+
+    def sum_by_label(self, tick: int) -> dict[str, int]:
+        """Bytes alive after a tick by label, most first."""
+        alive = self.mark_alive(tick)
+        sums = np.zeros(len(self.labels), dtype=np.int64)
+        np.add.at(sums, self.label[alive], self.blocks[alive])
+        return {self.labels[i]: int(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i]}
+
+    def sample_categories(self, points: int) -> tuple[IntArray, IntArray]:
+        """Ticks (about `points` of them, the peak among them) and the bytes alive after each by category,
+        [categories, ticks]."""
+        even = np.linspace(-1, self.ticks - 1, points).astype(np.int64)
+        ticks = np.unique(np.append(even, self.peak_tick))
+        sums = np.zeros((len(CATEGORIES), len(ticks)), dtype=np.int64)
+        for sign, moments in ((1, self.born), (-1, self.gone)):
+            place = np.searchsorted(ticks, moments)
+            seen = place < len(ticks)
+            np.add.at(sums, (self.category[seen], place[seen]), sign * self.blocks[seen])
+        return ticks, np.asarray(np.cumsum(sums, axis=1))
+
+
+@dataclass(slots=True)
+class EventWriter:
+    """Puts blocks together by hand; `tick` is now."""
+
+    tick: int = 0
+    _labels: dict[str, int] = field(default_factory=dict)
+    _rows: list[IntArray] = field(default_factory=list)
+
+    def add_blocks(
+        self, nbytes: FloatArray | IntArray | float, born: IntArray | int, gone: IntArray | int | None, category: int,
+        label: str, *, stream: int = 0, appears: int = -1,
+    ) -> None:  # fmt: skip
+        """Blocks of these sizes; `gone` None: they outlive the step."""
+        sizes = np.atleast_1d(np.asarray(nbytes)).astype(np.int64)
+        number = self._labels.setdefault(label, len(self._labels))
+        rows = np.empty((8, len(sizes)), dtype=np.int64)
+        columns = (sizes, born, _MOST_TICKS if gone is None else gone, appears, category, number, stream, -1)
+        for row, values in zip(rows, columns, strict=True):
+            row[:] = values
+        self._rows.append(rows[:, sizes > 0])
+
+    def build_events(self) -> MemoryEvents:
+        """All blocks so far."""
+        rows = np.concatenate(self._rows, axis=1) if self._rows else np.zeros((8, 0), dtype=np.int64)
+        nbytes, born, gone, appears, category, label, stream, until = rows
+        return MemoryEvents(
+            nbytes=nbytes, born=born, gone=np.minimum(gone, self.tick), appears=appears, category=category,
+            label=label, stream=stream, used_until=until, labels=tuple(self._labels), ticks=self.tick,
+        )  # fmt: skip
+
+
+_MOST_TICKS = 1 << 62
+
+
+def list_memory_events(program: Program) -> MemoryEvents:
+    """The device blocks of a program: op i allocates at tick 2 i and frees at tick 2 i + 1. Optimizer state and
+    gradients that are there before the step appear in the first step where they are first used."""
+    c, ops = program.columns, program.num_ops
+    mine = np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
+    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
+    first, last_foreign, module = _find_uses(program)
+    resident = alloc < 0
+    late = resident & np.isin(c.storage_kind[mine], _COUNT_FROM_USE) & (first[mine] < ops)
+    return MemoryEvents(
+        nbytes=program.storage_nbytes[mine],
+        born=np.where(resident, -1, 2 * alloc),
+        gone=np.where(free >= ops, 2 * ops, 2 * free + 1),
+        appears=np.where(late, 2 * first[mine], -1),
+        category=program.storages.use[mine],
+        label=module[mine],
+        stream=_find_streams(program)[mine],
+        used_until=last_foreign[mine],
+        labels=program.names,
+        ticks=2 * ops,
+    )
+
+
+def _find_streams(program: Program) -> IntArray:
+    """The stream on which every storage is allocated: that of the op that makes it, but for collectives, whose results
+    are allocated on the stream that calls them."""
+    c = program.columns
+    if not c.op_stream.any():
+        return np.zeros(len(c.storage_alloc), dtype=np.int64)
+    exchanges = np.array([signature.name.startswith("c10d::") for signature in program.symbolic], dtype=np.bool_)
+    calling = np.where(exchanges[c.op_signature], 0, c.op_stream)
+    return np.where(c.storage_alloc >= 0, calling[np.maximum(c.storage_alloc, 0)], 0).astype(np.int64)
+
+
+def _find_uses(program: Program) -> tuple[IntArray, IntArray, IntArray]:
+    """Of every storage: the first op that touches it (the number of ops: none), the tick of the last one on another
+    stream than its own (-1: none), and the module of the first."""
+    c, ops = program.columns, program.num_ops
+    first = np.full(len(c.storage_bytes), ops, dtype=np.int64)
+    foreign = np.full(len(c.storage_bytes), -1, dtype=np.int64)
+    streams = _find_streams(program)
+    for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
+        op, storage = np.repeat(np.arange(ops), np.diff(pointer)), c.tensor_storage[tensor]
+        np.minimum.at(first, storage, op)
+        if c.op_stream.any():
+            other = c.op_stream[op] != streams[storage]
+            np.maximum.at(foreign, storage[other], 2 * op[other])
+    module = np.zeros(len(first), dtype=np.int64)
+    module[first < ops] = c.op_module[first[first < ops]]
+    return first, foreign, module
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Device memory of one rank's step as the allocator counts it, in bytes."""
+
+    events: MemoryEvents
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Memory) and (self.peak_bytes, self.by_kind) == (other.peak_bytes, other.by_kind)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is allocated at once."""
+        return self.events.peak_bytes
+
+    @cached_property
+    def by_kind(self) -> dict[str, int]:
+        """What is alive at the peak, by what it is for."""
+        return self.events.sum_by_category(self.events.peak_tick)
+
+    @cached_property
+    def by_module(self) -> dict[str, int]:
+        """What is alive at the peak, by the module that makes or first uses it, most first."""
+        return self.events.sum_by_label(self.events.peak_tick)
+
+
+def compute_peak_memory(program: Program) -> Memory:
+    """Device memory of a program."""
+    return Memory(list_memory_events(program))

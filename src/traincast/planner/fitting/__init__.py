@@ -1,0 +1,1 @@
+"""Whether a step fits in memory: what would make it fit, and the largest that does."""

@@ -1,0 +1,136 @@
+"""Whether a step fits in memory, with what fills it, what would make it fit, and the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
+from traincast.planner.fitting.remedies import Remedy, list_remedies
+from traincast.simulator.memory.device_memory import DeviceMemory
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Records, Result
+
+AXES = {"batch-size": ("batch_size", MAX_BATCH), "seq-len": ("seq_len", MAX_SEQ_LEN)}
+"""What may be as large as fits: the field of a scenario, and its largest value."""
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest value of a field under which the step fits, and how sure that is; 0: not even 1 fits."""
+
+    axis: str
+    value: int
+    probability: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Fit(Result):
+    """Whether a step fits. `remedies` are changes under which one that does not fit would, the cheapest first."""
+
+    prediction: Prediction
+    remedies: tuple[Remedy, ...] = ()
+    largest: Largest | None = None
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The memory of the fullest rank."""
+        return self.prediction.memory
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is more likely than not that the step fits."""
+        return self.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data; keys say their units."""
+        p = self.prediction
+        return {
+            "fits": self.fits,
+            "fit_probability": self.memory.fit_probability,
+            "workload": p.workload.name,
+            "platform": p.platform.key,
+            "gpus": p.gpus,
+            "batch_size": p.workload.batch_size,
+            "memory": self.memory.to_dict(),
+            "ranks": [
+                {"ranks": list(one.ranks), "allocated_gb": one.memory.peak_bytes / 1e9,
+                 "by_category_gb": {name: nbytes / 1e9 for name, nbytes in one.memory.by_kind.items()}}
+                for one in p.ranks
+            ],
+            "by_module_gb": {name: nbytes / 1e9 for name, nbytes in list(self.memory.by_module.items())[:32]},
+            "remedies": [_describe_remedy(one) for one in self.remedies],
+            "max": None if self.largest is None else {
+                "axis": self.largest.axis, "value": self.largest.value, "fit_probability": self.largest.probability,
+            },
+        }  # fmt: skip
+
+    def headline(self) -> str:
+        """The verdict."""
+        memory, device = self.memory, self.prediction.platform.device
+        sure = f"{memory.fit_probability if self.fits else 1 - memory.fit_probability:.0%}"
+        verdict = "fits" if self.fits else "does not fit"
+        limit, used = memory.limit_bytes / 1e9, memory.used_bytes / 1e9
+        return f"{verdict} with {sure}: {used:.1f} GB used of the {limit:.0f} GB of {device.name}"
+
+    def records(self) -> Records:
+        """Tables "largest" (what fills the peak) and "remedies"."""
+        return {
+            "largest": [one.to_dict() for one in self.memory.list_largest()],
+            "remedies": [_describe_remedy(one) for one in self.remedies],
+        }
+
+
+def _describe_remedy(remedy: Remedy) -> dict[str, Any]:
+    result = remedy.prediction
+    return {
+        "options": remedy.text,
+        "used_gb": result.memory.used_bytes / 1e9,
+        "fit_probability": result.memory.fit_probability,
+        "iteration_ms": 1e3 * result.iteration,
+        "gpu_us_per_sample": 1e6 * remedy.seconds_per_sample,
+    }
+
+
+def answer_fit(
+    resolved: Resolved, *, largest: str | None = None, progress: Callable[[float], None] = lambda _: None
+) -> Fit:
+    """Whether a step fits; `largest` names what is to be as large as fits ("batch-size" or "seq-len")."""
+    before = predict(resolved)
+    found = None if largest is None else find_largest(resolved, largest)
+    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress)[:_SHOWN])
+    return Fit(prediction=before, remedies=remedies, largest=found)
+
+
+def find_largest(resolved: Resolved, axis: str) -> Largest:
+    """The largest value of a field under which the step fits, by doubling and halving."""
+    if axis not in AXES:
+        raise TraincastError(f"`max` '{axis}' is not known; give {' or '.join(AXES)}")
+    name, most = AXES[axis]
+    if name == "batch_size" and resolved.scenario.micro_batch is not None:
+        name = "micro_batch"
+    known: dict[int, float] = {}
+
+    def weigh(value: int) -> float:
+        if value not in known:
+            fields = {name: value, "global_batch": None} if name != "seq_len" and resolved.scenario.global_batch else {
+                name: value
+            }  # fmt: skip
+            known[value] = predict(resolved.changed(**fields)).memory.fit_probability
+        return known[value]
+
+    low, high = 0, 1
+    while high <= most and weigh(high) >= 0.5:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        if middle <= most and weigh(middle) >= 0.5:
+            low = middle
+        else:
+            high = middle
+    return Largest(axis, low, known.get(low, 0.0))

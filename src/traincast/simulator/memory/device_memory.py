@@ -1,0 +1,213 @@
+"""What a step needs of a device: allocated, active, reserved and used bytes, and whether they fit."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from traincast.hardware.device import Device
+from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents
+from traincast.simulator.memory.allocator import AllocatorSettings
+from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, add_workspaces, estimate_process_memory
+from traincast.simulator.memory.replay import Replay, replay_steps
+from traincast.utils.quantiles import Z90
+
+CAPTURED_SPREAD = 0.02
+"""Log-sigma of the allocated bytes of a captured step: its tensors are known, workspaces and dtype rules nearly."""
+WRITTEN_SPREAD = 0.05
+"""That of a step written from a description: what a framework keeps for its backward pass is a rule. Set by hand so
+that the rows of `evaluate memory` that were in view are covered."""
+RESERVED_SPREAD = 0.03
+"""Log-sigma of reserved bytes beyond that of allocated ones: the order of frees across streams."""
+WOULD_NOT_RUN = "it would not run as it is"
+"""How a note ends that a step does not fit."""
+_USUAL_FRAGMENTATION = 0.03  # of what is allocated
+_WORST_FRAGMENTATION = 1.0
+_CLEAR = 0.999  # a probability from which no further replay is worth its time
+_SEARCHES = 6
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_LARGEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBlock:
+    """Blocks of one kind and place at the peak: bytes together, and how many."""
+
+    category: str
+    module: str
+    nbytes: int
+    count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, GB."""
+        return {"category": self.category, "module": self.module, "gb": self.nbytes / 1e9, "count": self.count}
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMemory(Memory):
+    """Memory of the fullest rank on its device, in bytes. `spread` is the log-sigma of what is allocated, `host_bytes`
+    what the step keeps in host memory (pinned)."""
+
+    device: Device
+    process: ProcessMemory
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    spread: float = CAPTURED_SPREAD
+    host_bytes: float = 0.0
+
+    __hash__ = None
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Steps through the caching allocator of a device without limit."""
+        return replay_steps(self.events, self.settings)
+
+    @property
+    def active_bytes(self) -> int:
+        """The most that is allocated, or freed and still in use by another stream."""
+        return self.replay.active
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that the allocator holds of the device."""
+        return self.replay.reserved
+
+    @property
+    def used_bytes(self) -> float:
+        """What nvidia-smi shows of the process: reserved, the context, communicators."""
+        return self.reserved_bytes + self.process.total
+
+    @property
+    def limit_bytes(self) -> float:
+        """Bytes of the device."""
+        return self.device.memory_bytes
+
+    @cached_property
+    def required_bytes(self) -> float:
+        """The least a device must have: under pressure the allocator gives its cache back before it fails. Between
+        allocated and reserved bytes, found by replay to a sixty-fourth of their difference."""
+        low, high = self.replay.allocated, self.replay.reserved
+        for _ in range(_SEARCHES):
+            middle = (low + high) // 2
+            if replay_steps(self.events, self.settings, capacity=middle).missing:
+                low = middle
+            else:
+                high = middle
+        return high + self.process.total
+
+    @cached_property
+    def fit_probability(self) -> float:
+        """How sure it is that the step fits."""
+        if not math.isfinite(self.limit_bytes):
+            return 1.0
+        worst = self.peak_bytes * (1 + _WORST_FRAGMENTATION) + self.process.total
+        if self._compute_probability(worst) > _CLEAR:
+            return self._compute_probability(self.estimate_used_bytes())
+        surely = self._compute_probability(self.used_bytes)
+        if surely > _CLEAR or self._compute_probability(self.peak_bytes + self.process.total) < 1 - _CLEAR:
+            return surely
+        return self._compute_probability(self.required_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is more likely than not that the step fits."""
+        return self.fit_probability >= 0.5
+
+    def describe_excess(self, what: str, where: str = "") -> str:
+        """By how much a step (`what`) that does not fit on the ranks `where` is too large."""
+        needed, limit = self.required_bytes, self.limit_bytes
+        return (
+            f"{what} needs {needed / 1e9:.1f} GB {f'on {where} ' if where else ''}but {self.device.key} has "
+            f"{limit / 1e9:.0f} GB: {max(needed - limit, 0.0) / 1e9:.1f} GB too much; {WOULD_NOT_RUN}"
+        )
+
+    def estimate_used_bytes(self) -> float:
+        """About `used_bytes`, without a replay: for searches over many steps."""
+        return self.peak_bytes * (1 + _USUAL_FRAGMENTATION) + self.process.total
+
+    @property
+    def allocated_interval(self) -> tuple[float, float]:
+        """90 % interval of `peak_bytes`."""
+        return _spread_out(self.peak_bytes, self.spread)
+
+    @property
+    def reserved_interval(self) -> tuple[float, float]:
+        """90 % interval of `reserved_bytes`; never below what is surely allocated."""
+        low, high = _spread_out(self.reserved_bytes, math.hypot(self.spread, RESERVED_SPREAD))
+        return max(low, self.allocated_interval[0]), high
+
+    @property
+    def used_interval(self) -> tuple[float, float]:
+        """90 % interval of `used_bytes`."""
+        return _spread_out(self.used_bytes, self._compute_spread(self.used_bytes))
+
+    def list_largest(self, most: int = _LARGEST) -> list[LargestBlock]:
+        """What takes most at the peak: blocks of one category and module together."""
+        events = self.events
+        alive = np.flatnonzero(events.mark_alive(events.peak_tick))
+        names = [_NUMBER.sub(".*", label) for label in events.labels]  # layers together
+        places = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        of_label = np.array([places[name] for name in names], dtype=np.int64)
+        modules = list(places)
+        keys = events.category[alive] * len(modules) + of_label[events.label[alive]]
+        found, place = np.unique(keys, return_inverse=True)
+        sums, counts = np.zeros(len(found), dtype=np.int64), np.bincount(place, minlength=len(found))
+        np.add.at(sums, place, events.blocks[alive])
+        return [
+            LargestBlock(
+                CATEGORIES[int(found[i]) // len(modules)], modules[int(found[i]) % len(modules)], int(sums[i]),
+                int(counts[i]),
+            )
+            for i in np.argsort(-sums, kind="stable")[:most].tolist()
+        ]  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units (GB: 1e9 bytes)."""
+        limit = self.limit_bytes
+        return {
+            "allocated_gb": self.peak_bytes / 1e9,
+            "allocated_interval_gb": [bound / 1e9 for bound in self.allocated_interval],
+            "active_gb": self.active_bytes / 1e9,
+            "reserved_gb": self.reserved_bytes / 1e9,
+            "reserved_interval_gb": [bound / 1e9 for bound in self.reserved_interval],
+            "used_gb": self.used_bytes / 1e9,
+            "used_interval_gb": [bound / 1e9 for bound in self.used_interval],
+            "host_gb": self.host_bytes / 1e9,
+            "limit_gb": limit / 1e9 if math.isfinite(limit) else None,
+            "fits": self.fits,
+            "fit_probability": self.fit_probability,
+            "fragmentation_gb": (self.reserved_bytes - self.active_bytes) / 1e9,
+            **self.process.to_dict(),
+            "by_category_gb": {name: nbytes / 1e9 for name, nbytes in self.by_kind.items()},
+            "largest": [one.to_dict() for one in self.list_largest()],
+        }
+
+    def _compute_spread(self, needed: float) -> float:
+        """Log-sigma of a number of bytes that includes the process."""
+        allocator = math.hypot(self.spread, RESERVED_SPREAD) * max(needed - self.process.total, 0.0)
+        return math.hypot(allocator, CONTEXT_SPREAD * self.process.total) / max(needed, 1.0)
+
+    def _compute_probability(self, needed: float) -> float:
+        """That so many bytes are no more than the device has."""
+        sigma = self._compute_spread(needed)
+        return 0.5 * math.erfc(-math.log(self.limit_bytes / max(needed, 1.0)) / sigma / math.sqrt(2))
+
+
+def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
+    return nbytes * math.exp(-Z90 * sigma), nbytes * math.exp(Z90 * sigma)
+
+
+def make_device_memory(
+    memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
+    spread: float = CAPTURED_SPREAD, host_bytes: float = 0.0,
+) -> DeviceMemory:  # fmt: skip
+    """The memory of a step on a device, with what libraries and the process take."""
+    events: MemoryEvents = add_workspaces(memory.events, device)
+    process = ProcessMemory(0.0, 0.0) if device.is_cpu else estimate_process_memory(device, communicators)
+    return DeviceMemory(
+        events, device, process, settings or AllocatorSettings(), spread=spread, host_bytes=host_bytes
+    )  # fmt: skip

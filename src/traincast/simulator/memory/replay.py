@@ -1,0 +1,124 @@
+"""Steps of training through the caching allocator until what it reserves no longer grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from traincast.ir.memory import MemoryEvents
+from traincast.simulator.memory.allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
+
+MOST_STEPS = 4
+"""Steps that are replayed at most: fragmentation is stable after two or three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the allocator did: peaks in bytes over all steps, their number, how often it gave its cache back to the
+    driver, and what a block that did not fit wanted (0: all fitted)."""
+
+    allocated: int
+    active: int
+    reserved: int
+    steps: int
+    retries: int
+    missing: int
+    allocator: CachingAllocator
+
+
+class _Event(NamedTuple):
+    tick: int
+    block: int
+    comes: bool
+
+
+def replay_steps(
+    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED, lag: int = 0
+) -> Replay:
+    """Replays steps on a device that can give `capacity` bytes. A block that another stream used is reused `lag` ticks
+    after that use at the earliest."""
+    allocator = CachingAllocator(settings, capacity)
+    step, missing = _Step(events, allocator, lag), 0
+    steps = 1
+    try:
+        step.allocate_resident()
+        for steps in range(1, MOST_STEPS + 1):
+            before = allocator.reserved
+            step.run(first=steps == 1)
+            if steps > 1 and allocator.reserved == before:
+                break
+    except OutOfMemoryError as error:
+        missing = error.wanted
+    return Replay(
+        allocator.peak_allocated, allocator.peak_active, allocator.peak_reserved, steps, allocator.retries, missing,
+        allocator,
+    )  # fmt: skip
+
+
+class _Step:
+    """Steps of one rank on one allocator."""
+
+    def __init__(self, events: MemoryEvents, allocator: CachingAllocator, lag: int) -> None:
+        self.events, self.allocator, self.lag = events, allocator, lag
+        self.held: list[Block | None] = [None] * len(events.nbytes)
+        self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
+        self.until = events.used_until.tolist()
+        self.handed_on = _pair_steps(events)
+        self.now = 0
+
+    def allocate_resident(self) -> None:
+        """What is there before the first step, in the order in which it is made."""
+        for number in np.flatnonzero((self.events.born < 0) & (self.events.appears < 0)).tolist():
+            self.held[number] = self.allocator.allocate(self.sizes[number], 0, number)
+
+    def run(self, *, first: bool) -> None:
+        """One step; the device is done with it before the next one begins."""
+        held, allocator = self.held, self.allocator
+        for tick, number, comes in list_step_events(self.events, first=first):
+            self.now = tick
+            if comes:
+                left = held[number]
+                if left is not None:  # of the step before: nothing in this one frees it
+                    allocator.free(left)
+                held[number] = allocator.allocate(self.sizes[number], self.streams[number], number)
+                continue
+            block = held[number]
+            if block is None:  # there before the first step only
+                continue
+            held[number] = None
+            done = self.until[number] + self.lag
+            if self.lag and self.until[number] >= 0 and done > tick:
+                allocator.record_stream(block, -1)
+                allocator.free(block, lambda done=done: self.now >= done)  # type: ignore[misc]
+            else:
+                allocator.free(block)
+        allocator.synchronize()
+        for made, found in self.handed_on:
+            held[found], held[made] = held[made], None
+
+
+def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
+    """Blocks that a step leaves to the next one (a batch that was fetched ahead, gradients), each with the block that
+    is there before a step and goes in it: the same one, a step later."""
+    left: dict[tuple[int, int], list[int]] = {}
+    for number in np.flatnonzero((events.born < 0) & (events.gone < events.ticks)).tolist():
+        left.setdefault((int(events.nbytes[number]), int(events.category[number])), []).append(number)
+    pairs = []
+    for number in np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist():
+        found = left.get((int(events.nbytes[number]), int(events.category[number])))
+        if found:
+            pairs.append((number, found.pop(0)))
+    return pairs
+
+
+def list_step_events(events: MemoryEvents, *, first: bool) -> list[_Event]:
+    """What comes and goes in a step, in the host's order."""
+    born = np.where((events.born < 0) & first, events.appears, events.born)
+    comes, goes = np.flatnonzero(born >= 0), np.flatnonzero(events.gone < events.ticks)
+    ticks = np.concatenate((born[comes], events.gone[goes]))
+    number = np.concatenate((comes, goes))
+    order = np.argsort(ticks, kind="stable")
+    kinds = order < len(comes)
+    return [_Event(*row) for row in zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True)]

@@ -1,0 +1,72 @@
+"""The tensors of a layer block: how large they are, which op makes them and after which they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from traincast.ir.ops import StorageKind
+from traincast.ir.program import Program
+from traincast.models.transformers.program.step import LayerBlock
+from traincast.utils.arrays import BoolArray, IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BlockTensors:
+    """The tensors that a layer block makes: bytes, the op that makes each, the op after which it is freed (the number
+    of ops: none), the last forward op that uses it. `gradient` marks those of weights. `result` is the tensor that the
+    next block reads, `below` the gradient for the block before (-1: none); `arriving` is the last op that reads the
+    gradient of the result. `weights` are the bytes of its parameters."""
+
+    nbytes: IntArray
+    born: IntArray
+    gone: IntArray
+    last_forward: IntArray
+    gradient: BoolArray
+    result: int
+    below: int
+    arriving: int
+    weights: IntArray
+
+
+_FOUND: WeakKeyDictionary[Program, BlockTensors] = WeakKeyDictionary()
+
+
+def find_block_tensors(block: LayerBlock) -> BlockTensors:
+    """The tensors of a block, found once."""
+    if block.program not in _FOUND:
+        _FOUND[block.program] = _find_tensors(block)
+    return _FOUND[block.program]
+
+
+def _find_tensors(block: LayerBlock) -> BlockTensors:
+    program = block.program
+    c, ops = program.columns, program.num_ops
+    last, forward = (np.full(len(c.storage_bytes), -1, dtype=np.int64) for _ in range(2))
+    first = np.full(len(c.storage_bytes), ops, dtype=np.int64)
+    for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
+        op, storage = np.repeat(np.arange(ops), np.diff(pointer)), c.tensor_storage[tensor]
+        np.minimum.at(first, storage, op)
+        np.maximum.at(last, storage, op)
+        early = op < block.backward
+        np.maximum.at(forward, storage[early], op[early])
+    made = np.flatnonzero((c.storage_alloc >= 0) & (first < ops))
+    nbytes, born = program.storage_nbytes[made], first[made]
+    # a view of a tensor that was dropped keeps it
+    gone = np.maximum(c.storage_free[made].astype(np.int64), last[made])
+    kept = np.flatnonzero(gone >= ops)
+    results, gradients = kept[born[kept] < block.backward], kept[born[kept] >= block.backward]
+    given = np.flatnonzero((c.storage_alloc < 0) & (c.storage_kind == StorageKind.ACTIVATION))
+    return BlockTensors(
+        nbytes=nbytes,
+        born=born,
+        gone=gone,
+        last_forward=np.maximum(forward[made], born),
+        gradient=c.storage_kind[made] == StorageKind.GRADIENT,
+        result=int(results[np.argmax(nbytes[results])]) if len(results) else -1,
+        below=int(gradients[np.argmax(nbytes[gradients])]) if len(gradients) else -1,
+        arriving=max(int(last[given[-1]]), block.backward) if len(given) else block.backward,
+        weights=program.storage_nbytes[c.storage_kind == StorageKind.PARAMETER],
+    )

@@ -1,0 +1,76 @@
+"""What a step needs of a device, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from traincast.hardware.catalog import load_device
+from traincast.ir.memory import CATEGORIES, EventWriter, Memory, MemoryEvents
+from traincast.simulator.memory.device_memory import make_device_memory
+from traincast.simulator.memory.replay import replay_steps
+from traincast.simulator.memory.snapshot import make_snapshot
+
+ACTIVATION, PARAMETER, OPTIMIZER = (CATEGORIES.index(n) for n in ("activation", "parameter", "optimizer_state"))
+MIB = 1 << 20
+
+
+def make_step(sizes: list[int], parameters: int = 64 * MIB) -> MemoryEvents:
+    """Activations that come one by one and go in the opposite order, and an optimizer of the first step."""
+    writer = EventWriter()
+    writer.add_blocks(parameters, -1, None, PARAMETER, "model")
+    for number, size in enumerate(sizes):
+        writer.add_blocks(size, number, 2 * len(sizes) - number, ACTIVATION, f"layers.{number}")
+    writer.tick = 2 * len(sizes) + 2
+    writer.add_blocks(2 * parameters, -1, None, OPTIMIZER, "model", appears=writer.tick - 1)
+    return writer.build_events()
+
+
+def test_peaks_by_category_and_module_add_up() -> None:
+    memory = Memory(make_step([30 * MIB, 50 * MIB]))
+    assert memory.peak_bytes == (64 + 128 + 80) * MIB == sum(memory.by_kind.values()) == sum(memory.by_module.values())
+    ticks, sums = memory.events.sample_categories(50)
+    assert sums.sum(axis=0).max() == memory.peak_bytes and memory.events.peak_tick in ticks
+
+
+def test_a_replay_is_stable_and_never_below_what_is_allocated() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        events = make_step((rng.integers(1, 60, 40) * MIB).tolist())
+        result = replay_steps(events)
+        assert events.peak_bytes <= result.allocated <= result.active <= result.reserved
+        again = replay_steps(events, capacity=result.reserved)
+        assert not again.missing and again.reserved == result.reserved
+        assert replay_steps(events, capacity=events.peak_bytes - MIB).missing
+
+
+def test_a_device_with_room_fits_and_one_without_does_not() -> None:
+    device, events = load_device("v100"), make_step([1 << 30] * 12)
+
+    def weigh(gigabytes: float) -> float:
+        return make_device_memory(
+            Memory(events), replace(device, memory_bytes=gigabytes * 1e9), communicators=0
+        ).fit_probability
+
+    chances = [weigh(size) for size in (8, 13, 13.5, 14, 15, 40)]
+    assert chances == sorted(chances) and chances[0] < 0.01 and chances[-1] > 0.99
+    memory = make_device_memory(Memory(events), device, communicators=1)
+    assert memory.peak_bytes < memory.required_bytes <= memory.used_bytes
+    assert memory.allocated_interval[0] < memory.peak_bytes < memory.allocated_interval[1]
+    document = memory.to_dict()
+    assert document["fits"] and document["largest"][0]["module"] == "layers.*"
+    assert sum(document["by_category_gb"].values()) == pytest.approx(document["allocated_gb"])
+
+
+def test_a_snapshot_has_the_fields_of_pytorchs_viewer() -> None:
+    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"), communicators=0)
+    snapshot = make_snapshot(memory)
+    assert {"segments", "device_traces"} <= set(snapshot)
+    assert sum(segment["total_size"] for segment in snapshot["segments"]) == memory.replay.allocator.reserved
+    for segment in snapshot["segments"]:
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+        assert {b["state"] for b in segment["blocks"]} <= {"active_allocated", "inactive"}
+    actions = [event["action"] for event in snapshot["device_traces"][0]]
+    assert actions == ["alloc"] * 3 + ["free_completed"] * 3
