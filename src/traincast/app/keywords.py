@@ -50,6 +50,7 @@ class StepFields(VariantFields, total=False):
     optimizer_state: OptimizerState | None
     lora_base: Literal["nf4"] | None
     offload: str | None
+    loss: Literal["chunked", "fused"] | None
     update_in_backward: bool
     checkpoint: Checkpoint | None
     checkpoint_every: int | None

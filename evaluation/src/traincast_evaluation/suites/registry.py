@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result, drop_nested_values
 from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
+from traincast_evaluation.suites.memory import MemoryEvaluation, MemoryOutcome
 
 if TYPE_CHECKING:
     from traincast.app.pages.page import Page
@@ -43,6 +44,7 @@ SUITES = {
     "here": Suite(here="here:evaluate_here"),
     "kernels": Suite(table="kernels:evaluate_kernels"),
     "llm": Suite("llm:llm_cases", summary="llm:summarise_llm", notes="llm:llm_notes"),
+    "memory": Suite(table="memory:evaluate_memory"),
     "multi-gpu": Suite(
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
@@ -57,7 +59,8 @@ SUITES = {
 class Evaluation(Result):
     """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
     `outcomes` are the cases (milliseconds), where they can be listed; `left_out` are rows that cannot be predicted,
-    with their reasons, and `notes` say what else was left out. `choices` are those between shardings."""
+    with their reasons, and `notes` say what else was left out. `choices` are those between shardings, `peaks` cases of
+    memory (GB)."""
 
     suite: str
     summary: tuple[ErrorRow, ...]
@@ -65,6 +68,7 @@ class Evaluation(Result):
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
+    peaks: tuple[MemoryOutcome, ...] = ()
 
     @property
     def mape(self) -> float:
@@ -73,7 +77,7 @@ class Evaluation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Summary and cases as plain data; keys say their units."""
-        cases = [_describe_case(outcome) for outcome in self.outcomes]
+        cases = [_describe_case(outcome) for outcome in self.outcomes] + [peak.to_dict() for peak in self.peaks]
         if self.left_out:
             cases = [{**case, "reason": None} for case in cases] + [_describe_left_out(row) for row in self.left_out]
         made = {"choices": [choice.to_dict() for choice in self.choices]} if self.choices else {}
@@ -110,7 +114,7 @@ def evaluate(
     if parts.table:
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
-        return Evaluation(suite=suite, summary=tuple(_import_function(parts.table)(data, progress)))
+        return _make_table(suite, _import_function(parts.table)(data, progress))
     ran = run_cases(_import_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
     outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
     left_out = tuple(row for row in ran if isinstance(row, LeftOut))
@@ -120,6 +124,15 @@ def evaluate(
     summary = _import_function(parts.summary)(suite, outcomes, data)
     notes = _import_function(parts.notes)() if parts.notes else ()
     return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
+
+
+def _make_table(suite: str, found: Sequence[ErrorRow] | MemoryEvaluation) -> Evaluation:
+    """The evaluation of a suite that has no steps to list."""
+    if isinstance(found, MemoryEvaluation):
+        return Evaluation(
+            suite=suite, summary=found.summary, peaks=found.outcomes, left_out=found.left_out, notes=found.notes
+        )
+    return Evaluation(suite=suite, summary=tuple(found))
 
 
 class MachineOptions(TypedDict, total=False):

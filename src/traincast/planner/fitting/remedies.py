@@ -98,6 +98,8 @@ def _list_layout_changes(resolved: Resolved, before: Prediction) -> Iterator[dic
     yield from again
     states: Changes = [{"optimizer_state": kind} for kind in ("bf16", "int8") if layout.optimizer_state == "fp32"]
     yield from states
+    losses: Changes = [{"loss": "fused"}] if not layout.loss else []
+    yield from losses
     shared: Changes = []
     if layout.dp * layout.cp > 1 and layout.sharding != "zero3":
         shared = [{"zero": None, "fsdp": 2}] if layout.pp > 1 or scenario.zero else [{"zero": 1}, {"fsdp": 2}]
@@ -105,7 +107,7 @@ def _list_layout_changes(resolved: Resolved, before: Prediction) -> Iterator[dic
     for tp in (2, 4, 8):
         if layout.tp < tp <= layout.gpus // layout.pp:
             yield {"tp": tp}
-    best = [options[-1] for options in (shared, again, states, smaller) if options]
+    best = [options[-1] for options in (losses, shared, again, states, smaller) if options]
     for count in range(2, len(best) + 1):
         for chosen in combinations(best, count):
             yield {name: value for one in chosen for name, value in one.items()}

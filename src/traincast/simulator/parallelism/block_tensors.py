@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,14 +31,26 @@ class BlockTensors:
     weights: IntArray
 
 
-_FOUND: WeakKeyDictionary[Program, BlockTensors] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Program, dict[str, BlockTensors]] = WeakKeyDictionary()
+_CHUNKS = 8  # that logits are made or cast in: torchtune's default, and about Liger's for a vocabulary of 128,000
 
 
-def find_block_tensors(block: LayerBlock) -> BlockTensors:
-    """The tensors of a block, found once."""
-    if block.program not in _FOUND:
-        _FOUND[block.program] = _find_tensors(block)
-    return _FOUND[block.program]
+def find_block_tensors(block: LayerBlock, loss: str = "") -> BlockTensors:
+    """The tensors of a block, found once; `loss` says how those of a head are made (see `Layout`)."""
+    known = _FOUND.setdefault(block.program, {})
+    if loss not in known:
+        found = _find_tensors(block)
+        known[loss] = replace(found, nbytes=_cut_logits(block.program, found.nbytes, loss)) if loss else found
+    return known[loss]
+
+
+def _cut_logits(program: Program, nbytes: IntArray, loss: str) -> IntArray:
+    """Bytes of a head's tensors where logits, or their fp32 copies, are made in chunks."""
+    names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
+    first = program.ops[names.index("aten::mm")]
+    logits = first.outputs[0].spec.nbytes
+    cut = nbytes > logits if loss == "chunked" else nbytes >= logits
+    return np.where(cut, nbytes // _CHUNKS, nbytes)
 
 
 def _find_tensors(block: LayerBlock) -> BlockTensors:

@@ -57,7 +57,8 @@ class Layout:
     What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
     weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
     `offload` is kept in host memory ("parameters", "optimizer", "activations"); `update_in_backward`: every gradient
-    updates its weight at once and goes.
+    updates its weight at once and goes; `loss` is "" (all logits, in fp32), "chunked" (fp32
+    copies of an eighth of them at a time) or "fused" (logits themselves are made an eighth at a time, as Liger does).
     """
 
     gpus: int
@@ -104,6 +105,7 @@ class Layout:
     frozen_type: str = ""
     offload: tuple[str, ...] = ()
     update_in_backward: bool = False
+    loss: str = ""
 
     @property
     def dp(self) -> int:

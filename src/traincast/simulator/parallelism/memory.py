@@ -57,7 +57,14 @@ class StageMemory:
         self.writer = EventWriter()
         self.states: list[list[StateBytes]] = [
             [
-                count_state_bytes(layout, part.dense, part.sparse, part.trained_dense, part.trained_sparse)
+                count_state_bytes(
+                    layout,
+                    part.dense,
+                    part.sparse,
+                    part.trained_dense,
+                    part.trained_sparse,
+                    looked_up=part.label == "embedding",
+                )
                 for part in parts
             ]
             for parts in chunks
@@ -94,6 +101,9 @@ class StageMemory:
         """Whether gradients have buffers that stay from step to step, as Megatron's do."""
         return not self._is_fsdp and self.layout.kernels not in PYTORCH
 
+    def _loss_of(self, part: Part) -> str:
+        return self.layout.loss if part.label == "head" else ""
+
     @property
     def _splits(self) -> bool:
         return self.layout.schedule == "zero-bubble"
@@ -101,7 +111,7 @@ class StageMemory:
     def _write_resident(self) -> None:
         for parts, states in zip(self.chunks, self.states, strict=True):
             for part, state in zip(parts, states, strict=True):
-                weights = find_block_tensors(part.piece).weights
+                weights = find_block_tensors(part.piece, self._loss_of(part)).weights
                 shares = weights / max(1, int(weights.sum()))
                 if "parameters" not in self.layout.offload:
                     self.writer.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
@@ -182,7 +192,7 @@ class StageMemory:
 
     def _pass_gradient(self, part: Part, passage: _Passage) -> None:
         """The gradient that arrived goes when it was last read; the one for the part before comes."""
-        tensors = find_block_tensors(part.piece)
+        tensors = find_block_tensors(part.piece, self._loss_of(part))
         if self._below is not None:
             read = min(tensors.arriving, part.piece.late - 1 if self._splits else tensors.arriving)
             gone = passage.backward + 2 * (read - part.piece.backward) + 1
@@ -193,7 +203,7 @@ class StageMemory:
             self._below = _Pending(float(tensors.nbytes[tensors.below]), born)
 
     def _write_passage(self, turn: Turn, number: int, part: Part, passage: _Passage) -> None:
-        tensors, piece = find_block_tensors(part.piece), part.piece
+        tensors, piece = find_block_tensors(part.piece, self._loss_of(part)), part.piece
         early = tensors.born < piece.backward
         again = np.zeros(len(early), dtype=np.bool_)
         if part.again:
@@ -342,7 +352,7 @@ class StageMemory:
         for parts, states in zip(self.chunks, self.states, strict=True):
             for part, state in zip(parts, states, strict=True):
                 if not {"optimizer", "parameters"} & set(self.layout.offload):
-                    weights = find_block_tensors(part.piece).weights
+                    weights = find_block_tensors(part.piece, self._loss_of(part)).weights
                     shares = np.repeat(weights / max(1, int(weights.sum())) / 2, 2)
                     now = self.writer.tick
                     self.writer.add_blocks(state.optimizer * shares, -1, None, _OPTIMIZER, part.label, appears=now)

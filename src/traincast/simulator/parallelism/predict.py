@@ -131,6 +131,17 @@ def _make_figures(
     )
 
 
+def predict_layout_memory(model: Transformer, platform: Platform, layout: Layout) -> DeviceMemory:
+    """Memory of the fullest rank alone: what `predict_parallel` says of it, without simulating the step."""
+    layout = complete_layout(layout, model)
+    stages: Sequence[Stage] = ()
+    if layout.schedule == "zero-bubble":  # whose order depends on times
+        profile = load_host_profile(platform.device.host, platform.device.host_slowness)
+        stages = _make_step_model(model, platform, profile, False).stages(layout)
+    fullest = max(_list_events(model, platform, layout, stages), key=lambda events: events.peak_bytes)
+    return _make_memory(Memory(fullest), platform, layout)
+
+
 def _list_events(model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> list[MemoryEvents]:
     node = platform.topology.gpus_per_node if platform.topology is not None else 1
     micro_batches = min(layout.accumulation, count_simulated_micro_batches(layout)[0])

@@ -26,10 +26,11 @@ class StateBytes:
 
 
 def count_state_bytes(
-    layout: Layout, dense: float, sparse: float, trained_dense: float, trained_sparse: float
+    layout: Layout, dense: float, sparse: float, trained_dense: float, trained_sparse: float, *, looked_up: bool = False
 ) -> StateBytes:
     """The states of a part with this many elements on a rank before sharding: `dense` ones that all tokens meet,
-    `sparse` ones of experts, and those of them that are trained."""
+    `sparse` ones of experts, and those of them that are trained. `looked_up`: they are a table, which is never
+    quantised."""
     inner = max(1, layout.gpus // layout.pp // (layout.ep * layout.etp))
     sharding, exact = layout.sharding, layout.precision in ("fp32", "tf32")
 
@@ -43,7 +44,7 @@ def count_state_bytes(
     parameter, gradient = _list_element_bytes(layout, exact=exact)
     kept = parameter * weights
     if layout.adapter_rank:
-        kept = _count_frozen_bytes(layout) * weights + parameter * trained
+        kept = (parameter if looked_up else _count_frozen_bytes(layout)) * weights + parameter * trained
     moments = _MOMENT_BYTES[layout.optimizer_state]
     if not exact and sharding != "zero3" and layout.optimizer_state == "fp32":
         moments += 4.0  # copies of 16-bit weights

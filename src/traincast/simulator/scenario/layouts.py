@@ -13,7 +13,7 @@ SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 OVERLAPS = ("gradients", "parameters", "tp", "experts", "stages")
 """Communication that may overlap kernels."""
 _SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "schedule",
-         "optimizer_state", "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
+         "optimizer_state", "loss", "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
 _RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling", "lora_base": "frozen_type"}
 OFFLOADS = ("parameters", "optimizer", "activations")
 """What may be kept in host memory."""

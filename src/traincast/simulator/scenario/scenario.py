@@ -297,6 +297,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _make_field_meta("memory", "kept in host memory: parameters,optimizer,activations (copies cost no time here)",
               default="nothing"),
     ] | None = None  # fmt: skip
+    loss: Annotated[
+        Literal["chunked", "fused"],
+        _make_field_meta("memory", "fp32 logits, or logits at all (Liger), in chunks; timed as the plain loss",
+                         default="all at once"),
+    ] | None = None  # fmt: skip
     update_in_backward: Annotated[
         bool, _make_field_meta("memory", "every gradient updates its weight in the backward pass and goes")
     ] = False  # fmt: skip
