@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.ir.ops import StorageKind
+from traincast.ir.ops import Signature, StorageKind
 from traincast.ir.program import USES, Program
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -138,7 +138,7 @@ def list_memory_events(program: Program) -> MemoryEvents:
     first, last_foreign, module = _find_uses(program)
     resident = alloc < 0
     late = resident & np.isin(c.storage_kind[mine], _COUNT_FROM_USE) & (first[mine] < ops)
-    return MemoryEvents(
+    events = MemoryEvents(
         nbytes=program.storage_nbytes[mine],
         born=np.where(resident, -1, 2 * alloc),
         gone=np.where(free >= ops, 2 * ops, 2 * free + 1),
@@ -150,6 +150,42 @@ def list_memory_events(program: Program) -> MemoryEvents:
         labels=program.names,
         ticks=2 * ops,
     )
+    return _add_temporaries(events, program)
+
+
+def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
+    """The blocks with what ops allocate and free inside themselves."""
+    c = program.columns
+    sizes = np.array([count_temporary_bytes(signature) for signature in program.signatures], dtype=np.int64)
+    if not sizes.any():
+        return events
+    op = np.flatnonzero(sizes[c.op_signature])
+    added = {
+        "nbytes": sizes[c.op_signature[op]], "born": 2 * op, "gone": 2 * op + 1, "appears": -1,
+        "category": CATEGORIES.index("workspace"), "label": c.op_module[op], "stream": c.op_stream[op],
+        "used_until": -1,
+    }  # fmt: skip
+    columns = {
+        name: np.concatenate((getattr(events, name), np.broadcast_to(np.asarray(values, dtype=np.int64), op.shape)))
+        for name, values in added.items()
+    }
+    return MemoryEvents(**columns, labels=events.labels, ticks=events.ticks)
+
+
+def count_temporary_bytes(signature: Signature) -> int:
+    """Bytes that an op allocates besides its results. FBGEMM sorts the rows that a backward pass updates: per lookup,
+    linear indices and their places (12 bytes), both sorted (12), runs with lengths and sums (20), and for weighted
+    lookups the weights sorted with the space of that sort (12)."""
+    if "split_embedding_backward" not in signature.name:
+        return 0
+    flat = [name for name, count in signature.groups for _ in range(count)]
+    specs = dict(zip(flat, signature.inputs, strict=False))
+    lookups = specs["indices"].numel if "indices" in specs else 0
+    weighted = "indice_weights" in specs or "_weighted" in signature.name
+    return lookups * (_SORTED_BYTES + (_WEIGHTED_BYTES if weighted and "unweighted" not in signature.name else 0))
+
+
+_SORTED_BYTES, _WEIGHTED_BYTES = 44, 12
 
 
 def _find_streams(program: Program) -> IntArray:

@@ -34,7 +34,7 @@ def test_states_are_what_their_types_say() -> None:
     assert sum_peak(optimizer_state="bf16")["optimizer_state"] == pytest.approx(4 * WEIGHTS, rel=0.01)
     assert sum_peak(optimizer_state="int8")["optimizer_state"] == pytest.approx(2.03 * WEIGHTS, rel=0.01)
     assert "optimizer_state" not in sum_peak(offload=("optimizer",))
-    assert sum_peak(adapter_rank=8, frozen_type="nf4")["parameter"] < 0.6 * WEIGHTS
+    assert sum_peak(adapter_rank=8, frozen_type="nf4")["parameter"] < 0.8 * WEIGHTS
     # Megatron's buffers of gradients are in the type that they are reduced in, and stay
     fused = list_events(kernels="fused")[0]
     assert fused.sum_by_category(-1)["gradient"] == pytest.approx(4 * WEIGHTS, rel=0.01)

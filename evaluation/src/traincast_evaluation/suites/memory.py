@@ -98,12 +98,12 @@ def make_outcome(
     name: str, source: str, kind: str, measured: float | None, memory: DeviceMemory, *, held_back: bool
 ) -> MemoryOutcome:
     """The outcome of a prediction."""
-    predicted = {"allocated": memory.peak_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}[kind]
+    bytes_of = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}
     intervals = {
         "allocated": memory.allocated_interval, "reserved": memory.reserved_interval, "used": memory.used_interval,
     }  # fmt: skip
     return MemoryOutcome(
-        name=name, source=source, kind=kind, measured=measured, predicted=predicted, interval=intervals[kind],
+        name=name, source=source, kind=kind, measured=measured, predicted=bytes_of[kind], interval=intervals[kind],
         fits=memory.fits, held_back=held_back,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ def format_fit(fit: Fit) -> str:
     lines = [
         fit.headline(),
         f"{p.workload.name}, batch {p.workload.batch_size}, {p.gpus} GPU{'s' if p.gpus > 1 else ''}: "
-        f"{memory.peak_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
+        f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
         f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
         "",
         format_table(

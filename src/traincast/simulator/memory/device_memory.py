@@ -67,6 +67,11 @@ class DeviceMemory(Memory):
         return replay_steps(self.events, self.settings)
 
     @property
+    def allocated_bytes(self) -> int:
+        """The most that PyTorch reports as allocated: blocks of which less than a MiB is left over are not split."""
+        return self.replay.allocated
+
+    @property
     def active_bytes(self) -> int:
         """The most that is allocated, or freed and still in use by another stream."""
         return self.replay.active
@@ -131,8 +136,8 @@ class DeviceMemory(Memory):
 
     @property
     def allocated_interval(self) -> tuple[float, float]:
-        """90 % interval of `peak_bytes`."""
-        return _spread_out(self.peak_bytes, self.spread)
+        """90 % interval of `allocated_bytes`."""
+        return _spread_out(self.allocated_bytes, self.spread)
 
     @property
     def reserved_interval(self) -> tuple[float, float]:
@@ -169,7 +174,8 @@ class DeviceMemory(Memory):
         """As plain data; keys say their units (GB: 1e9 bytes)."""
         limit = self.limit_bytes
         return {
-            "allocated_gb": self.peak_bytes / 1e9,
+            "allocated_gb": self.allocated_bytes / 1e9,
+            "tensors_gb": self.peak_bytes / 1e9,
             "allocated_interval_gb": [bound / 1e9 for bound in self.allocated_interval],
             "active_gb": self.active_bytes / 1e9,
             "reserved_gb": self.reserved_bytes / 1e9,
