@@ -16,6 +16,7 @@ from traincast.capturing import table_batched
 from traincast.capturing.assignment import assign_value, make_one_hot
 from traincast.capturing.assumptions import Assumptions, get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, reject_values
+from traincast.capturing.fbgemm import find_fbgemm_function
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
@@ -159,7 +160,7 @@ class DeviceMode(TorchFunctionMode):
         if optimizer is not None:
             with self:
                 return table_batched.run_lookup(func, optimizer, args, kwargs, self._find_known_values)
-        parts = find_composite(func)
+        parts = find_composite(func) or find_fbgemm_function(func)
         if parts is not None:
             return parts(*args, **kwargs)
         if is_flex(func):

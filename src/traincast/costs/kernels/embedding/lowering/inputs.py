@@ -34,7 +34,7 @@ def lower_complete_cumsum(signature: Signature, context: LoweringContext) -> tup
     return (make_small_kernel(), *make_prefix_sum(signature.inputs[0]))
 
 
-@lowers("fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features")
+@lowers("fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_features")
 def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Lengths in another order, where bags start before and after, and the bags themselves."""
     if not signature.outputs:
@@ -48,6 +48,18 @@ def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item,
         *make_prefix_sum(lengths),
         *(make_moved_elements(spec, spec.numel // bags) for spec in moved if spec.numel),
     )
+
+
+@lowers(
+    "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_split", "fbgemm::permute_duplicate_pooled_embs",
+    "fbgemm::permute_duplicate_pooled_embs_split", "fbgemm::permute_multi_embedding",
+    "fbgemm::permute_sequence_embeddings",
+)  # fmt: skip
+def lower_permute_embeddings(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Embeddings in another order: one kernel that reads and writes each, column blocks in runs."""
+    made = [spec for spec in signature.outputs if spec.numel]
+    blocks = max(1, require_operand(signature, "permute_list", 2).numel) if signature.tensors("permute_list") else 1
+    return tuple(make_moved_elements(spec, spec.shape[-1] // blocks) for spec in made)
 
 
 @lowers("fbgemm::block_bucketize_sparse_features")

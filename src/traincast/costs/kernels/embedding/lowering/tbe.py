@@ -78,6 +78,14 @@ def lower_tbe_forward(signature: Signature, context: LoweringContext) -> tuple[I
     return (tables.call("tbe_forward", get_compute_type(_find_tbe_weights(signature))),)
 
 
+@lowers("fbgemm::split_embedding_codegen_grad_indice_weights_cuda")
+def lower_tbe_weight_gradient(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The product of every row looked up with its bag's gradient: the rows are read as by the lookup."""
+    grad = require_operand(signature, "grad_output", 0)
+    tables = _read_tbe_tables(signature, grad.shape, weighted=True)
+    return (tables.call("tbe_forward", get_compute_type(_find_tbe_weights(signature))),)
+
+
 @lowers(*_TBE_BACKWARD)
 def lower_tbe_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Linearise and sort the indices, find their runs, update each row once (`dense`: its gradient, after zeros)."""
