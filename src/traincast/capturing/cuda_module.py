@@ -186,6 +186,8 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
         "current_device_index": lambda: recorder.regions.device.index,
     }.items():  # fmt: skip
         patches.set_attribute(torch.accelerator, name, value)
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        patches.set_attribute(torch.cuda.memory, name, lambda *args, **kwargs: None)
     patches.set_attribute(torch, "Generator", Generator)
     patches.set_attribute(torch.Tensor, "record_stream", lambda tensor, stream: None)
 

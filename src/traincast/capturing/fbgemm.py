@@ -29,21 +29,33 @@ def _permute_pooled(*args: Any, **kwargs: Any) -> Any:
 
 
 _REPLACED: dict[str, Callable[..., Any]] = {"permute_pooled_embs_auto_grad_split": _permute_pooled}
+_MANAGED = ("new_unified_tensor", "new_managed_tensor", "new_host_mapped_tensor", "new_vanilla_managed_tensor")
+
+
+def makes_managed(func: Any) -> bool:
+    """Whether an op of FBGEMM makes a tensor in unified memory."""
+    return _find_name(func) in _MANAGED
 
 
 def find_fbgemm_function(func: Any) -> Callable[..., Any] | None:
     """A function of other ops that an op of FBGEMM is made of on a GPU; None for all other functions."""
-    name = getattr(func, "_qualified_op_name", None) or ""
-    space, _, op = name.replace("::", ".").partition(".")
-    return _REPLACED.get(op.partition(".")[0]) if space == _SPACE else None
+    return _REPLACED.get(_find_name(func))
+
+
+def _find_name(func: Any) -> str:
+    """The name of an op of FBGEMM; "" for all other functions."""
+    space, _, op = (getattr(func, "_qualified_op_name", None) or "").replace("::", ".").partition(".")
+    return str(op.partition(".")[0]) if space == _SPACE else ""
 
 
 def _return_nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _infer_like_first(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.empty_like(first)
+def _infer_unique(indices: torch.Tensor, largest: int, compute_count: bool) -> Any:
+    """As many places as indices, how many are used, and how often each index is there."""
+    counts = indices.new_empty(indices.numel(), dtype=torch.int32) if compute_count else None
+    return torch.empty_like(indices), indices.new_empty(1, dtype=torch.int32), counts
 
 
 _SHAPES: dict[str, Callable[..., Any]] = {
@@ -53,8 +65,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "fbgemm::lxu_cache_locations_update": _return_nothing,
     "fbgemm::lxu_cache_locking_counter_decrement": _return_nothing,
     "fbgemm::reset_weight_momentum": _return_nothing,
-    "fbgemm::new_host_mapped_tensor": lambda like, sizes: like.new_empty(sizes),
-    "fbgemm::new_vanilla_managed_tensor": lambda like, sizes: like.new_empty(sizes),
+    "fbgemm::get_unique_indices": _infer_unique,
     "fbgemm::uvm_storage": lambda tensor: False,
 }
 

@@ -23,7 +23,7 @@ _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
 Known = Callable[[torch.Tensor], "list[int] | None"]
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host"
 )
 
 
@@ -41,7 +41,8 @@ def run_lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[st
     device, so no host waits for them: `known` gives their numbers, None where they are not known."""
     schema = (func.default if hasattr(func, "default") else func)._schema
     given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs, _KNOWN: known}
-    weights = given.get("dev_weights")
+    places = [given.get(name) for name in ("dev_weights", "uvm_weights")]
+    weights = next((t for t in places if t is not None and t.numel()), places[0])
     if optimizer == "dense":
         pooled: torch.Tensor = _DenseLookup.apply(weights, given)  # type: ignore[no-untyped-call]
         return pooled
@@ -110,8 +111,15 @@ def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tupl
     return (
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
         int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
-        weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
+        weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]), int(_reads_host(given)),
     )  # fmt: skip
+
+
+def _reads_host(given: dict[str, Any]) -> bool:
+    """Whether rows are read in host memory: they are in unified memory, and none is cached on the device."""
+    listed = given.get("weights")  # on the device, in unified memory, where each is, where each begins, the cache
+    in_host, cache = (listed[1], listed[-1]) if listed else (given.get("uvm_weights"), given.get("lxu_cache_weights"))
+    return in_host is not None and in_host.numel() > 0 and (cache is None or not cache.numel())
 
 
 def _read_dims(given: dict[str, Any]) -> list[int]:
@@ -165,7 +173,7 @@ _KEPT: list[Any] = []
 
 def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
-    total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int,
+    total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int, host: int,
 ) -> torch.Tensor:  # fmt: skip
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)

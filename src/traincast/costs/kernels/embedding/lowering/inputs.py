@@ -10,6 +10,7 @@ from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Signature, TensorSpec
+from traincast.models.embeddings.access import Uniform
 
 _WAYS = 32  # rows of a set of FBGEMM's cache
 
@@ -118,12 +119,16 @@ def _make_compare_tags(rows: int, ways: int) -> KernelCall:
 @lowers("fbgemm::lru_cache_populate")
 def lower_cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
-    indices = require_operand(signature, "linear_cache_indices", 1)
-    nbytes, distinct = (read_integer_argument(signature, name) for name in ("fetched_bytes", "unique_rows"))
-    bits = count_index_bits(
-        read_integer_argument(signature, "total_rows") or require_operand(signature, "weights", 0).numel
-    )
-    return make_populate_items(indices, bits, distinct, nbytes)
+    indices, weights = require_operand(signature, "linear_cache_indices", 1), require_operand(signature, "weights", 0)
+    nbytes, distinct = (float(read_integer_argument(signature, name)) for name in ("fetched_bytes", "unique_rows"))
+    rows = read_integer_argument(signature, "total_rows") or weights.numel
+    cache = signature.tensors("lxu_cache_weights")
+    if not distinct and cache and len(cache[0].shape) == 2 and cache[0].numel:  # of a capture: rows accessed alike
+        held, width = cache[0].shape
+        rows = max(1, read_integer_argument(signature, "total_cache_hash_size") or weights.numel // width)
+        distinct = Uniform().make_classes(rows).count_unique_rows(indices.numel)
+        nbytes = distinct * max(0.0, 1 - held / rows) * width * cache[0].itemsize
+    return make_populate_items(indices, count_index_bits(rows), round(distinct), nbytes)
 
 
 def make_populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:
