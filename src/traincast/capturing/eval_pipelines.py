@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from traincast.capturing.patches import Patches
 
 _MODULES = tuple(
@@ -28,10 +30,32 @@ def import_pipelines(script: Path) -> None:
 
 def note_pipeline_steps(patches: Patches, note: Callable[[Any], None]) -> None:
     """Calls `note` with a pipeline after each of its steps, until the patches are undone."""
+    _load_without_thread(patches)
     for module in filter(None, map(sys.modules.get, _MODULES)):
         for name, kind in list(vars(module).items()):
             if name.startswith("EvalPipeline") and isinstance(kind, type) and "progress" in vars(kind):
                 patches.set_attribute(kind, "progress", _follow(vars(kind)["progress"], note))
+
+
+def _load_without_thread(patches: Patches) -> None:
+    """The thread that copies the next batch while the last is used: it is copied where the last is asked for."""
+    loader = getattr(sys.modules.get("torchrec.distributed.train_pipeline.utils"), "DataLoadingThread", None)
+    if loader is None:
+        return
+
+    def load(self: Any) -> Any:
+        batch = next(self._dataloader_iter, None)
+        with torch.cuda.stream(self._memcpy_stream):
+            return None if batch is None else batch.to(self._device, non_blocking=self._to_device_non_blocking)
+
+    def get_next_batch(self: Any, none_throws: bool = False) -> Any:
+        batch, self._buffered = self._buffered, load(self)
+        if batch is None and none_throws:
+            raise StopIteration
+        return batch
+
+    patches.set_attribute(loader, "start", lambda self: setattr(self, "_buffered", load(self)))
+    patches.set_attribute(loader, "get_next_batch", get_next_batch)
 
 
 def _follow(progress: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
