@@ -48,7 +48,9 @@ class Topology:
     switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
     `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
     are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
-    `corrections` are factors on the time of collectives inside a node by kind, from measurements of one.
+    `corrections` are factors on the time of collectives inside a node by kind, from measurements of one. `shared`: all
+    GPUs of a node communicate at once, each in its own group, and share the adapters (a step); else one group of ranks
+    is alone on the network (a benchmark on some GPUs of each node).
     """
 
     key: str
@@ -67,6 +69,7 @@ class Topology:
     link_speed: float = 1.0
     network_speed: float = 1.0
     corrections: tuple[tuple[str, float], ...] = ()
+    shared: bool = True
 
     def get_correction(self, kinds: Sequence[str]) -> float:
         """The factor of the first of these kinds of collective that has one (else 1)."""
@@ -119,9 +122,21 @@ class Topology:
         return self.host_bandwidth * (1.0 if self.peer_access else (2 / ranks) ** _NO_PEER_FALL)
 
     def get_network_bandwidth(self, ranks_per_node: int) -> float:
-        """What a node can send to other nodes when `ranks_per_node` of its GPUs take part."""
-        share = max(1.0, self.adapters * ranks_per_node / self.gpus_per_node)
-        return min(share, float(self.adapters)) * self.adapter_bandwidth
+        """What a group with `ranks_per_node` GPUs of each node can send from one node to others."""
+        share = self.adapters * ranks_per_node / self.gpus_per_node
+        return min(share if self.shared else max(1.0, share), float(self.adapters)) * self.adapter_bandwidth
+
+    def count_ranks_per_node(self, ranks: int, nodes: int) -> int:
+        """How many of `ranks` ranks on `nodes` nodes are on the fullest one: they fill one node after the other, evenly
+        spaced.
+
+        >>> Topology(key="n", gpus_per_node=8, island=8, link_bandwidth=1.0, host_bandwidth=1.0, adapters=8,
+        ...          adapter_bandwidth=1.0).count_ranks_per_node(12, 2)
+        8
+        """
+        even = -(-ranks // nodes)
+        fits = (n for n in range(even, self.gpus_per_node + 1) if self.gpus_per_node % n == 0)
+        return next((n for n in fits if -(-ranks // n) == nodes), even)
 
     def find_differing_field(self, other: Topology) -> str:
         """The field of a node's file in which the links inside the nodes differ ("": none).

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:  # as text, which is all that command lines, files and servers have
     Source = On = Host = Costs = PlanText = str
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Mode = Literal["training", "inference"]
 Optimizer = Literal["none", "sgd", "adagrad", "adam"]
 Attention = Literal["eager", "sdpa"]
