@@ -5,7 +5,6 @@ The C++ reducer reads parameters; this one does the same ops in the same order, 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -375,9 +374,7 @@ def install_ddp(patches: Patches, around: Around, buckets_made: Callable[[list[t
         for name in _REFUSED:
             if options.get(name):
                 raise _make_rejection(name)
-        with warnings.catch_warnings():  # of names that the script has chosen, told here as if they were ours
-            warnings.simplefilter("ignore", FutureWarning)
-            original(self, module, [torch.cuda.current_device()] if device_ids else None, None, **options)
+        original(self, module, [torch.cuda.current_device()] if device_ids else None, None, **options)
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise _make_rejection("join")

@@ -85,6 +85,8 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     patches.callback(_forget_meshes)
     install_shardings(patches, recorder)
     install_ddp(patches, devices.wrap_function, recorder.regions.note_buckets)
+    patches.enter_context(warnings.catch_warnings())  # DDP blames the line that calls it, which is ours
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
 
 
 def _draw_the_same(patches: Patches) -> None:
