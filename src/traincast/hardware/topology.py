@@ -126,7 +126,8 @@ class Topology:
         """What each of `ranks` GPUs can send beyond its island when all do."""
         if self.peer_access:
             return self.host_bandwidth
-        return min(self.host_bandwidth * (2 / ranks) ** _NO_PEER_FALL, self.through_host_bandwidth)
+        fall: float = (2 / ranks) ** _NO_PEER_FALL
+        return min(self.host_bandwidth * fall, self.through_host_bandwidth)
 
     def get_network_bandwidth(self, ranks_per_node: int) -> float:
         """What a group with `ranks_per_node` GPUs of each node can send from one node to others."""
