@@ -61,7 +61,18 @@ def test_parameters_are_those_of_the_class(family: str, whole: bool, tmp_path) -
     counted = sum(p.numel() for p in model.parameters())
     fields = config.to_dict()
     if not whole:
-        names = "hidden_size n_embd d_model heads n_head vocab_size intermediate_size d_ff ffn_dim num_decoder_layers".split()
+        names = [
+            "hidden_size",
+            "n_embd",
+            "d_model",
+            "heads",
+            "n_head",
+            "vocab_size",
+            "intermediate_size",
+            "d_ff",
+            "ffn_dim",
+            "num_decoder_layers",
+        ]
         fields = {
             **config.to_diff_dict(),
             **{k: v for k, v in fields.items() if k == layers or any(name in k for name in names)},
