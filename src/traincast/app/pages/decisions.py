@@ -161,10 +161,13 @@ def read_sweep_page(path: Path) -> Page:
     if not isinstance(document, dict) or any(name not in document for name in names):
         raise TraincastError(f"'{where}' is no sweep: it needs {', '.join(names)}")
     lists = [document[name] for name in names[1:]]
-    if not isinstance(document["axes"], dict) or not all(
-        isinstance(r, list) and all(isinstance(x, dict) for x in r) for r in lists
-    ):
+    axes = document["axes"]
+    if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
+        raise TraincastError(f"'{where}' is no sweep: axes have to be lists of values")
+    if not all(isinstance(r, list) and all(isinstance(x, dict) for x in r) for r in lists):
         raise TraincastError(f"'{where}' is no sweep: rows have to be objects")
+    if not all(isinstance(document.get(name, 0), int) for name in ("points", "failed")):
+        raise TraincastError(f"'{where}' is no sweep: points and failed have to be integers")
     for row in [*document["pareto"], *document["rows"]]:
         if not row.get("error") and not all(isinstance(row.get(name), int | float) for name in _ON_PATH):
             raise TraincastError(f"'{where}': a row needs numbers {', '.join(_ON_PATH)}, or an error")
