@@ -19,8 +19,14 @@ from traincast.app.pages.elements import (
     make_table,
 )
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_number_html, make_records_table, make_step_stack, make_warnings_html
-from traincast.app.pages.prediction import list_step_parts, make_detail_sections, make_verdict
+from traincast.app.pages.parts import (
+    make_number_html,
+    make_records_table,
+    make_step_stack,
+    make_verdict_html,
+    make_warnings_html,
+)
+from traincast.app.pages.prediction import list_step_parts, make_detail_sections
 from traincast.app.pages.provenance import make_software_section
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.compare import answer_what_if
@@ -143,7 +149,8 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
             f"edits that do not apply ({len(refused)})", make_table(("edit", "why not"), refused, caption="Not applied")
         ),
     ]
-    sections = [Section(key="answer", title="What would help", html=join_blocks([make_verdict(before), *blocks]))]
+    html = join_blocks([make_verdict_html(before.trust), *blocks])
+    sections = [Section(key="answer", title="What would help", html=html)]
     sections += make_detail_sections(before, price)
     return Page(title=before.headline().split("\n")[0], subtitle="advice", sections=sections)
 

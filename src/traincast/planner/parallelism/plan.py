@@ -66,6 +66,7 @@ class Plan(Result):
             "command": self.commands[number],
             "dollars_per_billion_tokens": self._count_dollars(result),
             "days": self._count_days(result),
+            "dollars": self._sum_dollars(result),
             "prediction": result.to_dict(),
         }  # fmt: skip
 
@@ -73,6 +74,10 @@ class Plan(Result):
         if self.price is None:
             return None
         return self.price * self.base.gpus * 1e9 / result.throughput.tokens / _HOUR
+
+    def _sum_dollars(self, result: Prediction) -> float | None:
+        days = self._count_days(result)
+        return None if days is None or self.price is None else 24.0 * days * self.price * self.base.gpus
 
     def _count_days(self, result: Prediction) -> float | None:
         if self.tokens is None:
