@@ -88,7 +88,7 @@ Replayed together: 1 collectives end when the last rank has come and the transfe
 rank  step     ms  replayed ms   error  exposed comm ms  replayed ms  waited ms  came last
 ────  ────  ─────  ───────────  ──────  ───────────────  ───────────  ─────────  ─────────
    0     3  0.485        0.485  +0.00%            0.350        0.350      0.300    0 times
-   1     3  0.485        0.485  +0.00%            0.050        0.050      0.000    1 times
+   1     3  0.485        0.485  +0.00%            0.050        0.050      0.000     1 time
   slowest rank: 0.485 ms measured, 0.485 replayed (+0.00%)
 
 Critical path over ranks: begins on rank 1, 0.000 ms after the first rank began

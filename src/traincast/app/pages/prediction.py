@@ -30,10 +30,10 @@ from traincast.app.report.prediction import format_peak_memory
 from traincast.costs.kernels.evidence import list_measured_devices
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.matched_calls import format_rank_list
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.rank_results import RankResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import sum_path_by_activity, sum_path_by_place
+from traincast.simulator.prediction.verdict import split_step
 from traincast.utils.display.text import format_milliseconds
 
 _MOST_RANKS = 64  # rows of a table of ranks

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 
 from traincast.app.report.ranks import format_ranks
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import sum_path_by_activity
+from traincast.simulator.prediction.verdict import split_step, state_verdict
 from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.settings import format_settings
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
@@ -32,7 +32,7 @@ def format_prediction(p: Prediction, by: str | None = None, *, full: bool = Fals
 def format_verdict(p: Prediction) -> list[str]:
     """What was asked, the verdict, and what that makes of the GPUs."""
     title, size, *rates = p.headline().split("\n")
-    return [f"{title}, {size.partition(':')[0]}", *p.verdict, *rates]
+    return [f"{title}, {size.partition(':')[0]}", *state_verdict(p), *rates]
 
 
 def format_remarks(remarks: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincast.planner.parallelism.plan import Plan
+from traincast.simulator.prediction.verdict import state_verdict
 from traincast.utils.display.text import format_dollars, format_duration, format_table
 
 
@@ -35,7 +36,7 @@ def _state_plan(plan: Plan) -> list[str]:
     dollars = "" if row["dollars"] is None else format_dollars(row["dollars"])
     whole = " and ".join(part for part in (length, dollars) if part)
     return [
-        f"Best: {row['layout']}: {best.verdict[0]}",
+        f"Best: {row['layout']}: {state_verdict(best)[0]}",
         f"{rate}{f'; {whole}' if whole else ''}. {best.trust.sentence}",
         searched,
     ]

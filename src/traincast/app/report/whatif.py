@@ -10,7 +10,7 @@ from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, get_memory_bytes, summarise_prediction
 from traincast.planner.what_if.sensitivity import Sensitivity
 from traincast.planner.what_if.sweeps.result import SweepResult, get_row_cost
-from traincast.simulator.prediction.verdict import state_memory
+from traincast.simulator.prediction.verdict import state_memory, state_verdict
 from traincast.utils.display.text import (
     count_of,
     format_bar,
@@ -144,7 +144,7 @@ def format_advice(advice: Advice) -> str:
 
 def _state_advice(advice: Advice) -> list[str]:
     """What the step is now, and the best edit."""
-    lines = [advice.headline().split("\n")[0], *advice.before.verdict[:2]]
+    lines = [advice.headline().split("\n")[0], *state_verdict(advice.before)[:2]]
     if not advice.suggestions:
         return [*lines, _NO_GAIN.capitalize() + "."]
     best = advice.suggestions[0]

@@ -11,10 +11,10 @@ from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.planner.parallelism.candidates import list_layout_candidates
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import split_step
 from traincast.simulator.scenario.layouts import list_layout_fields, make_layout
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved

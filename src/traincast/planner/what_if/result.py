@@ -7,9 +7,8 @@ from typing import Any
 
 from traincast.planner.what_if.difference import Difference
 from traincast.planner.what_if.money import Cost
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.verdict import rank_bounds
+from traincast.simulator.prediction.verdict import rank_bounds, split_step
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result
 

@@ -21,7 +21,6 @@ from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.prediction.step_path import find_step_path, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.throughput import Throughput, compute_throughput
 from traincast.simulator.prediction.trust import Trust
-from traincast.simulator.prediction.verdict import state_verdict
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values
@@ -94,11 +93,6 @@ class Prediction(Result):
         whole = sum(self.by_family.values()) or 1.0
         why = f"{self.outside[0].op}: {self.outside[0].why}" if self.outside else ""
         return Trust(self.out_of_domain_seconds / whole, self.estimated_seconds / whole, why)
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """The result in two or three sentences: how long, bound by what, whether it fits, trust, what to try."""
-        return state_verdict(self)
 
     @cached_property
     def path(self) -> list[PathPart]:
@@ -190,7 +184,6 @@ class Prediction(Result):
             "out_of_domain": [item.to_dict() for item in self.outside],
             "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_convert_to_gigabytes(self.memory.by_kind)},
             "host_profile": self.host_profile,
-            "verdict": list(self.verdict),
             "trust": self.trust.to_dict(),
             "warnings": list(self.warnings),
             "assumptions": list(self.workload.assumptions),

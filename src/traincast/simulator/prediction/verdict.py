@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from traincast.ir.tables import count_bytes_left_out
+from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import sum_path_by_activity
 from traincast.utils.display.text import format_duration, format_interval
-
-if TYPE_CHECKING:
-    from traincast.simulator.prediction.result import Prediction
 
 _LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word
 _IDLE, _EXPOSED, _FUSABLE, _ARITHMETIC = 0.15, 0.12, 0.25, 0.4  # shares of the step from which a remedy is worth trying
 _FUSED = ("elementwise", "norm", "softmax", "reduction", "copy", "other kernels")
 _COMPUTE = ("gemm", "conv", "attention", "GEMMs")
 _HOST = ("host", "waiting for the host")
+_GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
+           "dp": "data parallel"}  # fmt: skip
 
 
 def state_verdict(p: Prediction) -> tuple[str, ...]:
@@ -35,8 +34,6 @@ def split_critical_path(p: Prediction) -> dict[str, float]:
     """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
     if p.parallel is None:
         return sum_path_by_activity(p.path)
-    from traincast.simulator.parallelism.figures import split_step  # it reads predictions
-
     return dict(split_step(p))
 
 
@@ -86,3 +83,17 @@ def _suggest_for_memory(p: Prediction) -> str:
         return "a smaller `batch_size`, or `fsdp` on more `gpus`"
     stronger = {"none": "selective", "light": "selective", "selective": "full"}.get(p.parallel.layout.checkpoint)
     return f"`checkpoint={stronger}`, or more `gpus`" if stronger else "more `gpus`, or a shorter `seq_len`"
+
+
+def split_step(result: Prediction) -> list[tuple[str, float]]:
+    """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
+    figures = result.parallel
+    assert figures is not None
+    gemm, attention = (result.by_family.get(name, 0.0) for name in ("gemm", "attention"))
+    update = result.by_phase.get("optimizer", 0.0)
+    shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
+    rows = [("GEMMs", gemm), ("attention", attention)]
+    rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
+    rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
+    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, result.iteration - shown))]
+    return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
