@@ -35,7 +35,7 @@ class Case:
     `fitted` says that shared constants may have been fitted on it.
     `note` says why predicted and measured must differ, where they must.
     `spread_percent` is how far repeated measurements of it are apart (a robust standard deviation), where known.
-    `repeated` are the steps without an update that come before it.
+    `repeated` are the steps without an update that come before it. `tags` are what else cases are grouped by.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Case:
     note: str = ""
     spread_percent: float | None = None
     repeated: Repeated | None = None
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.quantiles import Z90
 from traincast.utils.totals import sum_by_key
 
+<<<<<<< HEAD
 _GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
            "dp": "data parallel"}  # fmt: skip
 
@@ -35,6 +36,11 @@ def split_step(result: Prediction) -> list[tuple[str, float]]:
     rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
     rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, result.iteration - shown))]
     return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
+=======
+_KINDS = {
+    "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
+}  # fmt: skip
+>>>>>>> main
 
 
 def split_exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:

@@ -27,6 +27,7 @@ from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.warnings import Note
 
 
 def predict_parallel(
@@ -165,10 +166,15 @@ def _add_memory(
     if not memory.fits:
         warnings.append(memory.describe_excess("the fullest rank" if layout.gpus > 1 else "the step"))
     if layout.precision not in device.peak_flops:
-        warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
+        warnings.append(Note(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others"))
     if platform.assumed and layout.gpus > 1:
+<<<<<<< HEAD
         warnings.append(platform.assumed)
     return replace(result, memory=memory, ranks=ranks, warnings=tuple(warnings))
+=======
+        warnings.append(Note(platform.assumed))
+    return replace(result, memory=make_memory(kinds), ranks=ranks, warnings=tuple(warnings))
+>>>>>>> main
 
 
 def _count_model_flops(model: Transformer, layout: Layout) -> float:

@@ -320,7 +320,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         | None
     ) = None
 
-    host: Annotated[Host, _make_field_meta("host", "a host profile", default="the platform's")] | None = None
+    host: (
+        Annotated[
+            Host, _make_field_meta("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")
+        ]
+        | None
+    ) = None
     skew_ms: (
         Annotated[
             float,
