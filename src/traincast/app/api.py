@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.app.decisions import advise as advise
-<<<<<<< HEAD
-from traincast.app.decisions import fits as fits
-=======
 from traincast.app.decisions import compare as compare
->>>>>>> main
+from traincast.app.decisions import fits as fits
 from traincast.app.decisions import list_edits as list_edits
 from traincast.app.decisions import plan as plan
 from traincast.app.decisions import sensitivity as sensitivity

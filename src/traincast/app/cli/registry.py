@@ -15,11 +15,8 @@ from traincast.utils.version import __version__
 
 VERBS = {
     "predict": "how long one step of a model takes on a platform, and why",
-<<<<<<< HEAD
     "fits": "whether a step fits in memory, what fills it, and what would make it fit",
-=======
     "compare": "one step on several GPUs side by side: time, memory, dollars, energy",
->>>>>>> main
     "plan": "how to train a Transformer on a given number of GPUs: the layout with the fastest step",
     "shard": "where embedding tables go: the plan with the fastest step",
     "whatif": "what a change of the model or the hardware would bring, and whether that is certain",

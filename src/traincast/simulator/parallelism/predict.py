@@ -168,13 +168,8 @@ def _add_memory(
     if layout.precision not in device.peak_flops:
         warnings.append(Note(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others"))
     if platform.assumed and layout.gpus > 1:
-<<<<<<< HEAD
-        warnings.append(platform.assumed)
-    return replace(result, memory=memory, ranks=ranks, warnings=tuple(warnings))
-=======
         warnings.append(Note(platform.assumed))
-    return replace(result, memory=make_memory(kinds), ranks=ranks, warnings=tuple(warnings))
->>>>>>> main
+    return replace(result, memory=memory, ranks=ranks, warnings=tuple(warnings))
 
 
 def _count_model_flops(model: Transformer, layout: Layout) -> float:

@@ -30,11 +30,7 @@ import argparse
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
-<<<<<<< HEAD
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, parse_gpu_numbers, read_scenario_values
-=======
-from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import (
     PLATFORM_HELP,
     WORKLOAD_HELP,
@@ -43,7 +39,6 @@ from traincast.app.cli.scenario import (
     parse_gpu_numbers,
     read_scenario_values,
 )
->>>>>>> main
 from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
@@ -91,15 +86,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result.to_dict() | ({} if cost is None else {"cost": cost.to_dict()}))
     else:
-<<<<<<< HEAD
-        print_text(name_options(_format_result(result, args.by), args.options))
-    if args.must_fit and not require_one_prediction(result, "--must-fit").fits:
-        return CHECK_FAILED
-=======
         text = _format_result(result, args.by, full=args.full)
         costs = [] if cost is None else [f"{name}: {value}" for name, value in list_cost_rows(cost) if value]
         print_text(name_options("\n".join([text, *costs]), args.options))
->>>>>>> main
+    if args.must_fit and not require_one_prediction(result, "--must-fit").fits:
+        return CHECK_FAILED
     return OK
 
 
