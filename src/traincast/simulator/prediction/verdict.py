@@ -51,7 +51,7 @@ def state_memory(p: Prediction) -> str:
     needed, limit = p.needed_bytes + left_out, p.platform.device.memory_bytes
     if not math.isfinite(limit):
         return f"{needed / 1e9:.1f} GB of memory"
-    word = "fits" if needed <= limit else "does not fit"
+    word = "fits" if p.fits and (not left_out or needed <= limit) else "does not fit"
     return f"{word}, {needed / 1e9:.3g} of {limit / 1e9:.3g} GB"
 
 
@@ -60,7 +60,7 @@ def suggest_remedy(p: Prediction) -> str:
     used, device = p.scenario, p.platform.device
     if device.is_cpu or not used or p.workload.mode != "training":
         return ""
-    if p.needed_bytes > device.memory_bytes:
+    if not p.fits:
         return _suggest_for_memory(p)
     share = {name: seconds / (p.iteration or 1.0) for name, seconds in split_critical_path(p).items()}
     is_eager = used.get("kernels") == "eager"
