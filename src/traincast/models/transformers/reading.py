@@ -23,7 +23,7 @@ from traincast.utils.files.reading import format_path, parse_toml, read_document
 
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
-_FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "causal")
+_FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (
     "window", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity", "rope_dim",
 )  # fmt: skip

@@ -18,6 +18,7 @@ PYTORCH = ("eager", "compiled")
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
 SCALINGS = ("tensor", "row", "block", "mx")
+OPTIMIZERS = ("adam", "adam-foreach", "adam-loop", "none")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 MAX_GPUS = 1 << 20
 
@@ -47,10 +48,12 @@ class Layout:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
     CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
-    PyTorch's models do not). `overlap_*` lets collectives of gradients, of parameters, of expert-parallel ranks and of
-    stages run alongside kernels; those of tensor-parallel ranks "none" of the time, in the
-    "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once"
-    to every node (DeepEP).
+    PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
+    fp32 and cast for 16-bit GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-
+    foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
+    of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
+    in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
+    or "once" to every node (DeepEP).
     """
 
     gpus: int
@@ -77,6 +80,7 @@ class Layout:
     joined: bool | None = None
     attention: str = "flash"
     dropout: bool = False
+    autocast: bool = False
     precision: str = "bf16"
     scaling: str = "tensor"
     wide_gradients: bool = False
@@ -93,6 +97,11 @@ class Layout:
     frozen_layers: int = 0
     document_len: int = 0
     stage_layers: tuple[int, ...] = ()
+
+    @property
+    def wide(self) -> bool:
+        """Whether weights and what stands between layers are in fp32."""
+        return self.autocast or self.precision in ("fp32", "tf32")
 
     @property
     def dp(self) -> int:
@@ -135,6 +144,7 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         ("attention", layout.attention, ATTENTIONS),
         ("way to send tokens to experts", layout.dispatch, DISPATCHES),
         ("scaling of 8-bit GEMMs", layout.scaling, SCALINGS),
+        ("optimizer", layout.optimizer, OPTIMIZERS),
         ("overlap of tensor-parallel collectives", layout.overlap_tp, TENSOR_OVERLAPS),
     ):
         if name not in known:
@@ -240,6 +250,13 @@ def _check_trained(layout: Layout, model: Transformer) -> None:
             f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to "
             "be frozen; give one of them"
         )
+    if layout.autocast and (layout.kernels != "eager" or layout.precision not in ("fp16", "bf16")):
+        raise TraincastError(
+            f"autocast is for 16-bit GEMMs that PyTorch launches op by op, not for {layout.precision} and "
+            f"{layout.kernels} kernels; give bf16 and eager, or leave it out"
+        )
+    if layout.autocast and model.experts is not None:
+        raise TraincastError(f"autocast of the experts of {model.name} is not known; leave it out")
     if layout.document_len and layout.seq_len % layout.document_len:
         near = _format_nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
         raise TraincastError(

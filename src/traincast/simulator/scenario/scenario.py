@@ -126,6 +126,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, _make_field_meta("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
     ] = False  # fmt: skip
 
+    autocast: Annotated[
+        bool, _make_field_meta("numerics", "weights in fp32, cast for 16-bit GEMMs as torch.autocast does",
+                               default="off: weights in the type of `dtype`")
+    ] = False  # fmt: skip
+
     mode: Annotated[Mode, _make_field_meta("program", "training, or inference alone", default="training")] | None = None
     optimizer: (
         Annotated[
@@ -133,6 +138,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
+    optimizer_impl: Annotated[
+        Literal["fused", "foreach", "loop"],
+        _make_field_meta("program", "how PyTorch runs Adam: one kernel, lists of tensors, tensor by tensor",
+                         default="fused"),
+    ] | None = None  # fmt: skip
+    dropout: Annotated[
+        bool, _make_field_meta("program", "dropout after embedding, attention and both projections of a layer",
+                               default="off")
+    ] = False  # fmt: skip
     attention: Annotated[
         Attention,
         _make_field_meta("program", "attention of Transformers: op by op, or one fused kernel",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.ir.ops import StorageKind
 from traincast.ir.variants import BATCHED, FLASH2, RING, TRITON
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
@@ -53,7 +54,7 @@ def _project_qkv(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tupl
     """Queries, keys and values, by one product or by three."""
     widths = (heads.queries * heads.width, heads.keys * heads.width, heads.keys * heads.width)
     bias = model.bias or model.qkv_bias
-    if not graph.style.joined:
+    if not (graph.style.joined or model.joined):
         query, key, value = (write_linear(graph, x, width, bias=bias, adapted=True) for width in widths)
         return query, key, value
     return _split_columns(graph, write_linear(graph, x, sum(widths), bias=bias, adapted=True), widths)
@@ -135,9 +136,9 @@ def _pad_gradient(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref
 
 
 def _write_scores_and_values(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
-    mixed = (_write_unfused_attention if graph.style.attention == "unfused" else _write_flash_attention)(
-        graph, query, key, value, heads, shard
-    )
+    flash, fused = graph.style.attention != "unfused", graph.style.fused
+    write = _write_flash_attention if flash else _write_unfused_attention if fused else _write_attention_by_ops
+    mixed = write(graph, query, key, value, heads, shard)
     graph.drop(query, key, value)
     return mixed
 
@@ -242,6 +243,84 @@ def _write_unfused_attention(graph: Graph, query: Ref, key: Ref, value: Ref, hea
     _write_batched_gemm(graph, (kept, kept), (value, builder.add_view(value, (stack, local, width))), (result, mixed))
     graph.drop(kept)
     return result
+
+
+def _write_attention_by_ops(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+    """Attention op by op, as PyTorch's models write it: heads copied side by side, two batched GEMMs, between them
+    scale, mask, softmax (in fp32 under autocast) and dropout."""
+    builder, stack, local, width = graph.builder, shard.batch * heads.queries, shard.local_seq, heads.width
+    graph.scope("aten::matmul")
+    left, right, last = (_write_head_copy(graph, ref, (stack, local, width)) for ref in (query, key, value))
+    scores = graph.new(stack, local, local)
+    turned = builder.add_view(right, (stack, width, local), (local * width, 1, width))
+    _write_batched_gemm(graph, (left, left), (right, turned), (scores, scores))
+    graph.drop(left, right)
+    scaled = _write_score_op(graph, scores, "mul")
+    masked = _write_score_op(graph, scaled, "where" if heads.causal else "add")
+    shares = _write_stream_softmax(graph, masked)
+    kept = write_dropout(graph, shares) if graph.style.dropout else shares
+    mixed = graph.new(stack, local, width)
+    _write_batched_gemm(graph, (kept, kept), (last, last), (mixed, mixed))
+    graph.drop(kept, last)
+    result = _write_head_copy(graph, mixed, (shard.tokens, heads.queries * width))
+    graph.drop(mixed)
+    return result
+
+
+def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...]) -> Ref:
+    """The elements in another order, and their gradients back in the first."""
+
+    def write(source: Ref | None, form: tuple[int, ...]) -> Ref:
+        assert source is not None
+        result = graph.new(*form, dtype=source.spec.dtype)
+        graph.fused([source], [result])
+        return result
+
+    before = x.shape
+    result = write(x, shape)
+    graph.node("CloneBackward0", [x], [result], [], lambda grads: [write(grads[0], before)])
+    return result
+
+
+def _write_score_op(graph: Graph, x: Ref, name: str) -> Ref:
+    """Scores scaled or masked, in a kernel of their own; so are their gradients, but for a mask that was added."""
+
+    def write(source: Ref | None) -> Ref:
+        assert source is not None
+        result = graph.new(*x.shape, dtype=x.spec.dtype)
+        arguments = [("self", source)]
+        if name == "where":
+            arguments = [("condition", mask), ("self", source), ("other", lowest)]
+        graph.op(f"aten::{name}", arguments, [result])
+        return result
+
+    graph.scope(f"aten::{name}")
+    mask = graph.builder.add_resident_tensor((1, *x.shape[1:]), StorageKind.BUFFER, "bool")
+    lowest = graph.builder.add_resident_tensor((), StorageKind.BUFFER, x.spec.dtype)
+    result = write(x)
+    graph.node(f"{name.capitalize()}Backward0", [x], [result], [], lambda g: [g[0] if name == "add" else write(g[0])])
+    graph.drop(x)
+    return result
+
+
+def _write_stream_softmax(graph: Graph, scores: Ref) -> Ref:
+    """A softmax in the type of the residual stream, and back."""
+    graph.scope("aten::softmax")
+    wide = graph.cast(scores, graph.style.stream)
+    shares = graph.new(*wide.shape, dtype=wide.spec.dtype)
+    graph.op("aten::_softmax", [("self", wide)], [shares], [("dim", -1), ("half_to_float", False)])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*wide.shape, dtype=wide.spec.dtype)
+        arguments = [("grad_output", grad), ("output", shares)]
+        graph.op("aten::_softmax_backward_data", arguments, [below], [("dim", -1)])
+        return [below]
+
+    graph.node("SoftmaxBackward0", [wide], [shares], [shares], backward)
+    graph.drop(*({ref.storage: ref for ref in (scores, wide)}.values()))
+    return graph.cast(shares, graph.style.element)
 
 
 def _write_softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
