@@ -114,6 +114,7 @@ def test_what_ifs_and_sweeps_begin_at_the_same_step():
     swept = traincast.sweep(vary={"tp": [2]}, processes=1, **values)
     assert changed.before.iteration == step.iteration == changed.after.iteration
     assert swept.rows[0]["iteration_ms"] == 1e3 * step.iteration
+    assert swept.to_dict()["rows"][0]["prediction"] == step.to_dict()
     side = changed.to_dict()["before"]
     assert side["prediction"] == step.to_dict()
 

@@ -63,7 +63,7 @@ def steps(tmp_path_factory):
         "model": {"workload": "vgg13", "on": "dgx-a100", "batch_size": 2},
         "workload": {"workload": load_model("vgg13"), "on": "dgx-a100", "batch_size": 2},
         "dlrm": {"workload": "dlrm-ddp", "on": "dgx-a100", "batch_size": 64},
-        "transformer": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512},
+        "transformer": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "mode": "inference"},
         "parallel": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "tp": 1},
         "program": {"workload": "nvidia-dlrm", "on": "dgx-a100", "batch_size": 512},
         "tables": {"workload": str(folder / "tables.yaml"), "on": "dgx-a100", "gpus": 2, "batch_size": 64,
@@ -77,8 +77,7 @@ def asked(steps, kind, name):
     value = VALUES.get(name, True)
     if name in ("costs", "dense"):
         value = str(folder / value)
-    uses = USED["parallel"] | USED[kind] if kind == "transformer" else USED[kind]
-    base = {**known[kind], **(BESIDE.get(name, {}) if name in uses else {})}
+    base = {**known[kind], **(BESIDE.get(name, {}) if name in USED[kind] else {})}
     return Scenario(**base), Scenario(**{**base, name: value})
 
 
@@ -121,7 +120,7 @@ def test_the_machine_at_hand_rejects_what_it_does_not_use(name):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("mpt-125m --on dgx-h100 --gpus 8 --fsdp --costs nonexistent.toml", "--costs is not used here"),
+        ("mpt-125m --on dgx-h100 --gpus 8 --fsdp --costs nonexistent.toml", "no file nonexistent.toml"),
         ("resnet50 --on dgx-a100 --gpus 1,2 --costs /nonexistent.toml", "no file /nonexistent.toml"),
         ("dlrm-default --on here --cuda-graph", "--cuda-graph is not used here"),
         ("dlrm-default --on here --jitter 0.1", "--jitter is not used here"),

@@ -40,9 +40,10 @@ class Layout:
     `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
     gather parameters, and tokens of tensor-parallel ranks, in eight bits.
 
-    `stage_layers` are the layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of
-    words are not trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len`
-    tokens of a sample see each other (0: all of them): samples are packed from documents of that length.
+    `bucket_mb` is the size of gradients that are reduced together, MiB (0: Megatron's). `stage_layers` are the
+    layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of words are not
+    trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len` tokens of a
+    sample see each other (0: all of them): samples are packed from documents of that length.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
@@ -97,6 +98,7 @@ class Layout:
     frozen_layers: int = 0
     document_len: int = 0
     stage_layers: tuple[int, ...] = ()
+    bucket_mb: float = 0.0
 
     @property
     def wide(self) -> bool:
