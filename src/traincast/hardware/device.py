@@ -31,7 +31,10 @@ class Device:
     or None when the clock floats; this many GPUs (`host_sharers`, this one included) copy over its link to the host at
     once. `corrections` are factors on the time of kernels by family, from measurements of one
     such GPU, and on that of its host ("host"). `power_limit_watts` is that of its board (None: not known).
-    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
+    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors. `inline_ecc` says that
+    check bits share the memory's bus with the data, as on data-centre cards with GDDR. `peak_flops` accumulates in
+    fp32; `fp16_accumulation_flops` is the rate of fp16 that accumulates in fp16 (None: the same), as graphics cards are
+    advertised: their units multiply faster than they add up.
     """
 
     key: str
@@ -59,6 +62,8 @@ class Device:
     corrections: Mapping[str, float] = field(default_factory=dict)
     host_sharers: int = 1
     power_limit_watts: float | None = None
+    inline_ecc: bool = False
+    fp16_accumulation_flops: float | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -69,6 +74,11 @@ class Device:
     def host_slowness(self) -> float:
         """How many times as long as its host profile says the host of this GPU takes, as measured (else 1)."""
         return self.corrections.get(HOST, 1.0)
+
+    @property
+    def multiplying_gain(self) -> float:
+        """How many times faster matrix units multiply than they accumulate in fp32; 1 where they keep up."""
+        return self.fp16_accumulation_flops / self.peak_flops["fp16"] if self.fp16_accumulation_flops else 1.0
 
     @property
     def effective_clock_mhz(self) -> float:

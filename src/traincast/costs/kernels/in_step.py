@@ -58,7 +58,10 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
     """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
     wait for memory leave power to spare, and so do kernels that end before power is regulated (of a DLRM, not of an
     LLM) and a clock that is locked below."""
-    by_type = {name: numbers.sustained.get(f"{device.arch} {bits}", 1.0) for name, bits in _BITS.items()}
+    waits = device.multiplying_gain > 1.0  # units that wait for their own sums draw less
+    by_type = {
+        name: 1.0 if waits else numbers.sustained.get(f"{device.arch} {bits}", 1.0) for name, bits in _BITS.items()
+    }
     full = calls.per_compute(by_type, 1.0)
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
