@@ -18,7 +18,7 @@ from traincast.costs.kernels.streaming.launches import make_iterated_call, make_
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
-_GROUPS_AT_ONCE = 32
+_GROUPS_AT_ONCE, _WIDE_GROUP = 32, 32  # groups; channels of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,11 @@ def _make_conv_call(
 
 
 def _lacks_grouped_gemm(groups: int, channels: int, context: LoweringContext) -> bool:
-    """Whether cuDNN, as PyTorch came with it before 1.13, computes these groups without matrix units in channels last:
-    it had kernels for multiples of 32 groups only (and others for one channel a group)."""
-    return 1 < groups < channels and groups % _GROUPS_AT_ONCE != 0 and context.framework_version < (1, 13)
+    """Whether cuDNN, as PyTorch came with it, computes these groups without matrix units in channels last. Before 1.13
+    it had kernels for multiples of 32 groups (and others for one channel a group), from 1.12 for narrow groups too."""
+    if groups == 1 or groups == channels or groups % _GROUPS_AT_ONCE == 0 or context.framework_version >= (1, 13):
+        return False
+    return context.framework_version < (1, 12) or channels // groups >= _WIDE_GROUP
 
 
 def _is_channels_last(spec: TensorSpec) -> bool:
