@@ -10,6 +10,11 @@ from traincast.utils.errors import TraincastError
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
 """Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
+POWER_EXPONENT = 0.5
+"""Clocks follow the power of a board to this: 0.58 and 0.63 for A100 (PCIe, 250 to 300 W, fp32 GEMMs) and MI300X to
+MI325X (bf16), 0.3 to 1.1 for GB200 to GB300."""
+SLACK = 1.15
+"""How far a board that holds its boost clock in plain GEMMs is from its power limit: A100 holds it at 300 of 400 W."""
 HOST = "host"
 """Among a device's corrections: what its host takes."""
 CPU = "cpu"
@@ -134,6 +139,25 @@ class Device:
         if self.loaded_clock_mhz is None or self.clock_mhz is not None:
             return self
         return replace(self, sustained_clock_mhz=self.loaded_clock_mhz)
+
+    def with_power_limit(self, watts: float) -> Device:
+        """This device with its board limited to this power: clocks under load follow its square root, up to boost."""
+        usual = self.power_limit_watts
+        if usual is None:
+            raise TraincastError(f"{self.key} has no 'power_limit_watts' in its data sheet; add it there")
+        if not 0.3 * usual <= watts <= 2 * usual:
+            raise TraincastError(
+                f"power limit {watts:g} W is out of range for {self.key}; give {0.3 * usual:.0f} to {2 * usual:.0f} W"
+            )
+        gain = (watts / usual) ** POWER_EXPONENT
+        slack = min(1.0, gain * SLACK) if self.sustained_clock_mhz >= self.boost_clock_mhz else gain
+        loaded = self.loaded_clock_mhz
+        return replace(
+            self,
+            power_limit_watts=watts,
+            sustained_clock_mhz=min(self.boost_clock_mhz, self.sustained_clock_mhz * slack),
+            loaded_clock_mhz=None if loaded is None else min(self.boost_clock_mhz, loaded * gain),
+        )
 
     def with_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""

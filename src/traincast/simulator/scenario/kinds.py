@@ -35,7 +35,7 @@ _USERS = {
     "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
-_GPU = ("clock_mhz", "host", "roofline_only")
+_GPU = ("clock_mhz", "power_limit_w", "host", "roofline_only")
 _OPS = (
     "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
     "costs",
@@ -56,7 +56,9 @@ USED: Mapping[str, frozenset[str]] = {
         (*_EVERY, *_GPU, *_LAID_OUT, "seq_len", "attention", "optimizer", "kernels", "compiled", "cuda_graph")
     ),
     "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
-    "tables": frozenset(("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")),
+    "tables": frozenset(
+        ("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")
+    ),
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
 }
 """Fields that a step of each kind uses."""

@@ -85,6 +85,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         | None
     ) = None
 
+    power_limit_w: (
+        Annotated[
+            float,
+            _make_field_meta(
+                "hardware", "the power limit of a board", least=1, most=1e5, unit="W", default="the GPU's own"
+            ),
+        ]
+        | None
+    ) = None
+
     batch_size: (
         Annotated[
             int, _make_count_meta("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")

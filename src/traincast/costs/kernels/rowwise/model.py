@@ -202,7 +202,8 @@ def _estimate_batch_norm(calls: Calls, device: Device, view: DeviceView) -> Floa
     backward, inference = calls.is_kind("batch_backward", "batch_backward_last"), calls.is_kind("batch_inference")
     spread = inference | calls.is_kind("batch_forward_last", "batch_backward_last")
     reads = np.select([backward, inference], [4.0, 1.0], 2.0)
-    share = np.select([spread, backward], [1.0, 0.85], 0.9)  # passes of a block follow one another
+    passes = np.where(backward, 0.85, 0.9)  # those of a block follow one another
+    share = np.where(inference, 1.0, np.where(spread, np.sqrt(passes), passes))
     busy = np.where(spread, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
     stream = view.memory.seconds(reads * size, size)
     return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
