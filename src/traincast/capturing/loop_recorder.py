@@ -13,6 +13,7 @@ from traincast.capturing.assemble import assemble_program, list_host_scopes
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
+from traincast.capturing.eval_pipelines import note_pipeline_steps
 from traincast.capturing.kinds import StorageClassifier
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
@@ -40,6 +41,7 @@ class LoopRecorder:
         self.recorder, self.devices, self.regions = recorder, devices, regions
         self.batch, self.length = batch, length
         self.without_cuda = False
+        self.mode = "training"
         self._program: Program | None = None
         self._optimizer: int | None = None
         self._calls = 0
@@ -71,6 +73,7 @@ class LoopRecorder:
             self.step = MethodType(step, self)
 
         patches.set_attribute(torch.optim.Optimizer, "__init__", init)
+        note_pipeline_steps(patches, self._note_evaluation)
         patches.callback(self._open.close)
 
     def note_optimizer_step(self, optimizer: object) -> None:
@@ -84,6 +87,11 @@ class LoopRecorder:
             self.regions.run_outside_backward(self._begin_step)  # an optimizer may step in hooks of its parameters
         elif self._calls == _WARM + 1:
             self.regions.run_outside_backward(self._end_step)
+
+    def _note_evaluation(self, pipeline: object) -> None:
+        """A pipeline that evaluates has done a step."""
+        self.mode, self.regions.training = "inference", False
+        self.note_optimizer_step(pipeline)
 
     def _begin_step(self) -> None:
         if not self.devices.uses_cuda:

@@ -32,7 +32,8 @@ def predict_sets(model: CollectiveModel, points: Points, node: str) -> Estimate:
 
 
 def predict_points(model: CollectiveModel, points: Points, topology: Topology) -> Estimate:
-    """Predictions on one topology."""
+    """Predictions on one topology, each group of ranks alone on it as a benchmark runs it."""
+    topology = replace(topology, shared=False)
     compute = ["int8" if dtype == "int" else "fp16" for dtype in points.dtype]
     values = np.stack([points.bytes, points.ranks, points.nodes], axis=1)
     kinds = [str(kind) for kind in points.kind]
