@@ -56,9 +56,7 @@ USED: Mapping[str, frozenset[str]] = {
         (*_EVERY, *_GPU, *_LAID_OUT, "seq_len", "attention", "optimizer", "kernels", "compiled", "cuda_graph")
     ),
     "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
-    "tables": frozenset(
-        ("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")
-    ),
+    "tables": frozenset(("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")),
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
 }
 """Fields that a step of each kind uses."""
