@@ -19,7 +19,7 @@ from traincast.capturing.errors import BRANCH, ITEM, reject_values
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.unknown import UnknownInt, reject_unknown
+from traincast.capturing.unknown import UnknownFloat, UnknownInt, reject_unknown
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -118,6 +118,7 @@ class DeviceMode(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.__setitem__: assign_value,
             torch.nn.functional.one_hot: self._make_one_hot,
+            tensor.__array__: self._make_array,
             tensor.__format__: self._format_tensor,
             tensor.__repr__: self._represent_tensor,
             torch.tensor: self._wrap_constructor(torch.tensor),
@@ -280,6 +281,11 @@ class DeviceMode(TorchFunctionMode):
         with torch._C._DisableTorchDispatch():
             return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
 
+    def _make_array(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """What numpy makes of a tensor that it is given."""
+        array = self._read_values(torch.Tensor.numpy, tensor.detach())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
         """Numbers of a tensor as far as they are known, without asking the device."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -305,7 +311,14 @@ class DeviceMode(TorchFunctionMode):
             number = ask(tensor)
         finally:
             execution.number_asked = False
-        if type(number) is not int or not self.recorder.book.is_without_values(tensor):
+        if not self.recorder.book.is_without_values(tensor):
+            return number
+        if type(number) is float:
+            if ask is torch.Tensor.__float__:
+                get_assumptions().note_assumption("a fraction read from a tensor is taken to be 0.0")
+                return number
+            return UnknownFloat()
+        if type(number) is not int:
             return number
         stated = get_assumptions().find_number()
         if stated is not None:
@@ -323,11 +336,14 @@ class DeviceMode(TorchFunctionMode):
             value = _make_stated_array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
             value = stated.find_decision()
+            value = stated.decide_unstated() if value is None else value
         else:
             value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
         if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
             stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
             value = _make_zero_array(tensor) if ask is torch.Tensor.numpy else _make_zero_array(tensor).tolist()
+        if value is None and not stated.in_step and ask is torch.Tensor.__int__:
+            return UnknownInt().__index__()
         if value is None:
             raise reject_values(*_WITH_VALUES[ask])
         if self.recorder.book.get_device(tensor) == "cuda":
@@ -336,6 +352,7 @@ class DeviceMode(TorchFunctionMode):
 
     def _format_tensor(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0:
+            get_assumptions().note_once("numbers of tensors that are printed are taken to be 0")
             return format(self._read_number(torch.Tensor.item, tensor.detach()), form)
         return format(_text(tensor), form)
 
@@ -362,7 +379,7 @@ class DeviceMode(TorchFunctionMode):
             default = None if isinstance(data, torch.Tensor) else _device.CURRENT_DEVICE
             if default is not None:
                 kwargs["device"] = _CPU  # a default device would lose the data
-            made = original(data, *args, **kwargs)
+            made = self._stack_scalars(data, kwargs) if _is_list_of_tensors(data) else original(data, *args, **kwargs)
             device = default if device is None else device
             if device is not None:
                 made = self.move_tensor(made, self.resolve_device(device))
@@ -371,3 +388,18 @@ class DeviceMode(TorchFunctionMode):
             return made.requires_grad_() if requires_grad else made
 
         return make
+
+    def _stack_scalars(self, data: Any, options: dict[str, Any]) -> torch.Tensor:
+        """A tensor of numbers that are tensors: each is read from the device."""
+        for item in data:
+            if isinstance(item, torch.Tensor):
+                self._read_number(torch.Tensor.item, item.detach())
+        dtype = options.get("dtype") or next(item.dtype for item in data if isinstance(item, torch.Tensor))
+        made = torch.zeros(len(data), dtype=dtype)
+        self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
+        return made
+
+
+def _is_list_of_tensors(data: Any) -> bool:
+    """Whether data is a list of numbers some of which are tensors without values."""
+    return isinstance(data, list | tuple) and any(isinstance(item, torch.Tensor) and item.is_meta for item in data)
