@@ -120,6 +120,7 @@ CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "worst": lambda row: f"{row['worst']:+.1f}",
     "bias": lambda row: f"{row['bias']:+.1f}",
     "in 90 %": lambda row: "" if row["covered"] is None else f"{row['covered']:.0f}",
+    "half-width": lambda row: "" if row.get("half_width") is None else f"{row['half_width']:.0f}",
     "measured ms": lambda row: f"{row['measured_ms']:.2f}",
     "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",
     "90 % interval": lambda row: "{:.2f} - {:.2f}".format(*row["interval_ms"]),

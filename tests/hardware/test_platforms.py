@@ -148,3 +148,8 @@ class TestFiles:
         path = self.write(tmp_path, "#" * (1 << 20) + "\n")
         with pytest.raises(TraincastError, match=r"node\.toml"):
             load_platform(path)
+
+
+@pytest.mark.parametrize(("name", "key"), [("GeForce RTX 2080 Ti", "rtx-2080-ti"), ("NVIDIA RTX A6000", "rtx-a6000")])
+def test_a_board_is_found_as_old_and_new_drivers_name_it(name, key):
+    assert find_device_by_name(name).key == key

@@ -66,8 +66,8 @@ def test_rings_over_links_between_all_use_every_wire():
     def mesh(gpus, wires):
         return tuple((a, b, wires) for a in range(gpus) for b in range(a + 1, gpus))
 
-    # one-way rings of n GPUs need n links each; four and six GPUs cannot be divided whole
-    assert [count_rings(mesh(8, 1), n) for n in (2, 3, 4, 5, 6, 7, 8)] == [1, 2, 2, 4, 4, 6, 7]
+    # as measured on two, four and eight GPUs that are all joined to each other
+    assert [count_rings(mesh(8, 1), n) for n in (2, 3, 4, 5, 6, 7, 8)] == [1, 2, 3, 4, 5, 6, 7]
     assert count_rings(mesh(8, 2), 8) == 14
 
 
@@ -124,7 +124,8 @@ def test_a_user_describes_a_cluster_in_yaml(tmp_path):
     )
     topology = load_topology(str(path))
     assert (topology.key, topology.gpus_per_node, topology.adapters) == ("ours", 4, 2)
-    assert topology.get_network_bandwidth(1) == 50e9  # one GPU can use a whole adapter
+    assert topology.get_network_bandwidth(1) == 25e9  # all four GPUs communicate at once over two adapters
+    assert replace(topology, shared=False).get_network_bandwidth(1) == 50e9  # alone, one has a whole adapter
     assert topology.get_network_bandwidth(4) == 100e9
     assert topology.network_latency == pytest.approx(8e-6)
     assert topology.host_bandwidth == 64e9  # PCIe 5 of the device
@@ -199,3 +200,15 @@ def test_unknown_names_and_single_gpus_are_refused():
         load_topology("h100")
     with pytest.raises(TraincastError, match="does not exist"):
         load_topology("nowhere.toml")
+
+
+def test_geforce_cards_send_no_more_through_host_memory_than_it_takes():
+    assert load_platform("rtx-3090").device.node == "pcie-geforce"
+    topology = load_topology("pcie-geforce")
+    assert [topology.get_ring_bandwidth(ranks) for ranks in (2, 4, 8)] == [6e9, 6e9, 2e9]
+
+
+def test_ranks_fill_one_node_after_the_other():
+    node = load_topology("dgx-h100")
+    places = {(12, 2): 8, (16, 2): 8, (10, 10): 1, (20, 10): 2, (6, 2): 4, (3, 3): 1}
+    assert {place: node.count_ranks_per_node(*place) for place in places} == places

@@ -35,7 +35,10 @@ def test_one_lucky_hit_does_not_pull_the_geometric_mean_to_nothing():
 
 
 def test_coverage_is_a_percentage():
-    assert compute_error_row("s", "g", [1.0] * 4, [1.0] * 4, inside=np.array([True, True, True, False])).covered == 75.0
+    row = compute_error_row(
+        "s", "g", [1.0] * 4, [1.0] * 4, inside=np.array([True, True, True, False]), half_widths=np.array([1.0, 2, 4, 9])
+    )
+    assert (row.covered, row.half_width) == (75.0, 3.0)
 
 
 @pytest.mark.parametrize(("predicted", "measured"), [([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])

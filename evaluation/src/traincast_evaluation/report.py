@@ -20,17 +20,31 @@ def format_evaluation(evaluation: Evaluation) -> str:
 
 def format_summary(rows: Sequence[ErrorRow]) -> str:
     """One line per group, percent: n, GMAE, MAPE, median, worst with its case, bias, share of measurements in the 90 %
-    interval, and what others score."""
-    header = ("suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias", "in 90 %", "worst case", "others")
+    interval and the median of half its width, and what others score."""
+    header = (
+        "suite",
+        "group",
+        "n",
+        "GMAE",
+        "MAPE",
+        "median",
+        "worst",
+        "bias",
+        "in 90 %",
+        "half-width",
+        "worst case",
+        "others",
+    )
     cells = [
         (
             row.suite, row.group, str(row.n), f"{row.gmae:.2f}", f"{row.mape:.2f}", f"{row.median:.2f}",
             f"{row.worst:+.1f}", f"{row.bias:+.1f}", "" if row.covered is None else f"{row.covered:.0f}",
+            "" if row.half_width is None else f"{row.half_width:.1f}",
             row.worst_case, row.reference,
         )
         for row in rows
     ]  # fmt: skip
-    return format_table(header, cells, right=(2, 3, 4, 5, 6, 7, 8))
+    return format_table(header, cells, right=(2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def format_cases(outcomes: Sequence[Outcome]) -> str:

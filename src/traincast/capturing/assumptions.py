@@ -124,7 +124,8 @@ class Assumptions:
         """Which way a decision on a tensor goes; None where nothing is stated."""
         found = self._find_statement("branch")
         if found is None:
-            return None
+            passes_by_false = find_user_line().rpartition(":")[0].endswith(_INPUT_CHECKS)
+            return False if passes_by_false else None
         self._add_note(found[1], f"the decision on a tensor is {found[0].value}")
         return bool(found[0].value)
 
@@ -179,6 +180,8 @@ def _format_list(values: Sequence[int]) -> str:
     return ", ".join(texts) + (", ..." if len(values) > 6 else "") + (" in turn" if len(values) > 1 else "")
 
 
+_INPUT_CHECKS = ("torchrec/sparse/jagged_tensor_validator.py",)
+"""Files of libraries that ask whether inputs are wrong: those of a run that goes well are not."""
 _current: ContextVar[Assumptions] = ContextVar("assumptions")
 
 

@@ -186,6 +186,8 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
         **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0),
     }.items():  # fmt: skip
         patches.set_attribute(torch.accelerator, name, value)
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        patches.set_attribute(torch.cuda.memory, name, lambda *args, **kwargs: None)
     patches.set_attribute(torch, "Generator", Generator)
     patches.set_attribute(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
@@ -207,7 +209,8 @@ def _make_device_functions() -> dict[str, Callable[..., Any]]:
         return lambda *args, **kwargs: value
 
     nothing = ("empty_cache", "init", "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
-               "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_rng_state",
+               "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+               "ipc_collect", "set_rng_state",
                "set_rng_state_all", "set_per_process_memory_fraction")  # fmt: skip
     zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "initial_seed",
             "utilization")  # fmt: skip

@@ -16,6 +16,7 @@ from traincast.capturing import table_batched
 from traincast.capturing.assignment import assign_value, make_one_hot
 from traincast.capturing.assumptions import Assumptions, get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, reject_values
+from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
@@ -112,7 +113,7 @@ class DeviceMode(TorchFunctionMode):
             tensor.cuda: self._move_to_cuda,
             tensor.cpu: lambda t, memory_format=None: self.move_tensor(t, _CPU, memory_format=memory_format),
             tensor.pin_memory: lambda t, device=None: self._pin_memory(t),
-            tensor.is_pinned: lambda t, device=None: self.recorder.book.get_device(t) == "cpu:pinned",
+            tensor.is_pinned: lambda t, device=None: self._is_pinned(t),
             tensor.new: _make_new,
             tensor.type: self._get_or_change_type,
             tensor.data.__set__: self._set_data,
@@ -160,12 +161,25 @@ class DeviceMode(TorchFunctionMode):
         if optimizer is not None:
             with self:
                 return table_batched.run_lookup(func, optimizer, args, kwargs, self._find_known_values)
-        parts = find_composite(func)
+        if makes_managed(func):
+            return self._make_managed(*args, **kwargs)
+        parts = find_composite(func) or find_fbgemm_function(func)
         if parts is not None:
             return parts(*args, **kwargs)
         if is_flex(func):
             return run_flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         return NotImplemented
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        book = self.recorder.book
+        return book.get_device(tensor) == "cpu:pinned" and not book.is_managed(tensor)
+
+    def _make_managed(self, like: torch.Tensor, sizes: list[int], *args: Any, **options: Any) -> torch.Tensor:
+        """Unified memory: it says that it is the GPU's, and lies on the host."""
+        made = torch.empty(sizes, dtype=like.dtype, device=_META)
+        info = self.recorder.book.get_info(made, device="cpu")
+        info.device, info.managed, self.recorder.book.any_managed = "cpu:pinned", True, True
+        return made
 
     def _note_meta_tensor(self, made: torch.Tensor) -> torch.Tensor:
         """Notes that the user has put a tensor on `meta`: it takes no memory unless the step uses it."""
@@ -186,7 +200,8 @@ class DeviceMode(TorchFunctionMode):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return self.recorder.regions.device
         held = getattr(tensor, "_local_tensor", tensor)  # a DTensor is a shard in a wrapper
-        return self.recorder.regions.device if self.recorder.book.get_device(held) == "cuda" else _CPU
+        book = self.recorder.book
+        return self.recorder.regions.device if book.get_device(held) == "cuda" or book.is_managed(held) else _CPU
 
     def resolve_device(self, device: Any) -> torch.device:
         """The device a tensor really goes to when the user says `device`."""
@@ -231,7 +246,8 @@ class DeviceMode(TorchFunctionMode):
             self.uses_cuda = True
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return tensor
-        if self.recorder.book.get_device(tensor).startswith(target):
+        book = self.recorder.book
+        if book.get_device(tensor).startswith(target) or book.is_managed(tensor):
             return tensor.to(device=tensor.device, **options)
         options.pop("copy", None)
         self.recorder.execution.copy_target = target

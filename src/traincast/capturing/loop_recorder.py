@@ -13,6 +13,7 @@ from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
 from traincast.capturing.errors import format_one_line
+from traincast.capturing.eval_pipelines import note_pipeline_steps
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
@@ -35,6 +36,7 @@ class LoopRecorder:
     def __init__(self, recorder: Recorder, devices: DeviceMode, regions: Regions, recording: StepRecording) -> None:
         self.recorder, self.devices, self.regions, self.recording = recorder, devices, regions, recording
         self.without_cuda = False
+        self.mode = "training"
         self._optimizer: int | None = None
         self._calls = 0
         self._inside = 0  # optimizers that run: one may wrap another
@@ -68,6 +70,7 @@ class LoopRecorder:
             self.step = MethodType(step, self)
 
         patches.set_attribute(torch.optim.Optimizer, "__init__", init)
+        note_pipeline_steps(patches, self._note_evaluation)
         patches.callback(self.recording.close)
 
     def note_optimizer_step(self, optimizer: object) -> None:
@@ -79,6 +82,11 @@ class LoopRecorder:
         self._calls += 1
         if self._calls >= _WARM:
             self.regions.run_outside_backward(self._pass_boundary)  # an optimizer may step in hooks of its parameters
+
+    def _note_evaluation(self, pipeline: object) -> None:
+        """A pipeline that evaluates has done a step."""
+        self.mode, self.regions.training = "inference", False
+        self.note_optimizer_step(pipeline)
 
     def _pass_boundary(self) -> None:
         if not self.devices.uses_cuda:

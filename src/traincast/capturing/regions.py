@@ -37,7 +37,7 @@ class Regions:
         self.watch: UpdateWatch | None = None  # of the recorder, which follows updates
         self.devices = 1  # that a script can count
         self.device = torch.device("cuda", 0)  # the one that is pretended
-        self._training = training
+        self.training = training
         self._streams = 0
         self._events = 0
         self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # by id, which another may have later
@@ -66,7 +66,7 @@ class Regions:
             return Phase.INPUT
         if self._stack:
             return Phase.LOSS if any(loss for _, loss in self._stack) else Phase.FORWARD
-        return Phase.LOSS if self._model_done and self._training else Phase.FORWARD
+        return Phase.LOSS if self._model_done and self.training else Phase.FORWARD
 
     @property
     def in_backward(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.distributed import capture_ranks
+from traincast.capturing.eval_pipelines import import_pipelines
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.precision import keep_precision_switches, list_tf32_arithmetic
@@ -104,6 +105,7 @@ def capture_script(
 
     if sized and batch_size is None:
         raise TraincastError(f"the script's arguments have {BATCH_SIZE}; give a batch size as well (`batch_size`)")
+    import_pipelines(path)
 
     def run(batch: int, length: int) -> None:
         told = [a.replace(BATCH_SIZE, str(batch)).replace(SEQ_LEN, str(length)) for a in arguments]
@@ -126,6 +128,7 @@ class _LoopRecording:
         self._loop, self._asked, self._lengths, self._sized = loop, (batch, length), lengths, sized
         self._tf32: list[tuple[str, ...]] = []
         self._first: Program | None = None  # of the first rank
+        self._mode = "training"
 
     def record_workload(
         self, name: str, assume: Assume | None, gpus: int | None = None, ranks: Sequence[int] | None = None
@@ -142,6 +145,7 @@ class _LoopRecording:
             name=name,
             programs=programs,
             ranks=run_by,
+            mode=self._mode,
             tf32=self._tf32[0],
             assumptions=assumed.texts,
             meta=dict(assumed.meta),
@@ -170,7 +174,7 @@ class _LoopRecording:
         report_progress(
             f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
         )
-        program, allowed = _run_loop(self._loop, batch, length, place)
+        program, allowed, self._mode = _run_loop(self._loop, batch, length, place)
         self._tf32.append(allowed)
         self._first = first = self._first or program
         if batch != first.batch_size and program.signatures == first.signatures:
@@ -178,9 +182,9 @@ class _LoopRecording:
         return program
 
 
-def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...]]:
-    """One recorded step, and what its arithmetic may run in TF32; a loop that never mentions `cuda` is run once more,
-    with that as its default device."""
+def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
+    """One recorded step, what its arithmetic may run in TF32, and its mode; a loop that never mentions `cuda` is run
+    once more, with that as its default device."""
     for default_cuda in (False, True):
         with keep_precision_switches():
             with record_loop_step(batch, length, default_cuda=default_cuda, place=place) as watch:
@@ -188,7 +192,7 @@ def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple
             allowed = list_tf32_arithmetic()
         if not watch.without_cuda:
             break
-    return watch.program, allowed
+    return watch.program, allowed, watch.mode
 
 
 class _SizeWithoutEffectError(Exception):

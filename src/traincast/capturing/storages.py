@@ -23,7 +23,8 @@ class StorageInfo:
     """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never).
 
     `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing;
-    `hollow` is one that the user has put on `meta`, which takes no memory in a real run either.
+    `hollow` is one that the user has put on `meta`, which takes no memory in a real run either; `managed` is one of
+    unified memory, which lies on the host and says that it is the GPU's.
     `values` are those of one without data, where they are known; `exchanged` are the collectives that they come from.
     """
 
@@ -35,6 +36,7 @@ class StorageInfo:
     free: int | None = None
     unknown: bool = False
     hollow: bool = False
+    managed: bool = False
     values: torch.UntypedStorage | None = field(default=None, repr=False)
     exchanged: frozenset[ValueCollective] = field(default=frozenset(), repr=False)
     merged_into: int | None = None
@@ -66,6 +68,7 @@ class StorageBook:
     recording: bool = False
     paused: int = 0  # blocks that record nothing
     any_hollow: bool = False
+    any_managed: bool = False
     _serial: int = field(default_factory=lambda: next(_books))
     _created: int = 0
     _tensor_by_form: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -161,6 +164,10 @@ class StorageBook:
         if info is not None:
             return info.device
         return "cuda" if tensor.is_meta else "cpu"
+
+    def is_managed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in unified memory."""
+        return self.any_managed and self.get_info(tensor).managed
 
     def is_hollow(self, tensor: torch.Tensor) -> bool:
         """Whether the user has put the tensor on `meta`."""

@@ -62,7 +62,8 @@ def read_node_table(key: str) -> dict[str, Any]:
 @cache
 def _index_keys_by_name() -> dict[str, str]:
     also = {name: key for key in list_device_keys() for name in _read_sheet(key).get("also_named", ())}
-    return also | {load_device(key).name: key for key in list_device_keys()}
+    names = {load_device(key).name: key for key in list_device_keys()}
+    return also | {name.removeprefix("NVIDIA "): key for name, key in names.items()} | names  # drivers before 2021
 
 
 def _list_keys(folder: Traversable) -> tuple[str, ...]:

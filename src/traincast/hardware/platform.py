@@ -123,6 +123,7 @@ def _check_user_file(name: str, kind: str, content: str) -> Path:
 def _make_node_platform(key: str, table: dict[str, Any], folder: Path | None = None) -> Platform:
     device = _find_device(table, folder)
     assert device is not None
+    device = replace(device, host=str(table.get("host", device.host)))
     topology = make_topology(key, table, device)
     if folder is not None:
         _check_curves(topology)

@@ -12,6 +12,7 @@ Scalar: TypeAlias = "None | bool | int | float | str | tuple[Scalar, ...]"
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float4_e2m1fn_x2": 1,  # a byte per element: tensors of it are short-lived copies, GEMMs count 4 bits and scales
     "int64": 8, "uint64": 8, "uint32": 4, "uint16": 2, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip

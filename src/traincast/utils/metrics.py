@@ -21,7 +21,8 @@ class ErrorRow:
 
     `gmae` is the geometric mean of absolute errors, `bias` the mean signed error, `worst_case` the name of the
     point with the largest error and `worst` that error with its sign. `reference` is what others score, as text,
-    `covered` the percentage of measurements inside the 90 % interval, None where none was given.
+    `covered` the percentage of measurements inside the 90 % interval, and `half_width` the median of half that
+    interval, percent of the prediction; None where none was given.
     """
 
     suite: str
@@ -35,6 +36,7 @@ class ErrorRow:
     bias: float
     reference: str = ""
     covered: float | None = None
+    half_width: float | None = None
 
 
 def compute_error_row(
@@ -45,9 +47,10 @@ def compute_error_row(
     names: Sequence[str] | None = None,
     reference: str = "",
     inside: BoolArray | None = None,
+    half_widths: FloatArray | None = None,
 ) -> ErrorRow:
     """The accuracy of predictions against measurements that took no part in fitting; `inside` says of each whether
-    it is in its 90 % interval."""
+    it is in its 90 % interval, `half_widths` how wide that is (see `compute_half_widths`)."""
     p = np.asarray(predicted, dtype=np.float64)
     m = np.asarray(measured, dtype=np.float64)
     if p.shape != m.shape or p.ndim != 1:
@@ -69,12 +72,18 @@ def compute_error_row(
         bias=100 * float(np.mean(signed)),
         reference=reference,
         covered=None if inside is None else 100 * float(np.mean(inside)),
+        half_width=None if half_widths is None else float(np.median(half_widths)),
     )
 
 
 def compute_mean_error_percent(predicted: FloatArray, measured: FloatArray) -> float:
     """Mean absolute error, percent of what was measured."""
     return 100 * float(np.mean(np.abs(predicted / measured - 1)))
+
+
+def compute_half_widths(sigma: FloatArray) -> FloatArray:
+    """Half the 90 % interval of predictions with this log-sigma, percent of them."""
+    return np.asarray(100 * np.sinh(Z90 * sigma))
 
 
 def is_within_interval(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:

@@ -174,3 +174,19 @@ def test_uneven_all_to_all_counts_its_busiest_rank():
             share_bytes_evenly(wrong)
     with pytest.raises(TraincastError, match="3 ranks were given a node"):
         share_bytes_evenly(even, node=[0, 1, 1])
+
+
+def test_groups_of_a_node_share_its_adapters():
+    """Eight all-reduces at once, one GPU of every node in each: with one adapter eight times as long as with eight."""
+    model, eight = load_shipped_collectives(), replace(load_topology("dgx-h100"), curves="")
+    one = replace(eight, adapters=1)
+    several, single = (model.predict(calls("all_reduce", 1e9, 16, 16), node).seconds[0] for node in (eight, one))
+    assert single == pytest.approx(8 * several, rel=0.02)
+    alone = model.predict(calls("all_reduce", 1e9, 16, 16), replace(one, shared=False)).seconds[0]
+    assert alone == pytest.approx(several, rel=0.02)
+
+
+def test_a_part_filled_node_does_not_make_the_full_one_faster():
+    model, node = load_shipped_collectives(), load_topology("pcie-l40s-no-peer")
+    eight, twelve = (model.predict(calls("all_reduce", 1e9, *place), node).seconds[0] for place in ((8, 1), (12, 2)))
+    assert twelve >= eight

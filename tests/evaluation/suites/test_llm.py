@@ -66,7 +66,7 @@ def test_rows_of_other_sources_follow_their_own_rules() -> None:
     [
         ({"model": "Mamba-3B"}, "no description of model 'Mamba-3B'"),
         ({"device": "TPU v5"}, "no sheet of device 'TPU v5'"),
-        ({"precision": "fp4 (config name)"}, "4-bit arithmetic is not modelled"),
+        ({"precision": "ambiguous: fp8 or fp4"}, "does not say which arithmetic it ran in"),
         ({"tp": ""}, "does not say how the model is laid out"),
     ],
 )

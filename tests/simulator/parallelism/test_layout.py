@@ -7,7 +7,8 @@ import pytest
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.communication import count_group_nodes
-from traincast.simulator.parallelism.layout import Layout, complete_layout
+from traincast.simulator.parallelism.layout import Layout, check_arithmetic_units, complete_layout
+from traincast.simulator.parallelism.predict import predict_parallel
 from traincast.utils.errors import TraincastError
 
 LLAMA, MIXTRAL = load_transformer("llama3-70b"), load_transformer("mixtral-8x7b")
@@ -87,3 +88,11 @@ def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
 def test_what_is_frozen_packed_or_uneven_is_refused_by_its_numbers(layout: Layout, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
         complete_layout(layout, LLAMA)
+
+
+def test_fp8_needs_units_for_it() -> None:
+    check_arithmetic_units("fp8", load_platform("dgx-h100").device)
+    with pytest.raises(TraincastError, match=r"a100-40gb has no fp8 units.* give `dtype` bf16, fp16, or a GPU"):
+        predict_parallel(MIXTRAL, load_platform("dgx-a100"), Layout(gpus=8, precision="fp8"))
+    with pytest.raises(TraincastError, match=r"h100 has no fp4 units.* give `dtype` fp8, bf16, fp16, or a GPU"):
+        predict_parallel(MIXTRAL, load_platform("dgx-h100"), Layout(gpus=8, precision="fp4"))

@@ -35,6 +35,7 @@ LAYOUTS = {
     "distributed optimizer": {"gpus": 16, "sharding": "zero1"},
     "distributed optimizer, exposed": {"gpus": 16, "sharding": "zero1", "overlap_parameters": False},
     "FSDP": {"gpus": 16, "sharding": "zero3", "kernels": "compiled"},
+    "FSDP of stages": {"gpus": 16, "pp": 2, "sharding": "zero3", "kernels": "compiled", "global_batch": 64},
     "FSDP in groups": {"gpus": 16, "sharding": "zero3", "shard_group": 8, "reshard": False},
     "tensor parallel": {"gpus": 8, "tp": 8},
     "tensor parallel, all overlapped": {"gpus": 8, "tp": 8, "overlap_tp": "all"},
@@ -103,6 +104,15 @@ def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) ->
     for family in ("gemm", "attention"):
         assert short.by_family[family] == pytest.approx(whole.by_family[family], rel=0.02)
     assert short.by_op["aten::mm"] == pytest.approx(whole.by_op["aten::mm"], rel=0.02)
+
+
+def test_pipelines_gather_sharded_parameters_once_per_step() -> None:
+    def count_gathers(batch: int) -> list[int]:
+        layout = Layout(gpus=16, pp=2, sharding="zero3", kernels="compiled", global_batch=batch)
+        programs = predict_parallel(SMALL, NODE, layout).workload.programs
+        return [sum(op.signature.name.startswith("c10d::_allgather") for op in p.ops) for p in programs]
+
+    assert count_gathers(16) == count_gathers(32) and min(count_gathers(16)) == 5  # four layers and an end
 
 
 def test_ten_thousand_ranks_cost_what_64_do() -> None:

@@ -89,3 +89,13 @@ def test_several_gpus_and_no_more_is_data_parallel(capsys) -> None:
     assert main([*words, "--overlap", "gradients"]) == 0
     assert main([*words, "--json"]) == 0
     assert traincast.predict("llama3-8b", on="dgx-h100", gpus=8).parallel.layout.dp == 8
+
+
+def test_four_bits_are_faster_than_eight_where_there_are_units() -> None:
+    node = load_platform("hgx-b200")
+    steps = [
+        predict_parallel(load_transformer("llama3-8b"), node, Layout(gpus=8, precision=name))
+        for name in ("bf16", "fp8", "fp4")
+    ]
+    assert steps[0].by_family["gemm"] > steps[1].by_family["gemm"] > steps[2].by_family["gemm"]
+    assert steps[1].by_family["attention"] == pytest.approx(steps[2].by_family["attention"], rel=1e-3)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import traincast
 from tests.simulator.rank_programs import MB, RankProgram, predict, workload
 from traincast.costs.in_step import SHIPPED
 from traincast.hardware import load_platform
@@ -191,3 +192,12 @@ def test_unevenness_only_delays_and_is_the_same_every_time(uneven):
 def test_negative_jitter_is_refused():
     with pytest.raises(TraincastError, match="negative"):
         Unevenness(jitter=-0.1)
+
+
+def test_no_rank_takes_longer_than_the_step():
+    # Given ranks whose unequal tables put them now ahead, now behind, in steps that run into each other
+    result = traincast.predict("dlrm-v2", on="pcie-h100-nvl", gpus=4, batch_size=2048)
+
+    assert len(result.ranks) > 1
+    assert all(rank.iteration <= result.iteration for rank in result.ranks)
+    assert all(rank.compute <= rank.device_active <= rank.iteration for rank in result.ranks)

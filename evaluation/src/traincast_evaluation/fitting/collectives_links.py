@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -142,12 +143,14 @@ def _build_network_features(
     group: Points, kind: str, topology: Topology, model: CollectiveModel, span: float
 ) -> FloatArray:
     """Per point: the node's floor, hops between ranks in units of network latency, and seconds on the busiest link."""
-    curves = model.curve_set(topology.curves)
+    curves, topology = model.curve_set(topology.curves), replace(topology, shared=False)
     out = np.zeros((len(group), 3))
     for place in sorted(set(zip(group.ranks, group.nodes, strict=True))):
         ranks, nodes = int(place[0]), int(place[1])
         rows = (group.ranks == ranks) & (group.nodes == nodes)
-        floor, rate = model.node_limits(kind, "fp16", max(2, -(-ranks // nodes)), topology, curves)
+        floor, rate = model.node_limits(
+            kind, "fp16", max(2, topology.count_ranks_per_node(ranks, nodes)), topology, curves
+        )
         out[rows, 0] = floor
         out[rows, 1] = (ranks - 1) * topology.network_latency
         out[rows, 2] = estimate_network_seconds(kind, group.bytes[rows], ranks, nodes, topology, span=span, rate=rate)

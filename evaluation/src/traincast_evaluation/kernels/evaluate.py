@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from traincast.utils.arrays import BoolArray
-from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
+from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval
 from traincast_evaluation.kernels.fit import AnySamples, Predictor, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Samples
 
@@ -22,7 +22,8 @@ def summarise_samples(
     errors are not."""
     shown, sigma = samples.predicted(predict)
     inside = is_within_interval(shown, samples.seconds, sigma) if calibrated else None
-    return compute_error_row(suite, group, shown, samples.seconds, samples.names(), reference, inside)
+    half_widths = compute_half_widths(sigma) if calibrated else None
+    return compute_error_row(suite, group, shown, samples.seconds, samples.names(), reference, inside, half_widths)
 
 
 def summarise_by_device(

@@ -15,7 +15,7 @@ from traincast.costs.collectives.model import CollectiveModel
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
-from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
+from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval
 from traincast_evaluation.fitting.collectives_data import Points
 
 SUITE = "collectives"
@@ -32,7 +32,8 @@ def predict_sets(model: CollectiveModel, points: Points, node: str) -> Estimate:
 
 
 def predict_points(model: CollectiveModel, points: Points, topology: Topology) -> Estimate:
-    """Predictions on one topology."""
+    """Predictions on one topology, each group of ranks alone on it as a benchmark runs it."""
+    topology = replace(topology, shared=False)
     compute = ["int8" if dtype == "int" else "fp16" for dtype in points.dtype]
     values = np.stack([points.bytes, points.ranks, points.nodes], axis=1)
     kinds = [str(kind) for kind in points.kind]
@@ -67,5 +68,8 @@ def summarise_points(label: str, points: Points, estimate: Estimate, reference: 
     """One row of the table; a model without spreads (sigma 0) has no interval."""
     columns = zip(points.set, points.bytes, points.ranks, points.nodes, points.pair, strict=True)
     names = [f"{name} {size:.0f} B {n:.0f}x{nodes:.0f} {pair}".rstrip() for name, size, n, nodes, pair in columns]
-    inside = is_within_interval(estimate.seconds, points.seconds, estimate.sigma) if estimate.sigma.any() else None
-    return compute_error_row(SUITE, label, estimate.seconds, points.seconds, names, reference, inside)
+    inside = half_widths = None
+    if estimate.sigma.any():
+        inside = is_within_interval(estimate.seconds, points.seconds, estimate.sigma)
+        half_widths = compute_half_widths(estimate.sigma)
+    return compute_error_row(SUITE, label, estimate.seconds, points.seconds, names, reference, inside, half_widths)

@@ -146,6 +146,7 @@ def _summarise_trial_group(suite: str, group: str, outcomes: Sequence[Outcome]) 
         [o.case.measured_ms for o in outcomes],
         [o.case.name for o in outcomes],
         inside=np.array([o.covered for o in outcomes]),
+        half_widths=np.array([o.half_width_percent for o in outcomes]),
     )
     alone = [abs(o.case.others[ISOLATED]) for o in outcomes if ISOLATED in o.case.others]
     spread = float(np.median([o.case.spread_percent or 0.0 for o in outcomes]))

@@ -45,6 +45,7 @@ _FAMILIES = {  # how a model's name begins, in small letters -> the built-in mod
     "llama3.1": "llama3-8b", "llama3": "llama3-8b", "llama2": "llama2-7b", "mpt": "mpt-1b", "gpt-3": "gpt3-175b",
     "gpt:gpt3": "gpt3-175b", "qwen3_235b": "qwen3-235b-a22b", "qwen3_30b": "qwen3-30b-a3b", "t5": "t5-11b",
 }  # fmt: skip
+_VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
 
@@ -187,8 +188,10 @@ def _choose_usual_chunks(row: Row, options: dict[str, Any]) -> int:
 
 def _read_precision(row: Row) -> str:
     text = row["precision"].lower()
+    if text.startswith("ambiguous"):
+        raise TraincastError(f"'{row.file}', row {row.number}: the source does not say which arithmetic it ran in")
     if "fp4" in text:
-        raise TraincastError(f"'{row.file}', row {row.number}: 4-bit arithmetic is not modelled")
+        return "fp4"
     if not text and row["set"].startswith("mlperf"):
         return "fp8"  # as all rows of that benchmark that name one
     return "fp8" if "fp8" in text or "float8" in text else "bf16"
@@ -217,4 +220,7 @@ def make_vtrain_request(row: Row) -> TrainingRequest:
         checkpoint="full", kernels="fused", attention="unfused", dropout=True, reduce_bytes=2, overlap_tp="none",
         overlap_gradients=False, overlap_pp=False,
     )  # fmt: skip
-    return TrainingRequest(model=model, on=read_platform(row), layout=layout)
+    platform = read_platform(row)
+    assert platform.topology is not None
+    network = replace(platform.topology, adapters=_VTRAIN_ADAPTERS, adapter_bandwidth=1e9 * _VTRAIN_ADAPTER_GBS)
+    return TrainingRequest(model=model, on=replace(platform, topology=network), layout=layout)

@@ -16,7 +16,7 @@ OPTIONS = tuple(name for name in list_scenario_fields() if name not in ("workloa
 VARIANT = ("batch_size", "seq_len", "dtype", "mode", "optimizer", "attention", "embedding")
 """Fields that say which step of a model it is, wherever it runs."""
 _METAVARS = {"integer": "N", "number": "X", "text": "TEXT"}
-_NAMED = {"host": "PROFILE", "costs": "FILE", "plan": "FILE", "dense": "FILE", "stage_layers": "N,N...",
+_NAMED = {"host": "CPU", "costs": "FILE", "plan": "FILE", "dense": "FILE", "stage_layers": "N,N...",
           "overlap": "KIND,KIND..."}  # fmt: skip
 
 

@@ -124,14 +124,14 @@ def estimate_network_seconds(
     kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, span: float, rate: float
 ) -> FloatArray:
     """Seconds the bytes need on the busiest link when several nodes take part and links run at full rate."""
-    per_node = -(-ranks // nodes)
+    per_node = topology.count_ranks_per_node(ranks, nodes)
     network = topology.get_network_bandwidth(per_node)
     if runs_on_ring(kind):
         bandwidth = network if per_node == 1 else min(network, span * rate)
         return message * get_bus_factor(kind, ranks) / bandwidth
     if COLLECTIVES[kind].route is Route.PAIR:
-        return message / topology.adapter_bandwidth
-    out = message * per_node * (nodes - 1) / nodes / network
+        return message / topology.get_network_bandwidth(1)
+    out = message * per_node * (ranks - per_node) / ranks / network
     within = message * (per_node - 1) / ranks / rate if per_node > 1 else np.zeros_like(message)
     return np.maximum(out, within)
 

@@ -85,7 +85,7 @@ class CollectiveModel:
             size = message / topology.link_speed
             seconds, sigma, known = self._inside(kind, compute, size, ranks, topology, curves)
             return topology.get_correction(_find_alike(kind)) * seconds, sigma, known
-        per_node = max(2, -(-ranks // nodes))
+        per_node = max(2, topology.count_ranks_per_node(ranks, nodes))
         floor, rate = self.node_limits(kind, compute, per_node, topology, curves)
 
         def by_links(size: FloatArray) -> FloatArray:
@@ -106,7 +106,7 @@ class CollectiveModel:
         self, kind: str, compute: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, curves: CurveSet
     ) -> Answer:
         """Nobody has measured these: they have the floors and the bandwidths of links that NCCL reaches."""
-        per_node = -(-ranks // nodes)
+        per_node = topology.count_ranks_per_node(ranks, nodes)
         _, rate = self.node_limits("all_gather", compute, max(2, per_node), topology, curves)
         places = Places(per_node=per_node, nodes=nodes, rate=rate)
         seconds = estimate_direct_seconds(kind, message, places, self.links, topology)

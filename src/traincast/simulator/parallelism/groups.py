@@ -12,7 +12,7 @@ from traincast.costs.in_step import SHIPPED
 from traincast.models.layers.builder import Communicator
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.communication import LayerGroups
-from traincast.models.transformers.program.style import Shard, Style
+from traincast.models.transformers.program.style import NARROW_TYPES, Shard, Style
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 
 TENSOR, SAMPLE, EXPERT, DATA, SEND_FORWARD, RECEIVE_FORWARD, SEND_BACKWARD, RECEIVE_BACKWARD = range(1, 9)
@@ -119,7 +119,7 @@ def make_style(layout: Layout) -> Style:
         exact_gradients=layout.reduce_bytes == 4,
         wide_gradients=layout.wide_gradients,
         scaling=layout.scaling,
-        quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
+        quantised_weights=layout.precision in NARROW_TYPES and layout.sharding == "zero3",
         frozen=layout.adapter_rank > 0,
         adapter_rank=layout.adapter_rank,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from traincast.hardware.device import Device
 from traincast.models.transformers.description import Transformer
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -18,7 +19,7 @@ PYTORCH = ("eager", "compiled")
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
 SCALINGS = ("tensor", "row", "block", "mx")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1 << 20
 
 
@@ -32,8 +33,9 @@ class Layout:
 
     `sharding` says what data-parallel ranks share: nothing, the optimizer ("zero1": a distributed optimizer), also
     gradients ("zero2"), also parameters ("zero3": FSDP), in groups of `shard_group` ranks (0: all of them; fewer is
-    hybrid sharding). `reshard`: gathered parameters are given back after the forward pass. `reduce_bytes` and
-    `gather_bytes` are the sizes of an element of gradients and of parameters on the wire.
+    hybrid sharding). `reshard`: gathered parameters are given back after the forward pass; pipelines keep them for the
+    whole step (`gathers_once`). `reduce_bytes` and `gather_bytes` are the sizes of an element of gradients and of
+    parameters on the wire.
 
     `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row", a "block" of 128 or ("mx") 32 elements;
     `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
@@ -105,6 +107,12 @@ class Layout:
         return min(self.shard_group or self.dp * self.cp, self.dp * self.cp)
 
     @property
+    def gathers_once(self) -> bool:
+        """Whether sharded parameters are gathered, and gradients reduced, once per step: PyTorch's pipelines do not
+        shard again between micro-batches."""
+        return self.sharding == "zero3" and self.pp > 1
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches of a step on every pipeline."""
         return self.global_batch // (self.dp * self.micro_batch)
@@ -145,6 +153,8 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         layout = replace(layout, gather_bytes=4, reduce_bytes=4)
     if layout.joined is None:
         layout = replace(layout, joined=layout.kernels not in PYTORCH)
+    if layout.gathers_once:
+        layout = replace(layout, reshard=False)
     if layout.vp > 1 and layout.schedule == "1f1b":
         layout = replace(layout, schedule="interleaved")
     _check_model(layout, model)
@@ -157,6 +167,17 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         )
     _check_batch(layout)
     return layout
+
+
+def check_arithmetic_units(precision: str, device: Device) -> None:
+    """Rejects 8- and 4-bit arithmetic on a device without units for it: no program runs there, so it has no time."""
+    having = {"fp8": "h100, b200, mi300x", "fp4": "b200, gb300, mi355x"}.get(precision)
+    if having and precision not in device.peak_flops:
+        known = ", ".join(name for name in ("fp8", "bf16", "fp16") if name in device.peak_flops) or "fp32"
+        raise TraincastError(
+            f"{device.key} has no {precision} units, so nothing runs in {precision} there; give `dtype` {known}, or a "
+            f"GPU that has them ({having})"
+        )
 
 
 def _check_counts(layout: Layout) -> None:

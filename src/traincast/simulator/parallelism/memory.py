@@ -43,7 +43,7 @@ def _count_state_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     inner = max(1, layout.gpus // layout.pp // (layout.ep * layout.etp))
     shares = {
         "parameters": layout.sharding == "zero3",
-        "gradients": layout.sharding in ("zero2", "zero3"),
+        "gradients": layout.sharding in ("zero2", "zero3") and not layout.gathers_once,
         "optimizer": layout.sharding != "none",
     }
     elements = {
@@ -52,7 +52,7 @@ def _count_state_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
         for part in [Share(stage.dense, stage.sparse) if kind == "parameters" else stage.trained]
     }
     if layout.adapter_rank:
-        frozen = (1 if layout.precision == "fp8" else 2) * elements["parameters"]
+        frozen = {"fp8": 1, "fp4": 0.5625}.get(layout.precision, 2) * elements["parameters"]
         return {"parameters": frozen + 2 * stage.trained.dense, "gradients": 4 * elements["gradients"],
                 "optimizer": 12 * elements["optimizer"]}  # fmt: skip
     if layout.precision == "fp32" or layout.sharding == "zero3":

@@ -19,7 +19,7 @@ from traincast.simulator.parallelism.figures import (
     split_exposed_and_bubble,
 )
 from traincast.simulator.parallelism.layer_costs import LayerCosts
-from traincast.simulator.parallelism.layout import Layout, complete_layout
+from traincast.simulator.parallelism.layout import Layout, check_arithmetic_units, complete_layout
 from traincast.simulator.parallelism.memory import compute_stage_memory, find_peak_memory
 from traincast.simulator.parallelism.program import build_parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
@@ -38,6 +38,7 @@ def predict_parallel(
 ) -> Prediction:
     """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected."""
     layout = complete_layout(layout, model)
+    check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     stages = _make_step_model(model, platform, profile, roofline_only).stages(layout)
 
@@ -70,9 +71,9 @@ def predict_parallel(
 
 def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     """Micro-batches to simulate, and after how many of them the step repeats itself: a pipeline is in its steady state
-    once it has filled twice; one stage alone at once."""
+    once it has filled; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
-    fewest = 3 if layout.pp == 1 else 3 * layout.pp if layout.vp > 1 else 2 * layout.pp + 2
+    fewest = 3 if layout.pp == 1 else 2 * layout.pp + (0 if layout.vp > 1 else 2)
     if layout.accumulation <= fewest + period:
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period
@@ -89,6 +90,7 @@ def estimate_seconds(
     """Seconds of a step in closed form, and bytes that the fullest device must hold: for searches over many layouts.
     `predict_parallel` simulates the same step."""
     layout = complete_layout(layout, model)
+    check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     parts, stages = _make_step_model(model, platform, profile, False, in_step).predict(layout)
     return parts.total, find_peak_memory(layout, stages)[1]

@@ -127,7 +127,7 @@ class StageProgram:
             self._write(unit, mark_ops_between(part.piece.program, part.piece.backward, end), part)
             if self.layout.schedule != "zero-bubble":
                 self._reduce(part, turn.chunk, number, last=last)
-        if self.layout.sharding == "zero3":
+        if not self.layout.gathers_once:
             self._gathered.clear()
         self._emit(self.snippets.send(BACKWARD, turn.chunk))
 
@@ -167,7 +167,8 @@ class StageProgram:
         """Gradients of a layer between copies of the model: at once where parameters are sharded too, else with those
         of its bucket after the last micro-batch."""
         if self.layout.sharding == "zero3":
-            self._emit(self.snippets.reduce(part.trained_dense, part.trained_sparse))
+            if last or not self.layout.gathers_once:
+                self._emit(self.snippets.reduce(part.trained_dense, part.trained_sparse))
         elif last:
             self._waiting.append((self._event(chunk, number), part.trained_dense, part.trained_sparse))
             if self.layout.overlap_gradients and self._waiting_elements() >= self._bucket:
@@ -202,7 +203,7 @@ class StageProgram:
         dense, sparse = (
             sum(values) for values in zip(*((p.trained_dense, p.trained_sparse) for p in every), strict=True)
         )
-        if layout.sharding != "zero3" and layout.schedule == "zero-bubble":
+        if layout.schedule == "zero-bubble":
             self._waiting = [(0, dense, sparse)]
         if self._waiting:
             self._reduce_bucket()

@@ -252,7 +252,7 @@ class StageUnits:
         layout, experts = self.layout, self.model.experts
         if layout.ep * layout.etp == 1 or experts is None:
             return None
-        narrow = 0.75 if layout.precision == "fp8" else 1.0  # 8-bit tokens out, 16-bit results back
+        narrow = 0.75 if self.style.narrow else 1.0  # 8-bit tokens out, 16-bit results back
         sent = float(self.shard.rows * self._copies(experts) * self.model.hidden * _HALF)
         out, sigma = self.exchanges.experts("all_to_all", sent)
         total = 2 * narrow * out

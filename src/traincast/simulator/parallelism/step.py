@@ -144,7 +144,7 @@ class _Composer:
 
     def _stage(self, stage: Stage) -> tuple[float, float, float]:
         """Seconds of a micro-batch forward and backward, and those among them that gathering parameters costs."""
-        if self.layout.sharding == "zero3":
+        if self.layout.sharding == "zero3" and not self.layout.gathers_once:
             forward, backward, shown = self._fully_sharded(stage)
         else:
             forward = sum(unit.forward.device for unit in stage.units)
@@ -210,7 +210,7 @@ class _Composer:
     def _between_copies(self, stage: Stage, forward: float, backward: float) -> tuple[float, float]:
         """Seconds that gradients (and updated parameters) show between copies of the model, and their spread."""
         layout = self.layout
-        if layout.sharding == "zero3":
+        if layout.sharding == "zero3" and not layout.gathers_once:
             return 0.0, 0.0
         dense, sparse = stage.trained.dense, stage.trained.sparse
         kind = "all_reduce" if layout.sharding == "none" else "reduce_scatter"

@@ -62,17 +62,19 @@ class _Totals:
     """Totals of all ranks of a rank group."""
 
     def __init__(self, simulated: StepSimulation, number: int, simulation: GroupSimulation) -> None:
-        self.seconds = simulation.latest() - simulated.previous[number]
+        # ranks that run ahead of others in one step and behind in the next have the period of all
+        self.seconds = np.minimum(simulation.latest() - simulated.previous[number], simulated.seconds)
         self.host = simulation.group.host_seconds.sum(axis=1)
         exchanges = np.zeros(len(simulation.blocks.launch_order), dtype=np.bool_)
         exchanges[[simulation.blocks.blocks[block].first for block in simulation.blocks.meetings.values()]] = True
         met = exchanges.copy()
         exchanges[simulation.group.transfer_launches(simulation.blocks)] = True
-        self.active = compute_union_seconds(simulation.starts.T, simulation.ends.T)
+        self.active = np.minimum(compute_union_seconds(simulation.starts.T, simulation.ends.T), self.seconds)
         self.compute = self.active
         self.waiting: FloatArray = np.zeros(simulation.group.size)
         if exchanges.any():
-            self.compute = compute_union_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
+            computing = compute_union_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
+            self.compute = np.minimum(computing, self.active)
             m = simulated.meetings
             mine = m.group == number
             exchanging = np.bincount(

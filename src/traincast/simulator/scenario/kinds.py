@@ -122,7 +122,9 @@ def _find_described_kind(path: Path) -> str:
 def is_laid_out(scenario: Scenario) -> bool:
     """Whether fields say how a Transformer is laid out over GPUs."""
     named = any(getattr(scenario, name) not in (None, False) for name in _LAID_OUT)
-    return named or (scenario.gpus or 1) > 1 or scenario.dtype == "fp8" or scenario.kernels in ("fused", "graph")
+    return (
+        named or (scenario.gpus or 1) > 1 or scenario.dtype in ("fp8", "fp4") or scenario.kernels in ("fused", "graph")
+    )
 
 
 def choose_step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:  # as text, which is all that command lines, files and servers have
     Source = On = Host = Costs = PlanText = str
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Mode = Literal["training", "inference"]
 Optimizer = Literal["none", "sgd", "adagrad", "adam"]
 Attention = Literal["eager", "sdpa"]
@@ -290,7 +290,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         | None
     ) = None
 
-    host: Annotated[Host, _make_field_meta("host", "a host profile", default="the platform's")] | None = None
+    host: (
+        Annotated[
+            Host, _make_field_meta("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")
+        ]
+        | None
+    ) = None
     skew_ms: (
         Annotated[
             float,

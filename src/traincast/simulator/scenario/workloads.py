@@ -99,7 +99,7 @@ def check_captured_choices(name: str, mode: str, scenario: Scenario) -> None:
         )
     if scenario.optimizer not in (None, "none"):
         raise TraincastError(f"{name} holds its own optimizer; only `optimizer='none'` can change it")
-    if scenario.dtype in ("fp16", "bf16", "fp8"):
+    if scenario.dtype in ("fp16", "bf16", "fp8", "fp4"):
         raise TraincastError(
             f"{name} keeps the types it was captured with; capture it under autocast for {scenario.dtype}, or ask "
             f"`whatif` with `dtype={scenario.dtype}`"
@@ -117,10 +117,10 @@ def _load_named(name: str, kind: str, scenario: Scenario) -> Workload:
         return _load_captured(load_workload(Path(name)), Path(name).name, scenario)
     mode = scenario.mode or "training"
     precision = str(scenario.dtype)
-    if precision == "fp8":
+    if precision in ("fp8", "fp4"):
         raise TraincastError(
-            f"`dtype=fp8` needs modules that scale their operands, which {name} does not have; it is for described "
-            "Transformers: give bf16"
+            f"`dtype={precision}` needs modules that scale their operands, which {name} does not have; it is for "
+            "described Transformers: give bf16"
         )
     if name.endswith((".yaml", ".yml")):
         from traincast.simulator.scenario.dlrm_file import load_dlrm_yaml

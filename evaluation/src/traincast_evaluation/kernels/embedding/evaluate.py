@@ -12,7 +12,7 @@ from traincast.costs.kernels.embedding.model import EmbeddingModel
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
-from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
+from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval
 from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judge_spreads
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import read_embedding
@@ -37,8 +37,9 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
         judged = not np.isnan(sigma[chosen]).any()
         inside = is_within_interval(seconds[chosen], samples.seconds[chosen], sigma[chosen]) if judged else None
         return compute_error_row(
-            suite, group, seconds[chosen], samples.seconds[chosen], samples.name[chosen].tolist(), inside=inside
-        )
+            suite, group, seconds[chosen], samples.seconds[chosen], samples.name[chosen].tolist(), inside=inside,
+            half_widths=compute_half_widths(sigma[chosen]) if judged else None,
+        )  # fmt: skip
 
     new = samples.held_out & ~np.isin(samples.shape.astype(str), samples.shape[fitted].astype(str))
     table = [
@@ -62,15 +63,19 @@ def _whole_rows(lookups: Sequence[WholeLookup], model: EmbeddingModel) -> list[E
     held = np.array([lookup.held_out for lookup in lookups])
     group, name = (np.array([getattr(lookup, field) for lookup in lookups]) for field in ("group", "name"))
     measured = np.array([lookup.seconds for lookup in lookups])
-    inside = np.zeros(len(lookups), dtype=np.bool_)
+    inside, sigmas = np.zeros(len(lookups), dtype=np.bool_), np.zeros(len(lookups))
     for row in np.flatnonzero(held):
         others = held & (linked == linked[row]) & (name != name[row])
-        sigma = np.array([compute_spread_90(seconds[others], measured[others])])
-        inside[row] = is_within_interval(seconds[[row]], measured[[row]], sigma)[0]
+        sigmas[row] = compute_spread_90(seconds[others], measured[others])
+        inside[row] = is_within_interval(seconds[[row]], measured[[row]], sigmas[[row]])[0]
 
     def row_of(suite: str, words: str, chosen: BoolArray) -> ErrorRow:
-        judged = inside[chosen] if suite == HELD_BACK else None
-        return compute_error_row(suite, words, seconds[chosen], measured[chosen], name[chosen].tolist(), inside=judged)
+        judged = suite == HELD_BACK
+        return compute_error_row(
+            suite, words, seconds[chosen], measured[chosen], name[chosen].tolist(),
+            inside=inside[chosen] if judged else None,
+            half_widths=compute_half_widths(sigmas[chosen]) if judged else None,
+        )  # fmt: skip
 
     table = [
         row_of(HELD_BACK, words, held & chosen)

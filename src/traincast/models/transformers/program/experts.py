@@ -56,7 +56,7 @@ def _send_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
     if groups.ep is None:
         return x
     # 8-bit tokens out, 16-bit results back
-    elements = (1 if graph.style.precision == "fp8" else 2, 2)
+    elements = (1 if graph.style.narrow else 2, 2)
     ways = [("all_to_all", rows * groups.dispatched * x.shape[1] * element) for element in elements]
     if groups.overlap_ep:
         # they run beside kernels of another micro-batch: here, both beside those of the experts, which take as long
@@ -150,7 +150,7 @@ def _reorder_rows(graph: Graph, x: Ref) -> Ref:
 def _write_grouped_gemm(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     """Each group of rows times the matrix of its expert: one grouped product, and two backward."""
     (total, fan_in), builder = x.shape, graph.builder
-    rows, grouped = total // groups, graph.variant(GROUPED_NARROW if graph.style.precision == "fp8" else GROUPED)
+    rows, grouped = total // groups, graph.variant(GROUPED_NARROW if graph.style.narrow else GROUPED)
     weight = graph.weight(groups, fan_in, fan_out)
     graph.scope("aten::_grouped_mm")
     result = graph.new(total, fan_out)

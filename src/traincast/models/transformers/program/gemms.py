@@ -8,10 +8,6 @@ from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.communication import Region
 from traincast.models.transformers.program.graph import Gradients, Graph
 
-_NARROW = "float8_e4m3fn"
-_BLOCKS = ("block", "mx")
-"""Scalings whose 8-bit copies serve one direction of contraction only."""
-
 
 def write_linear(
     graph: Graph, x: Ref, fan_out: int, *, bias: bool = False, weight: Ref | None = None, narrow: bool = True,
@@ -29,7 +25,7 @@ def write_linear(
     if added is None:
         _write_gemm(graph, x, turned, result, narrow=narrow)
     else:
-        left, right = (_cast_to_fp8(graph, ref) if narrow else ref for ref in (x, turned))
+        left, right = (_cast_to_narrow(graph, ref) if narrow else ref for ref in (x, turned))
         scalars = [("beta", 1), ("alpha", 1), *_choose_gemm_variant(graph, narrow=narrow)]
         graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
     kept, region = x, graph.regions.get(x.tensor)
@@ -103,7 +99,7 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
     (fan_out, fan_in), rows = weight.shape, grad.shape[0]
     flipped = graph.builder.add_view(grad, (fan_out, rows), (1, fan_out))
     update = graph.new(fan_out, fan_in)
-    if narrow and graph.style.precision == "fp8" and graph.style.scaling in _BLOCKS:
+    if narrow and graph.style.scales_blocks:
         for operand in (grad, x):
             _cast_along_tokens(graph, operand)
     _write_gemm(graph, flipped, x, update, narrow=narrow)
@@ -115,9 +111,9 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
 
 
 def _write_gemm(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
-    """A GEMM in the style's arithmetic (`narrow`) or that of activations; the 8-bit one includes making 8-bit
-    copies of its left operand."""
-    first, second = (_cast_to_fp8(graph, ref) if narrow else ref for ref in (left, right))
+    """A GEMM in the style's arithmetic (`narrow`) or that of activations; a scaled one includes making the scaled
+    copy of its left operand."""
+    first, second = (_cast_to_narrow(graph, ref) if narrow else ref for ref in (left, right))
     graph.op("aten::mm", [("self", first), ("mat2", second)], [result], _choose_gemm_variant(graph, narrow=narrow))
 
 
@@ -128,16 +124,16 @@ def _choose_gemm_variant(graph: Graph, *, narrow: bool) -> Scalars:
     return graph.variant(ROWWISE if by_row else "", TUNED if style.tuned else "")
 
 
-def _cast_to_fp8(graph: Graph, ref: Ref) -> Ref:
-    """An operand as the product reads it: in eight bits where those are asked for."""
-    if graph.style.precision != "fp8":
+def _cast_to_narrow(graph: Graph, ref: Ref) -> Ref:
+    """An operand as the product reads it: in eight or four bits where those are asked for."""
+    if not graph.style.narrow:
         return ref
     spec = ref.spec
-    return graph.builder.add_reinterpreted_view(ref, spec.shape, spec.stride, _NARROW)
+    return graph.builder.add_reinterpreted_view(ref, spec.shape, spec.stride, graph.style.narrow)
 
 
 def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
-    """The copy of a weight that the product reads: of an fp32 one where autocast makes it, or an 8-bit one, made once a
+    """The copy of a weight that the product reads: of an fp32 one where autocast makes it, or a scaled one, made once a
     micro-batch where it is not kept: its largest value, then a cast."""
     if graph.style.autocast:
         rounded = graph.new(*weight.shape)
@@ -145,18 +141,18 @@ def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
             "aten::_to_copy", [("self", _view_as_16_bit(graph, weight))], [rounded], [("dtype", graph.style.element)]
         )
         graph.drop(rounded)
-    if graph.style.precision != "fp8" or not narrow or not graph.style.quantised_weights:
+    if not graph.style.narrow or not narrow or not graph.style.quantised_weights:
         return
     largest = graph.new(1, dtype="float32")
     graph.op("aten::amax", [("self", weight)], [largest])
-    eight_bits = graph.new(*weight.shape, dtype=_NARROW)
-    graph.fused([weight, largest], [eight_bits])
-    graph.drop(largest, eight_bits)
+    scaled = graph.new(*weight.shape, dtype=graph.style.narrow)
+    graph.fused([weight, largest], [scaled])
+    graph.drop(largest, scaled)
 
 
 def _cast_along_tokens(graph: Graph, operand: Ref) -> None:
-    """An 8-bit copy whose scales run along tokens, for the product that contracts over them."""
-    copied = graph.new(*operand.shape, dtype=_NARROW)
+    """A copy whose scales run along tokens, for the product that contracts over them."""
+    copied = graph.new(*operand.shape, dtype=graph.style.narrow)
     graph.fused([operand], [copied])
     graph.drop(copied)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ELEMENT_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+ELEMENT_TYPES = {
+    "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16", "fp4": "bfloat16",
+}  # fmt: skip
 """The type of activations, by the arithmetic of GEMMs."""
+NARROW_TYPES = {"fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2"}
+"""The type of operands that are scaled copies of activations and weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +28,8 @@ class Style:
     weights are 16-bit GEMMs. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
     `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts
-    over tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` alongside
-    those of attention do.
+    over tokens is cast once more; 4-bit operands (NVFP4, MXFP4) always have blocks. `frozen`: weights get no gradient;
+    low-rank adapters of rank `adapter_rank` alongside those of attention do.
     """
 
     precision: str = "bf16"
@@ -46,6 +50,16 @@ class Style:
     tuned: bool = False
     frozen: bool = False
     adapter_rank: int = 0
+
+    @property
+    def narrow(self) -> str:
+        """Type of the scaled copies that GEMMs read ("": they read activations and weights themselves)."""
+        return NARROW_TYPES.get(self.precision, "")
+
+    @property
+    def scales_blocks(self) -> bool:
+        """Whether scaled copies serve one direction of contraction only."""
+        return self.precision == "fp4" or (self.precision == "fp8" and self.scaling in ("block", "mx"))
 
     @property
     def element(self) -> str:

@@ -15,20 +15,22 @@ from traincast.utils.errors import TraincastError
 _HALF = {"amp": "float16", "fp16": "float16", "bf16": "bfloat16"}
 _WEIGHTS = {"fp16-weights": "float16", "bf16-weights": "bfloat16"}
 DTYPES, OPTIMIZERS = get_args(Dtype), get_args(Optimizer)
-_ALL = (*(name for name in DTYPES if name != "fp8"), "amp", *_WEIGHTS, "fp8")
+_SCALED = ("fp8", "fp4")
+_ALL = (*(name for name in DTYPES if name not in _SCALED), "amp", *_WEIGHTS, *_SCALED)
 _RISKS = {
     "fp32": "", "tf32": "accuracy: GEMMs of 10 bits", "bf16": "accuracy: numbers of 7 bits",
     **dict.fromkeys(("fp16", "amp"), "accuracy: numbers of 10 bits, the loss must be scaled"),
     **dict.fromkeys(_WEIGHTS, "accuracy: weights and optimizer in 16 bits"),
     "fp8": "accuracy: GEMMs of 2 or 3 bits, operands must be scaled",
+    "fp4": "accuracy: GEMMs of 1 bit, blocks of operands must be scaled",
 }  # fmt: skip
 """Of each type, by the bits of its fraction."""
 
 
 @register_edit(
     "dtype",
-    "arithmetic: TF32, autocast to 16 bits (amp: fp16, PyTorch's default), weights in 16 bits, fp8 of "
-    "described Transformers",
+    "arithmetic: TF32, autocast to 16 bits (amp: fp16, PyTorch's default), weights in 16 bits, fp8 and "
+    "fp4 of described Transformers",
     takes="|".join(_ALL),
     risk="accuracy: fewer bits; fp16 needs loss scaling",
     risks=_RISKS,
@@ -37,13 +39,13 @@ _RISKS = {
 def change_dtype(resolved: Resolved, value: Value) -> Resolved:
     """Another arithmetic."""
     choice = value.choice(_ALL)
-    if resolved.kind == "parallel" or (choice == "fp8" and resolved.source == "transformer"):
+    if resolved.kind == "parallel" or (choice in _SCALED and resolved.source == "transformer"):
         if choice in _WEIGHTS or choice == "amp":
             raise TraincastError(f"Transformers laid out over GPUs have {', '.join(DTYPES)}, not {choice}")
         return resolved.changed(dtype=choice)
-    if choice == "fp8":
+    if choice in _SCALED:
         raise TraincastError(
-            "fp8 needs modules that scale their operands, which a step of ops does not have; it is predicted for "
+            f"{choice} needs modules that scale their operands, which a step of ops does not have; it is predicted for "
             "described Transformers: give bf16 here"
         )
     from traincast.transforms.retyping.edit import with_autocast, with_weights  # only this edit needs them
