@@ -103,7 +103,9 @@ def record_loop_step(
     regions = Regions(training=True)
     recorder = Recorder(regions)
     devices = DeviceMode(recorder, default_cuda=default_cuda)
-    recording = StepRecording(recorder, regions, batch, length, rank=place.rank if place else 0, alone=place is None)
+    recording = StepRecording(
+        recorder, regions, batch, length, rank=place.rank if place else 0, alone=place is None, of_loop=True
+    )
     watch = LoopRecorder(recorder, devices, regions, recording)
     with Patches() as patches:
         if place is not None:

@@ -39,11 +39,12 @@ class StepRecording:
     """
 
     def __init__(
-        self, recorder: Recorder, regions: Regions, batch: int, length: int, *, rank: int = 0, alone: bool = True
-    ) -> None:
+        self, recorder: Recorder, regions: Regions, batch: int, length: int, *, rank: int = 0, alone: bool = True,
+        of_loop: bool = False,
+    ) -> None:  # fmt: skip
         self.program: Program | None = None
         self._recorder, self._regions, self._sizes = recorder, regions, (batch, length)
-        self._rank, self._alone = rank, alone
+        self._rank, self._alone, self._of_loop = rank, alone, of_loop
         self._choice: Choice | None = get_assumptions().steps.get(rank)
         self._first = self._choice is None
         self._open = ExitStack()
@@ -202,7 +203,7 @@ class StepRecording:
         updates = len(self._kept)
         batch, share, text = compare_batch(self._kept[0], self._sizes[0])
         stated.batch = stated.batch or batch
-        if text:
+        if text and (self._of_loop or share != 1):
             stated.note_once(text)
         if updates > 1:
             stated.meta[UPDATES] = str(updates)
