@@ -14,12 +14,18 @@ from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
 from traincast.capturing.assignment import assign_value, make_one_hot
-from traincast.capturing.assumptions import Assumptions, get_assumptions
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, reject_values
 from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
+from traincast.capturing.stated_arrays import (
+    is_list_of_tensors,
+    make_stated_array,
+    make_zero_array,
+    nest_numbers,
+)
 from traincast.capturing.unknown import UnknownFloat, UnknownInt, reject_unknown
 
 _CPU = torch.device("cpu")
@@ -64,33 +70,6 @@ _TYPE_NAMES = {dtype: name for name, dtype in OLD_TYPES.items()}
 
 def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
-
-
-def _nest_numbers(numbers: list[int], shape: list[int]) -> Any:
-    """Numbers as `tolist` gives them: lists in lists, or one number."""
-    if not shape:
-        return numbers[0]
-    if len(shape) == 1:
-        return numbers
-    step = len(numbers) // max(1, shape[0])
-    return [_nest_numbers(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
-
-
-def _make_stated_array(stated: Assumptions, tensor: torch.Tensor) -> Any:
-    """An array of the stated numbers, taken in turn, or of the one that is stated; None where nothing is."""
-    numbers = stated.find_numbers(tensor.numel())
-    one = stated.find_number() if numbers is None else None
-    if numbers is None and one is None:
-        return None
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        listed = numbers if numbers is not None else [one] * tensor.numel()
-        return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
-
-
-def _make_zero_array(tensor: torch.Tensor) -> Any:
-    """An array of the tensor's form; PyTorch has none of bfloat16."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
 
 
 class DeviceMode(TorchFunctionMode):
@@ -347,9 +326,9 @@ class DeviceMode(TorchFunctionMode):
         stated = get_assumptions()
         if ask is torch.Tensor.tolist:
             numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
-            value = None if numbers is None else _nest_numbers(numbers, list(tensor.shape))
+            value = None if numbers is None else nest_numbers(numbers, list(tensor.shape))
         elif ask is torch.Tensor.numpy:
-            value = _make_stated_array(stated, tensor)
+            value = make_stated_array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
             value = stated.find_decision()
             value = stated.decide_unstated() if value is None else value
@@ -357,7 +336,7 @@ class DeviceMode(TorchFunctionMode):
             value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
         if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
             stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
-            value = _make_zero_array(tensor) if ask is torch.Tensor.numpy else _make_zero_array(tensor).tolist()
+            value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
         if value is None and not stated.in_step and ask is torch.Tensor.__int__:
             return UnknownInt().__index__()
         if value is None:
@@ -395,7 +374,7 @@ class DeviceMode(TorchFunctionMode):
             default = None if isinstance(data, torch.Tensor) else _device.CURRENT_DEVICE
             if default is not None:
                 kwargs["device"] = _CPU  # a default device would lose the data
-            made = self._stack_scalars(data, kwargs) if _is_list_of_tensors(data) else original(data, *args, **kwargs)
+            made = self._stack_scalars(data, kwargs) if is_list_of_tensors(data) else original(data, *args, **kwargs)
             device = default if device is None else device
             if device is not None:
                 made = self.move_tensor(made, self.resolve_device(device))
@@ -414,8 +393,3 @@ class DeviceMode(TorchFunctionMode):
         made = torch.zeros(len(data), dtype=dtype)
         self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
         return made
-
-
-def _is_list_of_tensors(data: Any) -> bool:
-    """Whether data is a list of numbers some of which are tensors without values."""
-    return isinstance(data, list | tuple) and any(isinstance(item, torch.Tensor) and item.is_meta for item in data)
