@@ -126,7 +126,7 @@ def test_ops_of_every_stage_of_a_layout_are_edited():
     # given a Transformer over stages
     asked = {"on": "dgx-h100", "gpus": 8, "tp": 2, "pp": 2, "seq_len": 2048}
 
-    # when its GEMMs run twice as fast, then they take about half as long (some run beside collectives), and memory stays
+    # when its GEMMs run twice as fast, then they take about half as long (beside collectives more), in equal memory
     faster = traincast.whatif("mpt-1b", edits=["speed:aten::mm=2"], **asked)
     assert faster.after.by_family["gemm"] == pytest.approx(faster.before.by_family["gemm"] / 2, rel=0.05)
     assert faster.after.needed_bytes == faster.before.needed_bytes
