@@ -13,7 +13,7 @@ from traincast.utils.display.text import format_interval, format_milliseconds, f
 _MOST_TABLES = 40
 _MOST_RANKS = 16
 _LONGEST = 400  # characters of a command that is printed
-_WRITE = "to predict this plan: write it with --out PLAN.json, then traincast predict TABLES --plan PLAN.json ..."
+_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as `plan`"
 
 
 def format_sharding(result: ShardingResult) -> str:
