@@ -98,7 +98,7 @@ def check(
 def capture(
     function: str | Callable[..., Any],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seq_len: int | None = None,
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,

@@ -35,7 +35,7 @@ _USERS = {
     "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
-_GPU = ("clock_mhz", "host", "roofline_only")
+_GPU = ("clock_mhz", "power_limit_w", "host", "roofline_only")
 _OPS = (
     "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
     "costs",

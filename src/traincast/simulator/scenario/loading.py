@@ -76,7 +76,7 @@ class Loader:
 
 def count_batches(workload: Workload) -> int:
     """Batches that a step wants: several where gradients of several are accumulated."""
-    return workload.samples // workload.batch_size
+    return max(1, workload.samples // workload.batch_size)
 
 
 def make_inputs_pageable(workload: Workload) -> Workload:
