@@ -30,7 +30,7 @@ def test_one_table_is_one_frame(result):
     pytest.importorskip("polars")
     assert result.to_polars().columns == ["family", "ms"]
     assert result.to_polars("ops")["ms"].sum() == pytest.approx(1e3 * sum(result.by_op.values()))
-    with pytest.raises(TraincastError, match="unknown table 'opps'. Did you mean ops"):
+    with pytest.raises(TraincastError, match=r"unknown table 'opps'\. Did you mean ops"):
         result.to_polars("opps")
 
 
