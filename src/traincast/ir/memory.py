@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -81,6 +81,13 @@ class MemoryEvents:
         sums = np.zeros(len(self.labels), dtype=np.int64)
         np.add.at(sums, self.label[alive], self.blocks[alive])
         return {self.labels[i]: int(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i]}
+
+    def scale_activations(self, change: int) -> MemoryEvents:
+        """The step with activations that take so many bytes more at the peak (or fewer: below 0)."""
+        held = self.sum_by_category(self.peak_tick).get("activation", 0)
+        factor = max(0.0, 1.0 + change / held) if held else 1.0
+        scaled = np.where(self.category == StorageKind.ACTIVATION, (self.nbytes * factor).astype(np.int64), self.nbytes)
+        return replace(self, nbytes=np.maximum(scaled, 1))
 
     def sample_categories(self, points: int) -> tuple[IntArray, IntArray]:
         """Ticks (about `points` of them, the peak among them) and the bytes alive after each by category,

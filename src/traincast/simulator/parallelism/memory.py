@@ -365,7 +365,7 @@ def list_stage_events(
     """The blocks of one rank of every stage in a step with this many micro-batches."""
     parts = make_parts(model, layout, Groups(layout).in_layers(model, gpus_per_node))
     rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
-    message = float(rows * model.hidden * (4 if layout.precision in ("fp32", "tf32") else 2))
+    message = float(rows * model.hidden * (4 if layout.wide else 2))
     events = []
     for stage, turns in enumerate(order_turns(layout, stages, micro_batches)):
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]

@@ -151,7 +151,7 @@ class StageUnits:
 
     def _message(self) -> float:
         """Bytes of all tokens of a micro-batch in the residual stream."""
-        return float(self.shard.tokens * self.model.hidden * (4 if self.layout.precision == "fp32" else _HALF))
+        return float(self.shard.tokens * self.model.hidden * (4 if self.layout.wide else _HALF))
 
     def _after_tables(self) -> Price:
         """The collective that joins the parts of the token embedding."""

@@ -32,7 +32,7 @@ def count_state_bytes(
     `sparse` ones of experts, and those of them that are trained. `looked_up`: they are a table, which is never
     quantised."""
     inner = max(1, layout.gpus // layout.pp // (layout.ep * layout.etp))
-    sharding, exact = layout.sharding, layout.precision in ("fp32", "tf32")
+    sharding, exact = layout.sharding, layout.wide
 
     def share(first: float, second: float, *, shared: bool) -> float:
         return first / layout.sharing + second / inner if shared else first + second
