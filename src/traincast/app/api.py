@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.app.decisions import advise as advise
+from traincast.app.decisions import compare as compare
 from traincast.app.decisions import list_edits as list_edits
 from traincast.app.decisions import plan as plan
 from traincast.app.decisions import sensitivity as sensitivity

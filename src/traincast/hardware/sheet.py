@@ -83,7 +83,7 @@ def make_device(key: str, table: dict[str, Any]) -> Device:
         peak_flops={name: 1e12 * _read_peak(key, peaks, name) for name in peaks},
         l2_bytes=1e6 * _read_number(key, table, "l2_mb"),
         smem_per_sm_bytes=1e3 * _read_number(key, table, "smem_kb_per_sm"),
-        nvlink_bandwidth=1e9 * _read_number(key, table, "nvlink_gbs"),
+        nvlink_bandwidth=1e9 * _read_number(key, table, "nvlink_gbs", default=0.0),
         pcie_gen=int(_read_number(key, table, "pcie_gen", integer=True)),
         source=str(table.get("source", "user")),
         host=str(table.get("host", _DEFAULT_HOST)),

@@ -15,9 +15,9 @@ from traincast.costs.in_step import SHIPPED
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer, make_transformer
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_parallel
+from traincast.simulator.prediction.verdict import split_step
 
 SMALL = make_transformer(
     "small", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq_len": 2048}
