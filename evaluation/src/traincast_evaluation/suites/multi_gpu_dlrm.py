@@ -81,7 +81,7 @@ def _make_dle_case(row: Row) -> Case:
     name += "-2021" if pytorch and date < _AUTOCAST_SINCE and f"{name}-2021" in published_programs() else ""
     platform = _load_dlrm_platform(_NODES.get(row["system"], ""), row["device"], gpus)
     return Case(
-        name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
+        name=f"{row.label('system')} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],
         question=Scenario(
             workload=_build_dlrm_workload(name, gpus, batch, dtype, platform.gpus_per_node),
