@@ -14,13 +14,19 @@ from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
 from traincast.capturing.assignment import assign_value, make_one_hot
-from traincast.capturing.assumptions import Assumptions, get_assumptions
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, reject_values
 from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.unknown import UnknownInt, reject_unknown
+from traincast.capturing.stated_arrays import (
+    is_list_of_tensors,
+    make_stated_array,
+    make_zero_array,
+    nest_numbers,
+)
+from traincast.capturing.unknown import UnknownFloat, UnknownInt, reject_unknown
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -66,33 +72,6 @@ def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
 
 
-def _nest_numbers(numbers: list[int], shape: list[int]) -> Any:
-    """Numbers as `tolist` gives them: lists in lists, or one number."""
-    if not shape:
-        return numbers[0]
-    if len(shape) == 1:
-        return numbers
-    step = len(numbers) // max(1, shape[0])
-    return [_nest_numbers(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
-
-
-def _make_stated_array(stated: Assumptions, tensor: torch.Tensor) -> Any:
-    """An array of the stated numbers, taken in turn, or of the one that is stated; None where nothing is."""
-    numbers = stated.find_numbers(tensor.numel())
-    one = stated.find_number() if numbers is None else None
-    if numbers is None and one is None:
-        return None
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        listed = numbers if numbers is not None else [one] * tensor.numel()
-        return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
-
-
-def _make_zero_array(tensor: torch.Tensor) -> Any:
-    """An array of the tensor's form; PyTorch has none of bfloat16."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
-
-
 class DeviceMode(TorchFunctionMode):
     """Moves `cuda` to meta tensors. With `default_cuda`, tensors without a device go there too."""
 
@@ -119,6 +98,7 @@ class DeviceMode(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.__setitem__: assign_value,
             torch.nn.functional.one_hot: self._make_one_hot,
+            tensor.__array__: self._make_array,
             tensor.__format__: self._format_tensor,
             tensor.__repr__: self._represent_tensor,
             torch.tensor: self._wrap_constructor(torch.tensor),
@@ -296,6 +276,11 @@ class DeviceMode(TorchFunctionMode):
         with torch._C._DisableTorchDispatch():
             return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
 
+    def _make_array(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """What numpy makes of a tensor that it is given."""
+        array = self._read_values(torch.Tensor.numpy, tensor.detach())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
         """Numbers of a tensor as far as they are known, without asking the device."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -321,7 +306,14 @@ class DeviceMode(TorchFunctionMode):
             number = ask(tensor)
         finally:
             execution.number_asked = False
-        if type(number) is not int or not self.recorder.book.is_without_values(tensor):
+        if not self.recorder.book.is_without_values(tensor):
+            return number
+        if type(number) is float:
+            if ask is torch.Tensor.__float__:
+                get_assumptions().note_assumption("a fraction read from a tensor is taken to be 0.0")
+                return number
+            return UnknownFloat()
+        if type(number) is not int:
             return number
         stated = get_assumptions().find_number()
         if stated is not None:
@@ -334,16 +326,19 @@ class DeviceMode(TorchFunctionMode):
         stated = get_assumptions()
         if ask is torch.Tensor.tolist:
             numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
-            value = None if numbers is None else _nest_numbers(numbers, list(tensor.shape))
+            value = None if numbers is None else nest_numbers(numbers, list(tensor.shape))
         elif ask is torch.Tensor.numpy:
-            value = _make_stated_array(stated, tensor)
+            value = make_stated_array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
             value = stated.find_decision()
+            value = stated.decide_unstated() if value is None else value
         else:
             value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
         if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
             stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
-            value = _make_zero_array(tensor) if ask is torch.Tensor.numpy else _make_zero_array(tensor).tolist()
+            value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
+        if value is None and not stated.in_step and ask is torch.Tensor.__int__:
+            return UnknownInt().__index__()
         if value is None:
             raise reject_values(*_WITH_VALUES[ask])
         if self.recorder.book.get_device(tensor) == "cuda":
@@ -352,6 +347,7 @@ class DeviceMode(TorchFunctionMode):
 
     def _format_tensor(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0:
+            get_assumptions().note_once("numbers of tensors that are printed are taken to be 0")
             return format(self._read_number(torch.Tensor.item, tensor.detach()), form)
         return format(_text(tensor), form)
 
@@ -378,7 +374,7 @@ class DeviceMode(TorchFunctionMode):
             default = None if isinstance(data, torch.Tensor) else _device.CURRENT_DEVICE
             if default is not None:
                 kwargs["device"] = _CPU  # a default device would lose the data
-            made = original(data, *args, **kwargs)
+            made = self._stack_scalars(data, kwargs) if is_list_of_tensors(data) else original(data, *args, **kwargs)
             device = default if device is None else device
             if device is not None:
                 made = self.move_tensor(made, self.resolve_device(device))
@@ -387,3 +383,13 @@ class DeviceMode(TorchFunctionMode):
             return made.requires_grad_() if requires_grad else made
 
         return make
+
+    def _stack_scalars(self, data: Any, options: dict[str, Any]) -> torch.Tensor:
+        """A tensor of numbers that are tensors: each is read from the device."""
+        for item in data:
+            if isinstance(item, torch.Tensor):
+                self._read_number(torch.Tensor.item, item.detach())
+        dtype = options.get("dtype") or next(item.dtype for item in data if isinstance(item, torch.Tensor))
+        made = torch.zeros(len(data), dtype=dtype)
+        self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
+        return made

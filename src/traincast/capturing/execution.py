@@ -91,6 +91,7 @@ class Execution:
             if torch.is_anomaly_enabled() and torch._C._current_autograd_node() is not None:
                 return False  # the autograd engine asks whether gradients are broken
             decided = get_assumptions().find_decision()
+            decided = get_assumptions().decide_unstated() if decided is None else decided
             if decided is None and not self.number_asked:
                 raise reject_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
             if decided is None:

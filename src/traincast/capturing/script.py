@@ -86,22 +86,25 @@ def record(
 
 
 def capture_script(
-    file: str, arguments: Sequence[str], *, batch_size: int = 1, seq_len: int = 0, name: str | None = None,
+    file: str, arguments: Sequence[str], *, batch_size: int | None = None, seq_len: int = 0, name: str | None = None,
     assume: Assume | None = None, gpus: int | None = None, ranks: Sequence[int] | None = None,
 ) -> Workload:  # fmt: skip
     """Runs a script as `python FILE ARGUMENTS` until its optimizer has been called three times, and records the step
     between the last two. With `{batch_size}` (and `{seq_len}`) among the arguments it is run at several sizes, else at
     the one that its arguments say. With a number of `gpus` it is run once for every rank, or for each of `ranks`, as
-    `torchrun` would start it; its batch size is that of one rank. Give only your own files."""
+    `torchrun` would start it; its batch size is that of one rank. Without a `batch_size` it is taken to be the first
+    dimension of what the model is given. Give only your own files."""
     path = Path(file)
     if not path.is_file():
         raise TraincastError(f"no file {file}; give a Python script, or FILE.py:FUNCTION")
-    check_request("training", batch_size, seq_len or None)
+    check_request("training", 1 if batch_size is None else batch_size, seq_len or None)
     sized, lengths = (any(place in argument for argument in arguments) for place in (BATCH_SIZE, SEQ_LEN))
     if lengths and not (sized and seq_len):
         what = f"{BATCH_SIZE} among them too" if seq_len else "a sequence length as well (`seq_len`)"
         raise TraincastError(f"the script's arguments have {SEQ_LEN}; give {what}")
 
+    if sized and batch_size is None:
+        raise TraincastError(f"the script's arguments have {BATCH_SIZE}; give a batch size as well (`batch_size`)")
     import_pipelines(path)
 
     def run(batch: int, length: int) -> None:
@@ -109,7 +112,7 @@ def capture_script(
         with _run_as_main(path, told):
             runpy.run_path(str(path), run_name="__main__")
 
-    recorded = _LoopRecording(run, batch_size, seq_len, lengths=lengths, sized=sized)
+    recorded = _LoopRecording(run, batch_size or 0, seq_len, lengths=lengths, sized=sized)
     if gpus is None and ranks is not None:
         raise TraincastError(NO_GPUS)
     workload = recorded.record_workload(name or path.stem, assume, gpus, ranks)
@@ -136,8 +139,16 @@ class _LoopRecording:
                 programs, run_by = self._record_programs(gpus, ranks)
             except _SizeWithoutEffectError as same:
                 raise TraincastError(str(same)) from None
+        if not self._asked[0]:
+            programs = tuple(replace(program, batch_size=assumed.batch or 1) for program in programs)
         return Workload(
-            name=name, programs=programs, ranks=run_by, mode=self._mode, tf32=self._tf32[0], assumptions=assumed.texts
+            name=name,
+            programs=programs,
+            ranks=run_by,
+            mode=self._mode,
+            tf32=self._tf32[0],
+            assumptions=assumed.texts,
+            meta=dict(assumed.meta),
         )
 
     def _record_programs(

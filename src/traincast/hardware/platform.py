@@ -49,6 +49,10 @@ class Platform:
         """This node with other GPUs; its host stays."""
         return replace(self, device=replace(device, host=self.device.host))
 
+    def with_power_limit(self, watts: float) -> Platform:
+        """This platform with the boards of its devices limited to this power."""
+        return replace(self, device=self.device.with_power_limit(watts))
+
     def with_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
         return replace(self, device=self.device.with_clock(clock_mhz))

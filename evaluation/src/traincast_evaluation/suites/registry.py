@@ -48,6 +48,7 @@ SUITES = {
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
     "sharding": Suite(here="here:evaluate_sharding"),
+    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm"),
     "traces": Suite(table="traced:evaluate_traces"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }
