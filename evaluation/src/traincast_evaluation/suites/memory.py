@@ -5,54 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.parallelism.predict import predict_layout_memory
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import LeftOut
+from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.memory_rows import MemoryCase, list_transformer_cases
 from traincast_evaluation.suites.memory_torchrec import list_torchrec_outcomes
 
 _HALVES = {"held back": True, "in view": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOutcome:
-    """A measured peak beside its prediction, in bytes with the 90 % interval; `measured` None: out of memory."""
-
-    name: str
-    source: str
-    kind: str
-    measured: float | None
-    predicted: float
-    interval: tuple[float, float]
-    fits: bool
-    held_back: bool
-
-    @property
-    def covered(self) -> bool | None:
-        """Whether the measured peak is inside the interval."""
-        return None if self.measured is None else self.interval[0] <= self.measured <= self.interval[1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, GB."""
-        measured = self.measured
-        return {
-            "device": f"{self.source}, {self.kind}",
-            "case": self.name,
-            "measured_gb": None if measured is None else measured / 1e9,
-            "out_of_memory": measured is None,
-            "predicted_gb": self.predicted / 1e9,
-            "interval_gb": [bound / 1e9 for bound in self.interval],
-            "covered": self.covered,
-            "fits": self.fits,
-            "held_back": self.held_back,
-            "error_percent": None if measured is None else 100 * (self.predicted / measured - 1),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +56,6 @@ def _predict_case(case: MemoryCase) -> MemoryOutcome | LeftOut:
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.source, reason=str(error))
     return make_outcome(case.name, case.source, case.kind, case.measured, memory, held_back=case.held_back)
-
-
-def make_outcome(
-    name: str, source: str, kind: str, measured: float | None, memory: DeviceMemory, *, held_back: bool
-) -> MemoryOutcome:
-    """The outcome of a prediction."""
-    bytes_of = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}
-    intervals = {
-        "allocated": memory.allocated_interval, "reserved": memory.reserved_interval, "used": memory.used_interval,
-    }  # fmt: skip
-    return MemoryOutcome(
-        name=name, source=source, kind=kind, measured=measured, predicted=bytes_of[kind], interval=intervals[kind],
-        fits=memory.fits, held_back=held_back,
-    )  # fmt: skip
 
 
 def _summarise(outcomes: Sequence[MemoryOutcome]) -> list[ErrorRow]:

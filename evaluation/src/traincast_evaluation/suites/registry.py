@@ -12,7 +12,8 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result, drop_nested_values
 from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
-from traincast_evaluation.suites.memory import MemoryEvaluation, MemoryOutcome
+from traincast_evaluation.suites.memory import MemoryEvaluation
+from traincast_evaluation.suites.memory_outcome import MemoryOutcome
 
 if TYPE_CHECKING:
     from traincast.app.pages.page import Page
