@@ -23,7 +23,7 @@ _COLUMNS = {
 }  # fmt: skip
 _NEWEST = 4009  # the pull request from which the benchmark frees its inputs, as the captured release does
 _BATCH = 32768
-_PLAIN_FLAGS = ("--name", "--memory_snapshot", "--loglevel", "--pipeline=sparse ")
+_PLAIN_FLAGS = ("name", "memory_snapshot", "loglevel")  # that change nothing of the step
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 
 
@@ -55,8 +55,8 @@ def _find_capture(row: Row) -> str | None:
         return None
     if row["yaml"] == "prefetch_emo":
         return {"prefetch_emo": "prefetch_emo", "sparse_emo": "sparse_emo"}.get(row["name"])
-    plain = f"{row['flags']} ".replace("--pipeline=sparse ", "").split()
-    if row["yaml"] != "sparse_data_dist_base" or any(not flag.startswith(_PLAIN_FLAGS) for flag in plain):
+    flags = [flag.lstrip("-") for flag in row["flags"].split() if flag.lstrip("-") != "pipeline=sparse"]
+    if row["yaml"] != "sparse_data_dist_base" or any(not flag.startswith(_PLAIN_FLAGS) for flag in flags):
         return None
     changed = ("clear_inputs", "free_input", "inplace", "bwd_opt")
     return None if any(word in row["name"] for word in changed) else "sparse_data_dist_base"

@@ -270,34 +270,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         | None
     ) = None
 
-    allocator: Annotated[
-        str,
-        _describe("memory", "PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128,...",
-              default="PyTorch's own"),
-    ] | None = None  # fmt: skip
-    optimizer_state: Annotated[
-        OptimizerState,
-        _describe("memory", "type of the optimizer's moments; but for fp32, without fp32 copies of weights",
-              default="fp32"),
-    ] | None = None  # fmt: skip
-    lora_base: Annotated[
-        Literal["nf4"],
-        _describe("memory", "type of the frozen weights below adapters (QLoRA)", default="as dtype",
-                         needs=("lora_rank",)),
-    ] | None = None  # fmt: skip
-    offload: Annotated[
-        str,
-        _describe("memory", "kept in host memory: parameters,optimizer,activations (copies cost no time here)",
-              default="nothing"),
-    ] | None = None  # fmt: skip
-    loss: Annotated[
-        Literal["chunked", "fused"],
-        _describe("memory", "fp32 logits, or logits at all (Liger), in chunks; timed as the plain loss",
-                         default="all at once"),
-    ] | None = None  # fmt: skip
-    update_in_backward: Annotated[
-        bool, _describe("memory", "every gradient updates its weight in the backward pass and goes")
-    ] = False  # fmt: skip
+    allocator: Annotated[str, _describe(
+        "memory", "PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True", default="PyTorch's own"
+    )] | None = None  # fmt: skip
+    optimizer_state: Annotated[OptimizerState, _describe(
+        "memory", "type of the optimizer's moments; but for fp32, without fp32 copies of weights", default="fp32"
+    )] | None = None  # fmt: skip
+    lora_base: Annotated[Literal["nf4"], _describe(
+        "memory", "type of frozen weights below adapters (QLoRA)", default="as dtype", needs=("lora_rank",)
+    )] | None = None  # fmt: skip
+    offload: Annotated[str, _describe(
+        "memory", "in host memory: parameters,optimizer,activations (copies cost no time here)", default="nothing"
+    )] | None = None  # fmt: skip
+    loss: Annotated[Literal["chunked", "fused"], _describe(
+        "memory", "fp32 logits, or all logits (Liger), in chunks; timed as the plain loss", default="all at once"
+    )] | None = None  # fmt: skip
+    update_in_backward: Annotated[bool, _describe("memory", "gradients update weights in backward, and go")] = False
 
     plan: Annotated[
         PlanText, _describe("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
