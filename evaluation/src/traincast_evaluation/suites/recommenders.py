@@ -30,8 +30,8 @@ _SPREAD = 0.06  # of repeated baselines of one configuration in the table
 _CHANGES = "before and after"
 _BASE, _EMO, _EVAL = "sparse_data_dist_base", "prefetch_emo", "eval_dp_cpu"
 _ON_GPU = (
-    "--pipeline=eval-sdd", "--embedding_device=cuda", "--device_group=cuda", "--compute_kernel=fused",
-    "--sharding_type=table_wise", "--skip_dense_optimizer=false",
+    "pipeline=eval-sdd", "embedding_device=cuda", "device_group=cuda", "compute_kernel=fused",
+    "sharding_type=table_wise", "skip_dense_optimizer=false",
 )  # fmt: skip
 _HEAVY = (
     (r"over_arch_out_size: \d+", "over_arch_out_size: 4096"),
@@ -44,7 +44,7 @@ class _Run(NamedTuple):
     """A configuration by the beginning of its file's name, options of the command line, and lines that are others."""
 
     yaml: str
-    options: tuple[str, ...] = ("--sync_fwd=False",)
+    options: tuple[str, ...] = ("sync_fwd=False",)
     edits: tuple[tuple[str, str], ...] = ()
 
 
@@ -65,18 +65,18 @@ _RUNS = {
     "TestSparseNN heavy_dense": _Run(_BASE, edits=_HEAVY),
 }
 _PAIRS = (
-    _Change("4066", _BASE, "sparse_data_dist_sync_fwd", _PLAIN, _Run(_BASE, ("--sync_fwd=True",))),
+    _Change("4066", _BASE, "sparse_data_dist_sync_fwd", _PLAIN, _Run(_BASE, ("sync_fwd=True",))),
     _Change("4017", "baseline", "clear_inputs", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "--clear_data_dist_inputs=True"))),
+            _Run(_BASE, (*_PLAIN.options, "clear_data_dist_inputs=True"))),
     _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "--free_features_storage_early=True"))),
+            _Run(_BASE, (*_PLAIN.options, "free_features_storage_early=True"))),
     _Change("3787", _BASE, "sparse_data_dist_base_inplace_copy", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "--enable_inplace_copy_batch=True"))),
+            _Run(_BASE, (*_PLAIN.options, "enable_inplace_copy_batch=True"))),
     _Change("3797", _BASE, "sparse_data_dist_bwd_opt", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "--pipeline=sparse-bwd-opt"))),
-    _Change("3899", "sparse_emo", "prefetch_emo", _Run(_EMO, (*_PLAIN.options, "--pipeline=sparse")), _Run(_EMO)),
+            _Run(_BASE, (*_PLAIN.options, "pipeline=sparse-bwd-opt"))),
+    _Change("3899", "sparse_emo", "prefetch_emo", _Run(_EMO, (*_PLAIN.options, "pipeline=sparse")), _Run(_EMO)),
     _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", _Run(_EVAL, (*_PLAIN.options, *_ON_GPU)),
-            _Run(_EVAL, (*_PLAIN.options, *_ON_GPU, "--enable_inplace_copy_batch=True"))),
+            _Run(_EVAL, (*_PLAIN.options, *_ON_GPU, "enable_inplace_copy_batch=True"))),
 )  # fmt: skip
 _NODES = {
     "NVIDIA GB200": "gb200-nvl72",
@@ -180,7 +180,8 @@ def capture_pipeline(configurations: Path, run: _Run, batch: int, gpus: int) -> 
         raise TraincastError("the installed torchrec has no benchmark_train_pipeline; 1.8 has")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "run.yml").write_text(text, encoding="utf-8")
-        arguments = [f"--yaml_config={folder}/run.yml", f"--world_size={gpus}", f"--batch_size={batch}", *run.options]
+        told = [f"yaml_config={folder}/run.yml", f"world_size={gpus}", f"batch_size={batch}", *run.options]
+        arguments = [f"--{option}" for option in told]
         return _run_quietly(lambda: capture(spec.origin or "", batch_size=batch, gpus=gpus, arguments=arguments))
 
 
