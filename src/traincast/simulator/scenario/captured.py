@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
+from traincast.simulator.scenario.kinds import check_sharing
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
@@ -27,18 +28,6 @@ def read_sharding(scenario: Scenario) -> Sharding | None:
     from traincast.models.data_parallel import Sharding
 
     return Sharding(zero, reshard=not scenario.no_reshard, group=scenario.shard_group)
-
-
-def check_sharing(scenario: Scenario) -> None:
-    """Rejects fields of data parallelism that contradict each other."""
-    s = scenario
-    if s.fsdp and s.zero not in (None, 3):
-        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
-    if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
-        raise TraincastError(
-            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
-            "time; give one of them"
-        )
 
 
 def check_undivided(resolved: Resolved) -> None:

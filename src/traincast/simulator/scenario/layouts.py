@@ -12,7 +12,7 @@ from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.groups import make_style
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.program import build_parallel_workload
-from traincast.simulator.scenario.captured import check_sharing
+from traincast.simulator.scenario.kinds import check_sharing
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 
