@@ -13,7 +13,7 @@ from traincast.ir.memory import Memory, MemoryEvents, compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import count_model_flops
-from traincast.simulator.memory.device_memory import WRITTEN_SPREAD, DeviceMemory, make_device_memory
+from traincast.simulator.memory.device_memory import PYTORCH_SPREAD, WRITTEN_SPREAD, DeviceMemory, make_device_memory
 from traincast.simulator.parallelism.figures import (
     compute_layout_interval,
     extend_periodically,
@@ -21,7 +21,7 @@ from traincast.simulator.parallelism.figures import (
     split_exposed_and_bubble,
 )
 from traincast.simulator.parallelism.layer_costs import LayerCosts
-from traincast.simulator.parallelism.layout import Layout, check_arithmetic_units, complete_layout
+from traincast.simulator.parallelism.layout import PYTORCH, Layout, check_arithmetic_units, complete_layout
 from traincast.simulator.parallelism.memory import list_stage_events
 from traincast.simulator.parallelism.program import build_parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
@@ -166,7 +166,8 @@ def _list_events(model: Transformer, platform: Platform, layout: Layout, stages:
 
 def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMemory:
     groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
-    return make_device_memory(memory, platform.device, communicators=groups, spread=WRITTEN_SPREAD)
+    spread = PYTORCH_SPREAD if layout.kernels in PYTORCH else WRITTEN_SPREAD
+    return make_device_memory(memory, platform.device, communicators=groups, spread=spread)
 
 
 def _add_memory(
