@@ -43,8 +43,8 @@ _OPS = (
 _SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
 _DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
-    *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
-    "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
+    *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "checkpoint_layers",
+    "expert_imbalance", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {

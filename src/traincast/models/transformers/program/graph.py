@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
     LayerGroups,
@@ -110,7 +110,8 @@ class Graph:
                 return
             self._scoped = name
         else:
-            self.builder.open_scope(MODULE_SCOPE, phase)
+            routed = self.groups.counts_on_host and self.module == "experts"
+            self.builder.open_scope(DISPATCH_SCOPE if routed else MODULE_SCOPE, phase)
         self.builder.open_scope(name, phase)
 
     def op(
@@ -156,7 +157,6 @@ class Graph:
         """The host waits for the compute stream, and then decides the sizes of what follows."""
         self.builder.open_scope("cudaStreamSynchronize")
         self.builder.add_op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
-        self.builder.open_scope(COUNTS_SCOPE)
         self._scoped = ""
 
     def settle(self) -> None:
