@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -175,6 +176,18 @@ def test_a_damaged_profile_is_one_line(fitted, tmp_path):
     with pytest.raises(TraincastError, match=r"profile .*mine.toml' is damaged .*reference_seconds"):
         load_profile(path)
     assert not is_profile(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("l2_bytes", "0.0"), ("longer", "-1.0"), ("jitter", "-0.1"), ("host_spread", "-2")],
+)
+def test_a_number_that_no_machine_has_is_named(field, value, fitted, tmp_path):
+    path = tmp_path / "mine.toml"
+    save_profile(fitted[0], path)
+    path.write_text(re.sub(rf"(?m)^{field} = .*$", f"{field} = {value}", path.read_text()))
+    with pytest.raises(TraincastError, match=rf"is damaged .*{field} is"):
+        load_profile(path)
 
 
 def test_a_profile_of_another_form_is_to_be_fitted_again(fitted, tmp_path):

@@ -8,22 +8,22 @@ from tests.docs.following import follow, run_in
 
 PROGRAM = """
 import json
-from traincast.costs.collectives import COLLECTIVE, shipped_collectives
+from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_topology
-from traincast.ir.collectives import named_in_trace
+from traincast.ir.collectives import parse_collective_name
 from traincast.ir.ops import Signature, TensorSpec
 
 part = TensorSpec((1024,), (1,), "float32")
 scalars = (("collective", "all_gather_v"), ("group", (0, 1, 2, 3)), ("communicator", 0), ("bytes", 16384))
 (call,) = lower(Signature("c10d::allgather_v_", (part,), (part,), scalars), LoweringContext())
 same = COLLECTIVE.call("all_gather", "fp32", bytes=16384, ranks=4, nodes=1)
-estimate = shipped_collectives().predict(Calls.of(COLLECTIVE, [call, same]), load_topology("dgx-a100"))
+estimate = load_shipped_collectives().predict(Calls.of(COLLECTIVE, [call, same]), load_topology("dgx-a100"))
 print(json.dumps({
     "call": [call.kind, *call.values], "seconds": estimate.seconds.tolist(), "known": estimate.in_domain.tolist(),
-    "traced": [named_in_trace(name).name for name in ("allgatherv", "_allgather_base", "all_gather")],
+    "traced": [parse_collective_name(name).name for name in ("allgatherv", "_allgather_base", "all_gather")],
 }))
 """
 

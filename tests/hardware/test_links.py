@@ -25,7 +25,7 @@ def test_a_device_takes_those_of_the_node_it_is_usual_in():
 
 
 def test_a_card_without_a_node_goes_eight_to_a_server():
-    platform = add_default_links(load_platform("rtx-2080-ti"))
+    platform = add_default_links(load_platform("quadro-rtx-8000"))
     assert platform.topology is not None
     # its NVLink (100 GB/s) is a bridge that a server may lack
     assert (platform.topology.island, platform.topology.link_bandwidth) == (1, 16e9)

@@ -98,6 +98,18 @@ def test_splits_that_do_not_fit():
     assert "c10d::allreduce_ (op 2)" in text
 
 
+def test_splits_that_differ_by_chance_are_taken_at_their_mean_with_a_wider_interval():
+    def exchanged(sent: int) -> object:
+        a = RankProgram().collective("all_to_all_v", MB + sent, send_splits=(MB, sent), recv_splits=(MB, MB))
+        b = RankProgram().collective("all_to_all_v", 2 * MB, send_splits=(MB, MB), recv_splits=(MB, MB))
+        return predict(a, b)
+
+    agreed, differing = exchanged(MB), exchanged(MB * 104 // 100)
+
+    assert agreed.iteration < differing.iteration < agreed.iteration * 1.04
+    assert differing.interval[1] / differing.iteration > agreed.interval[1] / agreed.iteration
+
+
 def test_splits_of_another_length():
     assert "one size for each of the 2 ranks" in refusal(
         RankProgram().collective("all_to_all_v", 4, send_splits=(1, 1, 2), recv_splits=(1, 1, 2)), ranks=(0, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.app.decisions import advise as advise
+from traincast.app.decisions import compare as compare
 from traincast.app.decisions import list_edits as list_edits
 from traincast.app.decisions import plan as plan
 from traincast.app.decisions import sensitivity as sensitivity
@@ -80,7 +81,7 @@ def scaling(
 def capture(
     function: str | Callable[..., Any],
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seq_len: int | None = None,
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from traincast.planner.parallelism.plan import Plan
     from traincast.planner.sharding.result import ShardingResult
     from traincast.planner.what_if.advice import Advice
+    from traincast.planner.what_if.platforms import PlatformComparison
     from traincast.planner.what_if.result import WhatIf
     from traincast.planner.what_if.sensitivity import Sensitivity
     from traincast.planner.what_if.sweeps.result import SweepResult
@@ -72,13 +73,13 @@ def sensitivity(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields])
 
 
 def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
-    from traincast.app.predicting import check_gpu
+    from traincast.app.predicting import capture_source, check_gpu
     from traincast.simulator.scenario.fields import make_scenario
     from traincast.simulator.scenario.resolved import resolve
 
     scenario = make_scenario({"workload": workload, "on": on, **fields})
     check_gpu(scenario)
-    return resolve(scenario)
+    return resolve(capture_source(scenario))
 
 
 def sweep(
@@ -111,6 +112,31 @@ def sweep(
         _resolve_scenario(workload, on, scenario), grid, out=None if out is None else Path(out),
         image=None if image is None else Path(image), prices=read_prices(price), workers=processes,
         progress=progress,
+    )  # fmt: skip
+
+
+def compare(
+    workload: Source,
+    *,
+    on: Sequence[str],
+    price: float | str | Mapping[str, float] | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    **scenario: Unpack[ScenarioFields],
+) -> PlatformComparison:
+    """The same step on several platforms, fastest first: time, memory, dollars, energy, trust. `price` is dollars of
+    one GPU for an hour, for all or by platform or GPU (default: the built-in list; "none": no dollars); `samples` or
+    `tokens` say how long the run is. Other keywords as in `predict`."""
+    from traincast.app.predicting import capture_source
+    from traincast.planner.what_if.platforms import compare_platforms
+    from traincast.planner.what_if.prices import choose_prices
+    from traincast.simulator.scenario.fields import make_scenario
+
+    prices, priced = choose_prices(price)
+    base = capture_source(make_scenario({"workload": workload, "on": on[0] if on else "", **scenario}))
+    return compare_platforms(
+        base, on, prices, samples=samples, tokens=tokens, priced=priced, progress=progress
     )  # fmt: skip
 
 

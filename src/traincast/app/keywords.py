@@ -38,6 +38,7 @@ class StepFields(VariantFields, total=False):
     """Every field of `Scenario` but the workload, the platform and its number of GPUs."""
 
     clock_mhz: float | None
+    power_limit_w: float | None
     micro_batch: int | None
     global_batch: int | None
     fp8_scaling: Literal["tensor", "row", "block", "mx"] | None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
+
+_PROGRAM = re.compile(r"(.+\.py)(?::\w+)?")
+_BATCH = 32  # samples, where none are given: the default of captures
 
 if TYPE_CHECKING:
     from traincast.simulator.prediction.result import Prediction
@@ -18,7 +23,23 @@ def predict(scenario: Scenario) -> Prediction:
         return _predict_here(scenario)
     from traincast.simulator.scenario.predict import predict as predict_on_gpus
 
-    return predict_on_gpus(scenario)
+    return predict_on_gpus(capture_source(scenario))
+
+
+def capture_source(scenario: Scenario) -> Scenario:
+    """The scenario with its step captured where the workload is a program, `train.py` or `train.py:make_step`; it is
+    run as Python. Others stay as they are."""
+    source = scenario.workload
+    program = _PROGRAM.fullmatch(str(source)) if isinstance(source, str | Path) else None
+    if program is None or not Path(program[1]).is_file():
+        return scenario
+    from traincast.capturing.from_file import capture_function
+
+    workload = capture_function(
+        str(source), batch_size=scenario.samples_per_pass or _BATCH, seq_len=scenario.seq_len, gpus=None, ranks=None,
+        mode=scenario.mode or "training", name=None, assume=None, arguments=(),
+    )  # fmt: skip
+    return scenario.replace(workload=workload)
 
 
 def check_gpu(scenario: Scenario) -> None:

@@ -49,7 +49,7 @@ def make_runnable(source: Source, variant: Scenario, device: str = "cpu", *, dra
     if name.endswith(".tc"):
         raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
     model = find_named_model(source)
-    step: Runnable = load_definitions(model).one_rank_step(model, variant, device, drawn=drawn)
+    step: Runnable = load_definitions(model).make_one_rank_step(model, variant, device, drawn=drawn)
     return step
 
 

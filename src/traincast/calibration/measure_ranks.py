@@ -54,7 +54,7 @@ def make_rank_step(
             "DLRMs of several ranks are run here on CPUs; with `device='cuda'` give a model that is trained under DDP, "
             "or FILE.py:FUNCTION"
         )
-    step: RanksStep = load_definitions(model).many_ranks_step(model, variant, ranks, device, drawn=drawn)
+    step: RanksStep = load_definitions(model).make_many_ranks_step(model, variant, ranks, device, drawn=drawn)
     return step
 
 

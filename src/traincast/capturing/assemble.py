@@ -71,6 +71,16 @@ def _collect_ops(event: Any, scope: HostScope) -> None:
             scope.into.update(scope.ops[before:])
 
 
+def insert_other_threads(scopes: list[HostScope], ops: list[RawOp], elsewhere: list[int]) -> list[HostScope]:
+    """The scopes with one for every op of another thread, before those of later ops."""
+    seen = {index for scope in scopes for index in scope.ops}
+    for index in elsewhere:
+        if index not in seen:
+            place = next((i for i, s in enumerate(scopes) if s.ops and s.ops[0] > index), len(scopes))
+            scopes.insert(place, HostScope(ops[index].signature.name, backward=False, ops=[index]))
+    return scopes
+
+
 def assemble_program(
     ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, batch_size: int, seq_len: int
 ) -> Program:

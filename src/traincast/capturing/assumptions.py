@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from traincast.capturing.checks import find_passing_answer
 from traincast.capturing.errors import find_user_line
+from traincast.capturing.updates import Choice
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
+_MOST_ASKED = 1000  # times that a line outside the step decides as False
 Assume = Mapping[str, object] | Sequence[str]
 """`{"mask": 0.15, "branch@train.py:42": False}`, or texts as on the command line: `["mask=0.15"]`."""
 
@@ -52,8 +55,13 @@ class Assumptions:
     stated: tuple[Assumption, ...] = ()
     used: dict[str, None] = field(default_factory=dict)
     taken: dict[str, None] = field(default_factory=dict)  # what nobody stated, as the most it can be
+    in_step: bool = False  # whether the step is being recorded now
+    steps: dict[int, Choice] = field(default_factory=dict)  # by rank: which updates of a loop are its step
+    meta: dict[str, str] = field(default_factory=dict)  # what the workload keeps of it
+    batch: int | None = None  # samples that the step was seen to have, where nobody said how many
     _total: int | None = None  # what the last count of experts' work adds up to
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)  # decisions outside the step, by line
     _shares: dict[tuple[str, str, int], Fraction] = field(default_factory=dict)
 
     def begin_step(self) -> None:
@@ -74,6 +82,10 @@ class Assumptions:
     def note_assumption(self, text: str, line: str | None = None) -> None:
         """Notes what a capture takes to be so at a `FILE:LINE`, or where the user's code is now."""
         self.taken[f"{(line or find_user_line()).rsplit('/', 1)[-1]}: {text}"] = None
+
+    def note_once(self, text: str) -> None:
+        """Notes what holds for the whole capture."""
+        self.taken[text] = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -112,9 +124,23 @@ class Assumptions:
         """Which way a decision on a tensor goes; None where nothing is stated."""
         found = self._find_statement("branch")
         if found is None:
-            return None
+            passes_by_false = find_user_line().rpartition(":")[0].endswith(_INPUT_CHECKS)
+            return False if passes_by_false else None
         self._add_note(found[1], f"the decision on a tensor is {found[0].value}")
         return bool(found[0].value)
+
+    def decide_unstated(self) -> bool | None:
+        """Which way a decision goes that nobody states: such that checks pass, outside the step False; else None."""
+        line = find_user_line()
+        passing = find_passing_answer(line)
+        if passing is not None:
+            self.note_assumption("the check passes", line)
+            return passing
+        if self.in_step:
+            return None
+        self.note_assumption("a decision on a tensor outside the step is False", line)
+        self._asked[line] = self._asked.get(line, 0) + 1
+        return self._asked[line] % _MOST_ASKED == 0  # a loop until something holds ends
 
     def find_number(self) -> int | None:
         """An integer read from a tensor; None where nothing is stated."""
@@ -154,6 +180,8 @@ def _format_list(values: Sequence[int]) -> str:
     return ", ".join(texts) + (", ..." if len(values) > 6 else "") + (" in turn" if len(values) > 1 else "")
 
 
+_INPUT_CHECKS = ("torchrec/sparse/jagged_tensor_validator.py",)
+"""Files of libraries that ask whether inputs are wrong: those of a run that goes well are not."""
 _current: ContextVar[Assumptions] = ContextVar("assumptions")
 
 

@@ -114,10 +114,10 @@ def _get_stream_number(recorder: Recorder, stream: Stream | None) -> int:
 
 
 class _StreamContext:
-    """`with torch.cuda.stream(to):`; a class, since scripts name it in annotations."""
+    """`with torch.cuda.stream(stream):`; a class, since scripts name it in annotations."""
 
-    def __init__(self, to: Stream | None) -> None:
-        self._inside = to or nullcontext()
+    def __init__(self, stream: Stream | None) -> None:
+        self._inside = stream or nullcontext()
 
     def __enter__(self) -> None:
         self._inside.__enter__()
@@ -158,20 +158,18 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
     def current_stream(device: Any = None) -> Any:
         return stream(number=recorder.regions.stream)
 
-    def set_stream(to: Stream) -> None:
-        recorder.regions.stream = to.number
-
-    def on_stream(to: Stream | None) -> _StreamContext:
-        return _StreamContext(to)
+    def set_stream(stream: Stream) -> None:
+        recorder.regions.stream = stream.number
 
     stand_ins: dict[str, Any] = {
         **_make_device_functions(),
-        "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream,
+        "Stream": stream, "Event": event, "ExternalStream": stream, "stream": _StreamContext,
         "StreamContext": _StreamContext,
         "current_stream": current_stream, "default_stream": lambda device=None: stream(number=0),
         "set_stream": set_stream, "synchronize": synchronize, "device_count": lambda: recorder.regions.devices,
         "current_device": lambda: recorder.regions.device.index,
         "CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _reject_graphs,
+        "graph_pool_handle": lambda: (0, 0),
     }  # fmt: skip
     for name, value in stand_ins.items():
         patches.set_everywhere(torch.cuda, name, value)
@@ -183,11 +181,19 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
     for name, value in {
         "is_available": lambda: True, "device_count": lambda: recorder.regions.devices, "synchronize": synchronize,
         "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": current_stream,
-        "current_device_index": lambda: recorder.regions.device.index,
+        "current_device_index": lambda: recorder.regions.device.index, "set_stream": set_stream,
+        **dict.fromkeys(("set_device_index", "set_device_idx", "empty_cache", "reset_peak_memory_stats"), _do_nothing),
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0),
     }.items():  # fmt: skip
         patches.set_attribute(torch.accelerator, name, value)
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        patches.set_attribute(torch.cuda.memory, name, lambda *args, **kwargs: None)
     patches.set_attribute(torch, "Generator", Generator)
     patches.set_attribute(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """For settings that change nothing here."""
 
 
 def _make_device_functions() -> dict[str, Callable[..., Any]]:
@@ -203,7 +209,8 @@ def _make_device_functions() -> dict[str, Callable[..., Any]]:
         return lambda *args, **kwargs: value
 
     nothing = ("empty_cache", "init", "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
-               "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_rng_state",
+               "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
+               "ipc_collect", "set_rng_state",
                "set_rng_state_all", "set_per_process_memory_fraction")  # fmt: skip
     zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "initial_seed",
             "utilization")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,12 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.utils.data import _utils, dataloader
 
 from traincast.capturing.patches import Patches
-from traincast.capturing.recorder import UNRECORDED
-from traincast.capturing.storages import StorageBook
+from traincast.capturing.recorder import UNRECORDED, Recorder
 
 
-def install_data_loading(patches: Patches, book: StorageBook) -> None:
+def install_data_loading(patches: Patches, recorder: Recorder) -> None:
     """Lets loaders read batches in this process and unrecorded, in the order samples are; pinned where they pin."""
+    book = recorder.book
     single = dataloader._SingleProcessDataLoaderIter
     pinned: Any = _utils.pin_memory.pin_memory
 
@@ -32,9 +33,18 @@ def install_data_loading(patches: Patches, book: StorageBook) -> None:
     following = single.__next__
 
     def batch(self: Any) -> Any:
-        with _RecordFunctionFast(UNRECORDED), book.pause_recording():
-            found = following(self)
-            return pinned(found) if getattr(self, "_traincast_pins", False) else found
+        clock, since = recorder.clock, time.perf_counter()
+        if clock is not None:
+            clock.enter()
+        recorder.clock = None
+        try:
+            with _RecordFunctionFast(UNRECORDED), book.pause_recording():
+                found = following(self)
+                return pinned(found) if getattr(self, "_traincast_pins", False) else found
+        finally:
+            recorder.clock = clock
+            if clock is not None:
+                clock.add_loading(time.perf_counter() - since)
 
     def in_order(self: Any) -> Iterator[int]:
         size = len(self.data_source)

@@ -14,12 +14,19 @@ from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
 from traincast.capturing.assignment import assign_value, make_one_hot
-from traincast.capturing.assumptions import Assumptions, get_assumptions
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, reject_values
+from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.unknown import UnknownInt, reject_unknown
+from traincast.capturing.stated_arrays import (
+    is_list_of_tensors,
+    make_stated_array,
+    make_zero_array,
+    nest_numbers,
+)
+from traincast.capturing.unknown import UnknownFloat, UnknownInt, reject_unknown
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -65,33 +72,6 @@ def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
 
 
-def _nest_numbers(numbers: list[int], shape: list[int]) -> Any:
-    """Numbers as `tolist` gives them: lists in lists, or one number."""
-    if not shape:
-        return numbers[0]
-    if len(shape) == 1:
-        return numbers
-    step = len(numbers) // max(1, shape[0])
-    return [_nest_numbers(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
-
-
-def _make_stated_array(stated: Assumptions, tensor: torch.Tensor) -> Any:
-    """An array of the stated numbers, taken in turn, or of the one that is stated; None where nothing is."""
-    numbers = stated.find_numbers(tensor.numel())
-    one = stated.find_number() if numbers is None else None
-    if numbers is None and one is None:
-        return None
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        listed = numbers if numbers is not None else [one] * tensor.numel()
-        return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
-
-
-def _make_zero_array(tensor: torch.Tensor) -> Any:
-    """An array of the tensor's form; PyTorch has none of bfloat16."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
-
-
 class DeviceMode(TorchFunctionMode):
     """Moves `cuda` to meta tensors. With `default_cuda`, tensors without a device go there too."""
 
@@ -112,12 +92,13 @@ class DeviceMode(TorchFunctionMode):
             tensor.cuda: self._move_to_cuda,
             tensor.cpu: lambda t, memory_format=None: self.move_tensor(t, _CPU, memory_format=memory_format),
             tensor.pin_memory: lambda t, device=None: self._pin_memory(t),
-            tensor.is_pinned: lambda t, device=None: self.recorder.book.get_device(t) == "cpu:pinned",
+            tensor.is_pinned: lambda t, device=None: self._is_pinned(t),
             tensor.new: _make_new,
             tensor.type: self._get_or_change_type,
             tensor.data.__set__: self._set_data,
             tensor.__setitem__: assign_value,
             torch.nn.functional.one_hot: self._make_one_hot,
+            tensor.__array__: self._make_array,
             tensor.__format__: self._format_tensor,
             tensor.__repr__: self._represent_tensor,
             torch.tensor: self._wrap_constructor(torch.tensor),
@@ -159,12 +140,25 @@ class DeviceMode(TorchFunctionMode):
         if optimizer is not None:
             with self:
                 return table_batched.run_lookup(func, optimizer, args, kwargs, self._find_known_values)
-        parts = find_composite(func)
+        if makes_managed(func):
+            return self._make_managed(*args, **kwargs)
+        parts = find_composite(func) or find_fbgemm_function(func)
         if parts is not None:
             return parts(*args, **kwargs)
         if is_flex(func):
             return run_flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         return NotImplemented
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        book = self.recorder.book
+        return book.get_device(tensor) == "cpu:pinned" and not book.is_managed(tensor)
+
+    def _make_managed(self, like: torch.Tensor, sizes: list[int], *args: Any, **options: Any) -> torch.Tensor:
+        """Unified memory: it says that it is the GPU's, and lies on the host."""
+        made = torch.empty(sizes, dtype=like.dtype, device=_META)
+        info = self.recorder.book.get_info(made, device="cpu")
+        info.device, info.managed, self.recorder.book.any_managed = "cpu:pinned", True, True
+        return made
 
     def _note_meta_tensor(self, made: torch.Tensor) -> torch.Tensor:
         """Notes that the user has put a tensor on `meta`: it takes no memory unless the step uses it."""
@@ -185,7 +179,8 @@ class DeviceMode(TorchFunctionMode):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return self.recorder.regions.device
         held = getattr(tensor, "_local_tensor", tensor)  # a DTensor is a shard in a wrapper
-        return self.recorder.regions.device if self.recorder.book.get_device(held) == "cuda" else _CPU
+        book = self.recorder.book
+        return self.recorder.regions.device if book.get_device(held) == "cuda" or book.is_managed(held) else _CPU
 
     def resolve_device(self, device: Any) -> torch.device:
         """The device a tensor really goes to when the user says `device`."""
@@ -230,7 +225,8 @@ class DeviceMode(TorchFunctionMode):
             self.uses_cuda = True
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return tensor
-        if self.recorder.book.get_device(tensor).startswith(target):
+        book = self.recorder.book
+        if book.get_device(tensor).startswith(target) or book.is_managed(tensor):
             return tensor.to(device=tensor.device, **options)
         options.pop("copy", None)
         self.recorder.execution.copy_target = target
@@ -280,6 +276,11 @@ class DeviceMode(TorchFunctionMode):
         with torch._C._DisableTorchDispatch():
             return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
 
+    def _make_array(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """What numpy makes of a tensor that it is given."""
+        array = self._read_values(torch.Tensor.numpy, tensor.detach())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
         """Numbers of a tensor as far as they are known, without asking the device."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -305,7 +306,14 @@ class DeviceMode(TorchFunctionMode):
             number = ask(tensor)
         finally:
             execution.number_asked = False
-        if type(number) is not int or not self.recorder.book.is_without_values(tensor):
+        if not self.recorder.book.is_without_values(tensor):
+            return number
+        if type(number) is float:
+            if ask is torch.Tensor.__float__:
+                get_assumptions().note_assumption("a fraction read from a tensor is taken to be 0.0")
+                return number
+            return UnknownFloat()
+        if type(number) is not int:
             return number
         stated = get_assumptions().find_number()
         if stated is not None:
@@ -318,16 +326,19 @@ class DeviceMode(TorchFunctionMode):
         stated = get_assumptions()
         if ask is torch.Tensor.tolist:
             numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
-            value = None if numbers is None else _nest_numbers(numbers, list(tensor.shape))
+            value = None if numbers is None else nest_numbers(numbers, list(tensor.shape))
         elif ask is torch.Tensor.numpy:
-            value = _make_stated_array(stated, tensor)
+            value = make_stated_array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
             value = stated.find_decision()
+            value = stated.decide_unstated() if value is None else value
         else:
             value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
         if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
             stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
-            value = _make_zero_array(tensor) if ask is torch.Tensor.numpy else _make_zero_array(tensor).tolist()
+            value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
+        if value is None and not stated.in_step and ask is torch.Tensor.__int__:
+            return UnknownInt().__index__()
         if value is None:
             raise reject_values(*_WITH_VALUES[ask])
         if self.recorder.book.get_device(tensor) == "cuda":
@@ -336,6 +347,7 @@ class DeviceMode(TorchFunctionMode):
 
     def _format_tensor(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0:
+            get_assumptions().note_once("numbers of tensors that are printed are taken to be 0")
             return format(self._read_number(torch.Tensor.item, tensor.detach()), form)
         return format(_text(tensor), form)
 
@@ -362,7 +374,7 @@ class DeviceMode(TorchFunctionMode):
             default = None if isinstance(data, torch.Tensor) else _device.CURRENT_DEVICE
             if default is not None:
                 kwargs["device"] = _CPU  # a default device would lose the data
-            made = original(data, *args, **kwargs)
+            made = self._stack_scalars(data, kwargs) if is_list_of_tensors(data) else original(data, *args, **kwargs)
             device = default if device is None else device
             if device is not None:
                 made = self.move_tensor(made, self.resolve_device(device))
@@ -371,3 +383,13 @@ class DeviceMode(TorchFunctionMode):
             return made.requires_grad_() if requires_grad else made
 
         return make
+
+    def _stack_scalars(self, data: Any, options: dict[str, Any]) -> torch.Tensor:
+        """A tensor of numbers that are tensors: each is read from the device."""
+        for item in data:
+            if isinstance(item, torch.Tensor):
+                self._read_number(torch.Tensor.item, item.detach())
+        dtype = options.get("dtype") or next(item.dtype for item in data if isinstance(item, torch.Tensor))
+        made = torch.zeros(len(data), dtype=dtype)
+        self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
+        return made

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import torch
 from torch import nn
 from torch._C._profiler import _RecordFunctionFast
 
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.autocast import Autocast
 from traincast.capturing.cuda_choices import install_choices
 from traincast.capturing.cuda_module import install_cuda_module
 from traincast.capturing.data_loading import install_data_loading
 from traincast.capturing.devices import DeviceMode
-from traincast.capturing.errors import find_user_line
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.stubs import install_stubs
-from traincast.utils.errors import TraincastError
 
 
 def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, runs_on: str = "cuda") -> None:
@@ -28,13 +28,13 @@ def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMod
     _patch_default_device(patches, devices)
     _wrap_user_code_in_backward(patches, devices)
     recorder.regions.compiled.install_hooks(patches)
-    _reject_profiling(patches)
+    _leave_out_profilers(patches)
     _accept_device_numbers(patches)
     install_stubs(patches, devices, alone=recorder.communication is None)
     _skip_value_initialisers(patches)
     _follow_resizes(patches, recorder)
     _patch_parameters(patches, recorder)
-    install_data_loading(patches, recorder.book)
+    install_data_loading(patches, recorder)
     install_cuda_module(patches, recorder)
     if runs_on == "cuda":
         install_choices(patches)
@@ -44,6 +44,18 @@ def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMod
     patches.replace_imported_names()
     patches.enter_context(recorder)
     patches.enter_context(devices)
+    _follow_threads(patches, recorder, devices)
+
+
+def _follow_threads(patches: Patches, recorder: Recorder, devices: DeviceMode) -> None:
+    """Modes are of one thread: those that the script starts (prefetchers) get them too, one op at a time."""
+    run = threading.Thread.run
+
+    def run_watched(self: threading.Thread) -> None:
+        with recorder, devices:
+            run(self)
+
+    patches.set_attribute(threading.Thread, "run", run_watched)
 
 
 def _disable_foreach(patches: Patches) -> None:
@@ -90,13 +102,29 @@ def _wrap_hook(register: Any, devices: DeviceMode) -> Any:
     return lambda tensor, hook: register(tensor, devices.wrap_function(hook))
 
 
-def _reject_profiling(patches: Patches) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise TraincastError(
-            f"{find_user_line()}: the profiler is in use by the capture itself; give the step without it"
-        )
+def _leave_out_profilers(patches: Patches) -> None:
+    """The profiler is the capture's own; a script's stays off, which changes nothing of its step."""
 
-    patches.set_attribute(torch.autograd.profiler, "profile", refuse)
+    class Profile(_Unprofiled):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if (args[0] if args else kwargs.get("enabled", True)) is not False:
+                get_assumptions().note_once("the script profiles itself, which is left out")
+
+    patches.set_everywhere(torch.autograd.profiler, "profile", Profile)
+    patches.set_everywhere(torch.profiler, "profile", Profile)
+
+
+class _Unprofiled:
+    """A profiler that sees nothing."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to stop."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self
 
 
 class _DeviceType(type):

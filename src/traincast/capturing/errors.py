@@ -29,6 +29,10 @@ OTHER_PROCESSES = "needs other processes; say how many GPUs there are with `gpus
 """For code of several ranks that is captured as if it were one process."""
 
 
+REJECTED: list[TraincastError] = []
+"""What was rejected since the recording began: code of the user's may have caught it."""
+
+
 def find_user_line() -> str:
     """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
@@ -55,10 +59,12 @@ def _is_internal(filename: str) -> bool:
 
 def reject_values(what: str, remedy: str) -> TraincastError:
     """For code that needs the values of a tensor that has none."""
-    return TraincastError(
+    error = TraincastError(
         f"{find_user_line()}: {what} needs the values of a tensor, and a capture without a GPU has only shapes; "
         f"{remedy}"
     )
+    REJECTED.append(error)
+    return error
 
 
 def format_one_line(error: BaseException) -> str:

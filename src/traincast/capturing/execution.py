@@ -12,6 +12,7 @@ from traincast.capturing.arguments import list_tensors
 from traincast.capturing.assumed import make_assumed_result
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, find_user_line, reject_values
+from traincast.capturing.fbgemm import find_fbgemm_shape
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
 from traincast.capturing.metadata_cache import MetadataCache, get_metadata_cache
 from traincast.capturing.storages import Seen, StorageBook, list_strided_parts
@@ -21,6 +22,7 @@ from traincast.utils.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
+_DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
 _REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
 
 
@@ -89,6 +91,7 @@ class Execution:
             if torch.is_anomaly_enabled() and torch._C._current_autograd_node() is not None:
                 return False  # the autograd engine asks whether gradients are broken
             decided = get_assumptions().find_decision()
+            decided = get_assumptions().decide_unstated() if decided is None else decided
             if decided is None and not self.number_asked:
                 raise reject_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
             if decided is None:
@@ -144,7 +147,8 @@ class Execution:
         if made_from_nothing and any(name == "device" for name, *_ in get_traits(func).parameters):
             elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
             trial = func(*args, **{**kwargs, **elsewhere})
-            if trial.numel() * trial.element_size() > _REAL_BYTES:
+            drawn = get_traits(func).random and trial.dtype.is_floating_point
+            if trial.numel() * trial.element_size() > (_DRAWN_BYTES if drawn else _REAL_BYTES):
                 return trial
         return func(*args, **kwargs)
 
@@ -152,7 +156,7 @@ class Execution:
 def _call_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if get_traits(func).name.startswith("aten::_foreach_") and not func._schema.returns:
         return None  # in place: nothing to find out
-    placeholder = WITHOUT_META.get(func)
+    placeholder = WITHOUT_META.get(func) or find_fbgemm_shape(get_traits(func).name)
     if placeholder is not None:
         return placeholder(*args, **kwargs)
     try:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +15,13 @@ from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.errors import find_raised_line, format_one_line
 from traincast.capturing.precision import keep_precision_switches
+from traincast.capturing.sandbox import use_sandbox
 from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step
 from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
+DEFAULT_BATCH = 32
 _FORM = "give FILE.py:FUNCTION"
 _USUAL = "make_step"  # the name of the contract says nothing of the model; that of its file does
 
@@ -26,7 +29,7 @@ _USUAL = "make_step"  # the name of the contract says nothing of the model; that
 def capture_function(
     function: str | Callable[..., Any],
     *,
-    batch_size: int,
+    batch_size: int | None = None,
     seq_len: int | None = None,
     name: str | None = None,
     mode: str = "training",
@@ -40,7 +43,22 @@ def capture_function(
 ) -> Workload:
     """Captures the step that a function makes, or that of `FILE.py:FUNCTION`, or of the script `FILE.py`
     with these `arguments`; see `capture_step` for its contract, or
-    with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
+    with a number of `gpus`, of which `ranks` are captured, `capture_distributed`. Nothing that its code writes reaches
+    files of the user's (`traincast.capturing.sandbox`). A function without a `batch_size` gets 32; a script has its
+    own."""
+    with use_sandbox() as box:
+        workload = _capture_any(
+            function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
+            framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
+            arguments=arguments,
+        )  # fmt: skip
+    return replace(workload, meta={**workload.meta, **box.meta})
+
+
+def _capture_any(
+    function: str | Callable[..., Any], *, batch_size: int | None, seq_len: int | None, name: str | None,
+    arguments: Sequence[str], gpus: int | None, ranks: Sequence[int] | None, assume: Assume | None, **how: Any,
+) -> Workload:  # fmt: skip
     if isinstance(function, str) and function.endswith(".py"):
         return capture_script(
             function, arguments, batch_size=batch_size, seq_len=seq_len or 0, name=name, assume=assume, gpus=gpus,
@@ -49,8 +67,8 @@ def capture_function(
     try:
         with keep_precision_switches(), _keep_folder_importable(function):
             return _capture_function(
-                function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
-                framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
+                function, batch_size=DEFAULT_BATCH if batch_size is None else batch_size, seq_len=seq_len, name=name,
+                gpus=gpus, ranks=ranks, assume=assume, **how,
             )  # fmt: skip
     except SystemExit as stop:
         where = find_raised_line(stop.__traceback__)

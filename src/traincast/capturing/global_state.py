@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 from collections.abc import Iterator
 from inspect import unwrap
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +21,8 @@ _ONCE = {
     "torchrec.distributed.comm": ("_INTRA_PG", "_CROSS_PG", "_INTRA_PG_2D", "_CROSS_PG_2D", "_NODE_GROUP_SIZE_2D"),
     "torch.distributed.tensor._random": ("_rng_tracker",),
 }
+_GLOBAL = re.compile(rb"^[ \t]+global [^#\n]*", re.MULTILINE)
+_set_once: dict[str, dict[str, Any]] = {}  # names that functions of a module set, with what they begin as, by its name
 # Classes whose objects all share one state.
 _SHARED = {"accelerate.state": ("PartialState", "AcceleratorState", "GradientState")}
 
@@ -31,6 +36,47 @@ def forget_leftovers(patches: Patches) -> None:
     patches.callback(lambda: _restore_state(once, shared))
     _restore_state(dict.fromkeys(once), {})
     patches.callback(_forget_groups, set(sys.modules))
+    known = {
+        name: {key: vars(sys.modules[name])[key] for key in _find_set_names(name) if key in vars(sys.modules[name])}
+        for name in list(sys.modules)
+    }
+    patches.callback(_reset_globals, known)
+
+
+def _reset_globals(known: dict[str, dict[str, Any]]) -> None:
+    """Names that functions have set (`global NAME`) are as they were, or as their module begins with them."""
+    for name, module in list(sys.modules.items()):
+        for key, value in known.get(name, _find_set_names(name)).items():
+            setattr(module, key, value)
+
+
+def _find_set_names(name: str) -> dict[str, Any]:
+    """What a module that uses PyTorch, and is no part of it, sets by `global` and begins with a constant."""
+    if name not in _set_once:
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        ours = name.partition(".")[0] in ("torch", "traincast") or not file.endswith(".py")
+        _set_once[name] = {} if ours else _read_set_names(file)
+    return _set_once[name]
+
+
+def _read_set_names(file: str) -> dict[str, Any]:
+    try:
+        text = Path(file).read_bytes()
+        if b"torch" not in text or not (lines := _GLOBAL.findall(text)):
+            return {}
+        body = ast.parse(text).body
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    wanted = {word.strip().decode() for line in lines for word in line.split(None, 1)[1].split(b",")}
+    found: dict[str, Any] = {}
+    for line in body:
+        targets = (
+            line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        )
+        names = [target.id for target in targets if isinstance(target, ast.Name) and target.id in wanted]
+        if names and isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant):
+            found.update(dict.fromkeys(names, line.value.value))
+    return found
 
 
 def _restore_state(once: dict[tuple[str, str], Any], shared: dict[int, dict[str, Any]]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 import torch.distributed as dist
-import torch.multiprocessing
 
 from traincast.capturing.communication import Communication
 from traincast.capturing.ddp import install_ddp
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.errors import find_user_line
 from traincast.capturing.global_state import forget_leftovers
+from traincast.capturing.launchers import install_launchers
 from traincast.capturing.object_messages import ObjectMessages
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
@@ -62,6 +62,7 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     destroy = dist.destroy_process_group
     patches.callback(lambda: destroy() if dist.is_initialized() else None)
     forget_leftovers(patches)
+    _draw_the_same(patches)
     os.environ.update(_make_torchrun_environment(place))
     patches.set_attribute(
         torch._C, "_get_accelerator", lambda check=None: torch.device("cuda")
@@ -73,7 +74,7 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     communication.install_patches(patches)
     patches.set_everywhere(dist, "init_process_group", _make_init_stub(place, communication))
     _report_requested_backends(patches, communication)
-    patches.set_everywhere(torch.multiprocessing, "spawn", _make_spawn_stub(int(os.environ["LOCAL_RANK"])))
+    install_launchers(patches, int(os.environ["LOCAL_RANK"]))
     place.messages.install_patches(patches)
     patches.set_everywhere(dist, "is_nccl_available", lambda: True)
     patches.set_attribute(torch.cuda.nccl, "version", lambda: _NCCL)
@@ -84,6 +85,14 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     patches.callback(_forget_meshes)
     install_shardings(patches, recorder)
     install_ddp(patches, devices.wrap_function, recorder.regions.note_buckets)
+    patches.enter_context(warnings.catch_warnings())  # DDP blames the line that calls it, which is ours
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+
+
+def _draw_the_same(patches: Patches) -> None:
+    """Ranks that draw their samples without a seed draw the same: sizes that differ by chance would mean nothing."""
+    patches.callback(torch.set_rng_state, torch.get_rng_state())
+    torch.default_generator.manual_seed(0)
 
 
 def _wrap_fsdp_hooks(patches: Patches, devices: DeviceMode, utilities: ModuleType) -> None:
@@ -166,21 +175,6 @@ def _report_requested_backends(patches: Patches, communication: Communication) -
 
     patches.set_everywhere(dist, "new_group", made)
     patches.set_everywhere(dist, "get_backend", answer)
-
-
-def _make_spawn_stub(local_rank: int) -> Any:
-    """`torch.multiprocessing.spawn`, of which this process is one: it runs what that one would run."""
-
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **options: Any) -> None:
-        if nprocs != (node := int(os.environ["LOCAL_WORLD_SIZE"])):
-            raise TraincastError(
-                f"{find_user_line()}: spawn starts {nprocs} processes, but the capture has {node} GPUs on a node; "
-                "start "
-                "torch.cuda.device_count() of them, or capture that many"
-            )
-        fn(local_rank, *args)
-
-    return spawn
 
 
 def _make_torchrun_environment(place: Place) -> dict[str, str]:

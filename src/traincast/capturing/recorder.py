@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, list_strided_parts
 from traincast.capturing.traits import get_traits
+from traincast.capturing.updates import UpdateWatch
 from traincast.capturing.values import Values
 from traincast.ir.collectives import NAMESPACES
 from traincast.ir.ops import Phase, Signature, TensorSpec
@@ -51,6 +53,19 @@ class RawOp:
     reuses_first: bool = False  # a sum that the autograd engine may write into its first input
 
 
+class Clock(Protocol):
+    """What times the host between ops: `host_work.HostClock`."""
+
+    def enter(self) -> None:
+        """A call of PyTorch begins."""
+
+    def leave(self) -> None:
+        """A call of PyTorch has ended."""
+
+    def add_loading(self, seconds: float) -> None:
+        """A data loader has made a batch."""
+
+
 class OtherRanks(Protocol):
     """What runs the ops that need other ranks: `communication.Communication`, where a step has any."""
 
@@ -74,6 +89,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.execution = Execution(self.book, Values(self.book))
         self.regions = regions
         self.ops: list[RawOp] = []
+        self.elsewhere: list[int] = []  # ops of other threads, which the profiler does not see
+        self.watch = regions.watch = UpdateWatch(self.book)
+        self._lock = threading.RLock()  # threads of the script run one op at a time
+        self._thread = threading.get_ident()
+        self.clock: Clock | None = None  # of the host's work, while a step is recorded
         self.communication: OtherRanks | None = None
         self._forward_of: dict[int, int] = {}
         self._made_on: dict[int, int] = {}  # storage -> stream of the backward op that wrote it
@@ -92,7 +112,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         namespace = get_traits(func).namespace
         if namespace in _SILENT:
             return func(*args, **kwargs)
+        with self._lock:
+            clock = self.clock if threading.get_ident() == self._thread else None
+            if clock is not None:
+                clock.enter()
+            try:
+                return self._dispatch_op(func, args, kwargs, namespace)
+            finally:
+                if clock is not None:
+                    clock.leave()
+
+    def _dispatch_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], namespace: str) -> Any:
         with torch._C.DisableTorchFunction():
+            if self.watch.watching and not self.book.paused and threading.get_ident() == self._thread:
+                self.watch.note_op(func, args, kwargs)
             if namespace in NAMESPACES:
                 return self._get_communication(func).run_op(func, args, kwargs)
             if func in WRITTEN_IN_PLACE and self._is_in_backward_formula():
@@ -109,6 +142,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not self.book.recording:
                 return self.execution.run_op(func, args, kwargs)[0]
             return self._record_op(func, args, kwargs)
+
+    def start_recording(self) -> None:
+        """Begins recording, perhaps anew."""
+        self.ops, self.elsewhere = [], []
+        self._forward_of.clear()
+        self._made_on.clear()
+        self.book.start_recording()
 
     def record_synchronisation(self, name: str, **scalars: int) -> None:
         """Records a synchronisation of the `cuda::` namespace."""
@@ -165,6 +205,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         specs, ids = self._describe_tensors(tensors)
         forward = self._forward_op()
         stream = self._find_stream(forward, ids)
+        if threading.get_ident() != self._thread:
+            self.elsewhere.append(len(self.ops))
         with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
             pass
         reuses = func is _ADD and self._is_in_backward_formula() and _is_sole_owner(tensors[0])

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from traincast.capturing.compilation import CompiledRegions
 from traincast.capturing.patches import Patches
+from traincast.capturing.updates import UpdateWatch
 from traincast.ir.ops import Phase
 
 _BETWEEN = (str(Path(__file__).parent), torch._ops.__file__)  # frames of the recording itself
@@ -33,9 +34,10 @@ class Regions:
         self.on_optimizer: Callable[[], None] | None = None  # called before an optimizer's step
         self.on_backward_end: Callable[[], None] | None = None
         self.compiled = CompiledRegions()
+        self.watch: UpdateWatch | None = None  # of the recorder, which follows updates
         self.devices = 1  # that a script can count
         self.device = torch.device("cuda", 0)  # the one that is pretended
-        self._training = training
+        self.training = training
         self._streams = 0
         self._events = 0
         self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # by id, which another may have later
@@ -64,7 +66,12 @@ class Regions:
             return Phase.INPUT
         if self._stack:
             return Phase.LOSS if any(loss for _, loss in self._stack) else Phase.FORWARD
-        return Phase.LOSS if self._model_done and self._training else Phase.FORWARD
+        return Phase.LOSS if self._model_done and self.training else Phase.FORWARD
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass is running."""
+        return self._backward > 0
 
     def note_buckets(self, buckets: list[torch.Tensor]) -> None:
         """Flat gradients of one data-parallel module."""
@@ -122,6 +129,8 @@ class Regions:
             if self.on_backward_end is not None and not self._backward:
                 self.on_backward_end()
             self._after_backward = True
+            if self.watch is not None and not self._backward:
+                self.watch.note_backward()
             while self._afterwards and not self._backward:
                 self._afterwards.pop(0)()
 
@@ -129,12 +138,16 @@ class Regions:
         self.compiled.close_region()
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
+        if self.watch is not None:
+            self.watch.note_step(followed=optimizer is self.optimizers[0])
         if self.on_optimizer is not None:
             self.on_optimizer()
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if not self._stack:
             self._add_root(module)
+            if self.watch is not None and self.watch.watching and not self._backward:
+                self.watch.note_model_call(module)
         path = self._find_path(module)
         if path is None:
             path = f"{self._stack[-1][0]}.{type(module).__name__}" if self._stack else type(module).__name__
@@ -142,6 +155,8 @@ class Regions:
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         _, loss = self._stack.pop()
+        if not self._stack and self.watch is not None and self.watch.watching and not loss:
+            self.watch.note_model_result(output)
         if not self._stack and not loss and not self._backward:
             self._model_done = True
 

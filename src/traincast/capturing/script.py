@@ -14,6 +14,7 @@ from typing import Any
 
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.distributed import capture_ranks
+from traincast.capturing.eval_pipelines import import_pipelines
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.precision import keep_precision_switches, list_tf32_arithmetic
@@ -85,28 +86,33 @@ def record(
 
 
 def capture_script(
-    file: str, arguments: Sequence[str], *, batch_size: int = 1, seq_len: int = 0, name: str | None = None,
+    file: str, arguments: Sequence[str], *, batch_size: int | None = None, seq_len: int = 0, name: str | None = None,
     assume: Assume | None = None, gpus: int | None = None, ranks: Sequence[int] | None = None,
 ) -> Workload:  # fmt: skip
     """Runs a script as `python FILE ARGUMENTS` until its optimizer has been called three times, and records the step
     between the last two. With `{batch_size}` (and `{seq_len}`) among the arguments it is run at several sizes, else at
     the one that its arguments say. With a number of `gpus` it is run once for every rank, or for each of `ranks`, as
-    `torchrun` would start it; its batch size is that of one rank. Give only your own files."""
+    `torchrun` would start it; its batch size is that of one rank. Without a `batch_size` it is taken to be the first
+    dimension of what the model is given. Give only your own files."""
     path = Path(file)
     if not path.is_file():
         raise TraincastError(f"no file {file}; give a Python script, or FILE.py:FUNCTION")
-    check_request("training", batch_size, seq_len or None)
+    check_request("training", 1 if batch_size is None else batch_size, seq_len or None)
     sized, lengths = (any(place in argument for argument in arguments) for place in (BATCH_SIZE, SEQ_LEN))
     if lengths and not (sized and seq_len):
         what = f"{BATCH_SIZE} among them too" if seq_len else "a sequence length as well (`seq_len`)"
         raise TraincastError(f"the script's arguments have {SEQ_LEN}; give {what}")
+
+    if sized and batch_size is None:
+        raise TraincastError(f"the script's arguments have {BATCH_SIZE}; give a batch size as well (`batch_size`)")
+    import_pipelines(path)
 
     def run(batch: int, length: int) -> None:
         told = [a.replace(BATCH_SIZE, str(batch)).replace(SEQ_LEN, str(length)) for a in arguments]
         with _run_as_main(path, told):
             runpy.run_path(str(path), run_name="__main__")
 
-    recorded = _LoopRecording(run, batch_size, seq_len, lengths=lengths, sized=sized)
+    recorded = _LoopRecording(run, batch_size or 0, seq_len, lengths=lengths, sized=sized)
     if gpus is None and ranks is not None:
         raise TraincastError(NO_GPUS)
     workload = recorded.record_workload(name or path.stem, assume, gpus, ranks)
@@ -122,6 +128,7 @@ class _LoopRecording:
         self._loop, self._asked, self._lengths, self._sized = loop, (batch, length), lengths, sized
         self._tf32: list[tuple[str, ...]] = []
         self._first: Program | None = None  # of the first rank
+        self._mode = "training"
 
     def record_workload(
         self, name: str, assume: Assume | None, gpus: int | None = None, ranks: Sequence[int] | None = None
@@ -132,7 +139,17 @@ class _LoopRecording:
                 programs, run_by = self._record_programs(gpus, ranks)
             except _SizeWithoutEffectError as same:
                 raise TraincastError(str(same)) from None
-        return Workload(name=name, programs=programs, ranks=run_by, tf32=self._tf32[0], assumptions=assumed.texts)
+        if not self._asked[0]:
+            programs = tuple(replace(program, batch_size=assumed.batch or 1) for program in programs)
+        return Workload(
+            name=name,
+            programs=programs,
+            ranks=run_by,
+            mode=self._mode,
+            tf32=self._tf32[0],
+            assumptions=assumed.texts,
+            meta=dict(assumed.meta),
+        )
 
     def _record_programs(
         self, gpus: int | None, ranks: Sequence[int] | None
@@ -157,7 +174,7 @@ class _LoopRecording:
         report_progress(
             f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
         )
-        program, allowed = _run_loop(self._loop, batch, length, place)
+        program, allowed, self._mode = _run_loop(self._loop, batch, length, place)
         self._tf32.append(allowed)
         self._first = first = self._first or program
         if batch != first.batch_size and program.signatures == first.signatures:
@@ -165,9 +182,9 @@ class _LoopRecording:
         return program
 
 
-def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...]]:
-    """One recorded step, and what its arithmetic may run in TF32; a loop that never mentions `cuda` is run once more,
-    with that as its default device."""
+def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
+    """One recorded step, what its arithmetic may run in TF32, and its mode; a loop that never mentions `cuda` is run
+    once more, with that as its default device."""
     for default_cuda in (False, True):
         with keep_precision_switches():
             with record_loop_step(batch, length, default_cuda=default_cuda, place=place) as watch:
@@ -175,7 +192,7 @@ def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple
             allowed = list_tf32_arithmetic()
         if not watch.without_cuda:
             break
-    return watch.program, allowed
+    return watch.program, allowed, watch.mode
 
 
 class _SizeWithoutEffectError(Exception):

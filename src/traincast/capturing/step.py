@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from traincast.capturing.assemble import assemble_program, list_host_scopes
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
 from traincast.capturing.errors import find_raised_line, format_one_line
-from traincast.capturing.kinds import StorageClassifier
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
 from traincast.capturing.precision import list_tf32_arithmetic
@@ -26,13 +21,13 @@ from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.rebatch import rebatch_programs
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
+from traincast.capturing.step_recording import RecordedSignal, StepRecording
 from traincast.ir.program import Program
 from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
 from traincast.utils.errors import TraincastError
 
 Step = Callable[[], object]
 Build = Callable[[int, int], Step]
-_Profiler = torch.autograd.profiler.profile  # steps are rejected to start another
 MODES = ("training", "inference")
 ONE_SIZE = "captured at one size only"
 
@@ -71,7 +66,7 @@ def capture_step(
         program = _rebatch_program(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=list_tf32_arithmetic(), assumptions=assumed.texts,
+        tf32=list_tf32_arithmetic(), assumptions=assumed.texts, meta=dict(assumed.meta),
     )  # fmt: skip
 
 
@@ -155,25 +150,19 @@ def _attempt_capture(
             raise TraincastError(
                 f"the function must return a callable that runs one iteration, not {type(step).__name__}"
             )
-        kinds = StorageClassifier(recorder.book, regions)
         get_assumptions().begin_step()
         step()
         if not devices.uses_cuda:
             return None
-        regions.reset_position()
-        get_assumptions().begin_step()
-        kinds.classify_before_step()
-        with disable_collection():
-            recorder.book.start_recording()
-            with profile_host() as profiler:
+        recording = StepRecording(
+            recorder, regions, batch, length, rank=place.rank if place else 0, alone=place is None
+        )
+        patches.callback(recording.close)
+        with suppress(RecordedSignal):
+            while True:
+                recording.pass_boundary()
                 step()
-            recorder.book.stop_recording()
-        kinds.classify_after_step()
-    if not recorder.ops:
-        return None
-    results: Any = profiler.kineto_results
-    scopes = list_host_scopes(results.experimental_event_tree())
-    return assemble_program(recorder.ops, recorder.book, scopes, batch_size=batch, seq_len=length)
+    return recording.program if recorder.ops else None
 
 
 @contextmanager
@@ -197,29 +186,3 @@ def freeze_existing_objects() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def disable_collection() -> Iterator[None]:
-    """Lifetimes must not depend on when Python happens to collect garbage."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def profile_host() -> Iterator[_Profiler]:
-    """PyTorch's profiler of host events, without Kineto's start and stop lines on the terminal."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = before or "99"
-    try:
-        with _Profiler() as profiler:
-            yield profiler
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]

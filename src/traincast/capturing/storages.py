@@ -23,7 +23,8 @@ class StorageInfo:
     """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never).
 
     `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing;
-    `hollow` is one that the user has put on `meta`, which takes no memory in a real run either.
+    `hollow` is one that the user has put on `meta`, which takes no memory in a real run either; `managed` is one of
+    unified memory, which lies on the host and says that it is the GPU's.
     `values` are those of one without data, where they are known; `exchanged` are the collectives that they come from.
     """
 
@@ -35,9 +36,11 @@ class StorageInfo:
     free: int | None = None
     unknown: bool = False
     hollow: bool = False
+    managed: bool = False
     values: torch.UntypedStorage | None = field(default=None, repr=False)
     exchanged: frozenset[ValueCollective] = field(default=frozenset(), repr=False)
     merged_into: int | None = None
+    serial: int = -1  # no two storages of a book have the same
     reference: weakref.ref[Any] | None = field(default=None, repr=False)
 
 
@@ -63,7 +66,9 @@ class StorageBook:
     tensor_storage: list[int] = field(default_factory=list)
     num_ops: int = 0
     recording: bool = False
+    paused: int = 0  # blocks that record nothing
     any_hollow: bool = False
+    any_managed: bool = False
     _serial: int = field(default_factory=lambda: next(_books))
     _created: int = 0
     _tensor_by_form: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -77,6 +82,7 @@ class StorageBook:
         if info is None:
             place = device or ("cuda" if tensor.is_meta else "cpu")
             info = StorageInfo(self._created, place, storage.nbytes(), self.num_ops if produced else -1)
+            info.serial = self._created
             self._created += 1
             info.reference = weakref.ref(storage, lambda _: self._note_release(key))
             self.live[key] = info
@@ -110,10 +116,11 @@ class StorageBook:
             info.free = self.num_ops - 1
 
     def start_recording(self) -> None:
-        """Begins recording: what is alive now was there before the step."""
-        self.recording = True
+        """Begins recording, perhaps anew: what is alive now was there before the step."""
+        self.recording, self.num_ops, self._serial = True, 0, next(_books)
+        self.recorded, self.tensor_storage, self._tensor_by_form = [], [], {}
         for info in self.live.values():
-            info.alloc = -1
+            info.alloc, info.free, info.merged_into = -1, None, None
             self._record_storage(info)
 
     def stop_recording(self) -> None:
@@ -124,10 +131,12 @@ class StorageBook:
     def pause_recording(self) -> Iterator[None]:
         """Records nothing inside the block; what it leaves behind was there before."""
         recording, self.recording = self.recording, False
+        self.paused += 1
         before = set(self.live)
         try:
             yield
         finally:
+            self.paused -= 1
             self.recording = recording
             for key, info in self.live.items():
                 if recording and key not in before:
@@ -155,6 +164,10 @@ class StorageBook:
         if info is not None:
             return info.device
         return "cuda" if tensor.is_meta else "cpu"
+
+    def is_managed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in unified memory."""
+        return self.any_managed and self.get_info(tensor).managed
 
     def is_hollow(self, tensor: torch.Tensor) -> bool:
         """Whether the user has put the tensor on `meta`."""

@@ -17,12 +17,13 @@ SPACE = "traincast_fbgemm"
 """Where the stubs live; they are recorded under the library's own name space."""
 _LOOKUP = re.compile(r"fbgemm(?:::|\.)split_embedding_codegen_lookup_(\w+?)_function(?:_pt2)?(?:\.\w+)?$")
 _DENSE = "fbgemm::dense_embedding_codegen_lookup_function"
+_WEIGHT_GRADIENT = "split_embedding_codegen_grad_indice_weights_cuda"
 _KNOWN = "known"
 _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
 Known = Callable[[torch.Tensor], "list[int] | None"]
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host"
 )
 
 
@@ -40,7 +41,8 @@ def run_lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[st
     device, so no host waits for them: `known` gives their numbers, None where they are not known."""
     schema = (func.default if hasattr(func, "default") else func)._schema
     given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs, _KNOWN: known}
-    weights = given.get("dev_weights")
+    places = [given.get(name) for name in ("dev_weights", "uvm_weights")]
+    weights = next((t for t in places if t is not None and t.numel()), places[0])
     if optimizer == "dense":
         pooled: torch.Tensor = _DenseLookup.apply(weights, given)  # type: ignore[no-untyped-call]
         return pooled
@@ -51,23 +53,28 @@ def run_lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[st
         t for name, value in given.items() if name.startswith("momentum") for t in tree_iter(value)
         if isinstance(t, torch.Tensor) and t.numel()
     ]  # fmt: skip
-    result: torch.Tensor = _Lookup.apply(given["placeholder_autograd_tensor"], optimizer, weights, momenta, given)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        given["placeholder_autograd_tensor"], optimizer, weights, momenta, given, given.get("indice_weights")
+    )
     return result
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any) -> Any:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any, per_sample: Any
+    ) -> Any:
         common = _list_common_arguments(weights, given)
         forward_op, backward_op = _get_ops(optimizer, _find_kind(given))
         ctx.call = (backward_op, common, momenta)
         return forward_op(*common)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
+    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
         op, common, momenta = ctx.call
+        weights_grad = _find_weight_gradient(grad, common)
         op(grad, *common, momenta)
-        return (None,) * 5
+        return (None, None, None, None, None, weights_grad if ctx.needs_input_grad[5] else None)
 
 
 class _DenseLookup(torch.autograd.Function):
@@ -82,7 +89,17 @@ class _DenseLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
+        _find_weight_gradient(grad, ctx.common)
         return ctx.backward_op(grad, *ctx.common), None
+
+
+def _find_weight_gradient(grad: torch.Tensor, common: tuple[Any, ...]) -> torch.Tensor | None:
+    """The gradient of the weights of samples, which FBGEMM computes for every weighted lookup, wanted or not."""
+    if common[4] is None:
+        return None
+    _get_ops("dense", "weighted")
+    made: torch.Tensor = getattr(torch.ops, SPACE).split_embedding_codegen_grad_indice_weights_cuda(grad, *common)
+    return made
 
 
 def _find_kind(given: dict[str, Any]) -> str:
@@ -94,8 +111,15 @@ def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tupl
     return (
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
         int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
-        weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
+        weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]), int(_reads_host(given)),
     )  # fmt: skip
+
+
+def _reads_host(given: dict[str, Any]) -> bool:
+    """Whether rows are read in host memory: they are in unified memory, and none is cached on the device."""
+    listed = given.get("weights")  # on the device, in unified memory, where each is, where each begins, the cache
+    in_host, cache = (listed[1], listed[-1]) if listed else (given.get("uvm_weights"), given.get("lxu_cache_weights"))
+    return in_host is not None and in_host.numel() > 0 and (cache is None or not cache.numel())
 
 
 def _read_dims(given: dict[str, Any]) -> list[int]:
@@ -131,6 +155,9 @@ def _get_ops(optimizer: str, kind: str) -> tuple[Any, Any]:
     if not hasattr(getattr(torch.ops, SPACE), forward):
         library.define(f"{forward}({_TABLES.format('')}) -> Tensor")
         library.impl(forward, _infer_pooled, "Meta")
+    if not hasattr(getattr(torch.ops, SPACE), _WEIGHT_GRADIENT):
+        library.define(f"{_WEIGHT_GRADIENT}(Tensor grad_output, {_TABLES.format('')}) -> Tensor")
+        library.impl(_WEIGHT_GRADIENT, lambda grad, weights, columns, ids, *rest: grad.new_empty(ids.numel()), "Meta")
     if dense and not hasattr(getattr(torch.ops, SPACE), backward):
         library.define(f"{backward}(Tensor grad_output, {_TABLES.format('')}) -> Tensor")
         library.impl(backward, lambda grad, weights, *rest: torch.empty_like(weights), "Meta")
@@ -146,7 +173,7 @@ _KEPT: list[Any] = []
 
 def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
-    total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int,
+    total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int, host: int,
 ) -> torch.Tensor:  # fmt: skip
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)

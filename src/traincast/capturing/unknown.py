@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dis
+import numbers
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils._pytree import tree_iter
@@ -10,31 +14,153 @@ from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import ITEM, reject_values
 
 _REMEDY = f"use a Python int that is known before the step, or state it: {ITEM}"
+_DECIDED = "a number read from a tensor decides as 0 would"
 
 
-class UnknownInt(int):
+class UnknownInt:
     """An integer read from a tensor without values: it can be counted and printed, and decides nothing.
 
-    Sums and GEMMs with it are unknown too; comparing it, or making a size of it, is rejected.
+    Sums and products with it are unknown too. In the recorded step it is rejected to compare it, to make a plain
+    number, an index or a size of it; elsewhere it is 0 then, and the answer says so.
     """
+
+    __slots__ = ()
 
     def _make_unknown(self, *others: object) -> UnknownInt:
         return UnknownInt()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = _make_unknown
-    __neg__ = __abs__ = _make_unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _make_unknown
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _make_unknown
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _make_unknown
+    __neg__ = __pos__ = __abs__ = __round__ = __ceil__ = __floor__ = __trunc__ = _make_unknown
 
-    def __truediv__(self, other: object) -> float:
+    def __truediv__(self, other: object) -> UnknownFloat:
+        return UnknownFloat()
+
+    __rtruediv__ = __truediv__
+
+    def _decide(self, compare: Callable[..., bool], *others: object) -> bool:
+        stated = get_assumptions()
+        decided = stated.find_decision()
+        if decided is not None:
+            return decided
+        if stated.in_step:
+            raise reject_values("a decision on tensor.item()", f"take it outside the step, or state it: {ITEM}")
+        stated.note_assumption(_DECIDED)
+        return compare(0, *[0 if isinstance(other, UnknownInt) else other for other in others])
+
+    def __bool__(self) -> bool:
+        return self._decide(bool)
+
+    def __eq__(self, other: object) -> bool:
+        return self._decide(lambda a, b: bool(a == b), other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._decide(lambda a, b: bool(a != b), other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._decide(lambda a, b: bool(a < b), other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._decide(lambda a, b: bool(a <= b), other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._decide(lambda a, b: bool(a > b), other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._decide(lambda a, b: bool(a >= b), other)
+
+    def __hash__(self) -> int:
+        if get_assumptions().in_step:
+            raise reject_values("tensor.item() as a key", _REMEDY)
+        return 0
+
+    def __index__(self) -> int:
+        return self._make_plain("tensor.item() as an index, a size or a count")
+
+    def __int__(self) -> int:
+        frame = sys._getframe(1)  # "%d" % number prints it
+        formats = dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_OP" if frame.f_lasti >= 0 else False
+        return 0 if formats else self._make_plain("int(tensor.item())")
+
+    def __float__(self) -> float:
+        get_assumptions().note_assumption("a number read from a tensor is taken to be 0.0")
         return 0.0
 
-    def _reject_decision(self, *others: object) -> bool:
-        decided = get_assumptions().find_decision()
-        if decided is None:
-            raise reject_values("a decision on tensor.item()", f"take it outside the step, or state it: {ITEM}")
-        return decided
+    def _make_plain(self, what: str) -> int:
+        stated = get_assumptions()
+        number = stated.find_number()
+        if number is not None:
+            return number
+        if stated.in_step:
+            raise reject_values(what, _REMEDY)
+        stated.note_assumption("a number read from a tensor is taken to be 0")
+        return 0
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _reject_decision
-    __hash__ = int.__hash__
+    def __repr__(self) -> str:
+        return "0"
+
+    def __format__(self, form: str) -> str:
+        return format(0, form)
+
+    def item(self) -> UnknownInt:
+        """As numbers of numpy have it."""
+        return self
+
+
+numbers.Integral.register(UnknownInt)
+
+
+class UnknownFloat(float):
+    """A fraction read from a tensor without values, 0.0: where it decides something the answer says so, and whole
+    numbers made of it are unknown."""
+
+    __slots__ = ()
+
+    def _make_unknown(self, *others: object) -> UnknownFloat:
+        return UnknownFloat()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _make_unknown
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _make_unknown
+
+    def _make_unknown_int(self, *others: object) -> Any:
+        return UnknownFloat() if others and others[0] is not None else UnknownInt()
+
+    __round__ = __ceil__ = __floor__ = __trunc__ = __floordiv__ = __rfloordiv__ = _make_unknown_int
+
+    def __int__(self) -> Any:
+        return UnknownInt().__index__()
+
+    def _note_decision(self, compare: Callable[[float, Any], bool], other: object) -> bool:
+        stated = get_assumptions()
+        decided = stated.find_decision()
+        if decided is not None:
+            return decided
+        stated.note_assumption("a fraction read from a tensor decides as 0.0 would")
+        return compare(0.0, float.__add__(other, 0.0) if isinstance(other, UnknownFloat) else other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._note_decision(lambda a, b: bool(a < b), other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._note_decision(lambda a, b: bool(a <= b), other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._note_decision(lambda a, b: bool(a > b), other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._note_decision(lambda a, b: bool(a >= b), other)
+
+    def __eq__(self, other: object) -> bool:
+        return self._note_decision(lambda a, b: bool(a == b), other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._note_decision(lambda a, b: bool(a != b), other)
+
+    def __bool__(self) -> bool:
+        return self._note_decision(lambda a, b: bool(a), 0.0)
+
+    __hash__ = float.__hash__
 
 
 def reject_unknown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

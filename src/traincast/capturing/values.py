@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from traincast.capturing.arguments import list_tensors
 from traincast.capturing.collective_values import ValueCollective
 from traincast.capturing.errors import find_user_line
+from traincast.capturing.lengths import find_lengths, has_lengths
 from traincast.capturing.storages import Seen, StorageBook, StorageInfo
 from traincast.capturing.traits import get_traits
 
@@ -130,7 +131,13 @@ class Values:
         """Does to the values what an op did to the tensors, `seen` before it ran; forgets those it overwrote
         with unknown ones."""
         known = get_traits(func)
-        if seen.unknown and not known.mutable and known.name not in _MADE_LIKE and not self._exchanging:
+        passes_lengths = has_lengths(known.name)
+        if (
+            seen.unknown
+            and not known.mutable
+            and known.name not in _MADE_LIKE
+            and not (self._exchanging or passes_lengths)
+        ):
             return  # the usual case: nothing can be known of what it made
         if _get_fake_mode() is not None:
             return  # PyTorch tries ops out on tensors of its own
@@ -145,7 +152,13 @@ class Values:
         made: list[torch.Tensor],
     ) -> None:  # fmt: skip
         wanted = [(out, info) for out in made if (info := self._find_storage_to_fill(out)) is not None]
-        if not wanted or not self._is_computable(func, tensors):
+        if not wanted:
+            return
+        if not self._is_computable(func, tensors):
+            found = find_lengths(get_traits(func).name, args, kwargs, self.get_values)
+            for position, value in found.items():
+                if (info := self._find_storage_to_fill(made[position])) is not None:
+                    self._keep_value(made[position], info, value)
             return
         computed = self.run_op(func, args, kwargs)
         for (out, info), value in zip(wanted, [v for v in list_tensors(computed) if self._is_small(v)], strict=False):

@@ -23,6 +23,9 @@ CORRECTIONS = (0.05, 20.0)
 """The least and the most that measurements correct a model by; beyond, they are of something else."""
 
 
+_MOST_REFINED = 8  # files, each a correction of the next
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """A device in its surroundings: how many of them a node holds, and the links between them.
@@ -42,18 +45,25 @@ class Platform:
         sharers = self.topology.count_host_sharers(gpus) if self.topology is not None else 1
         return replace(self.device, host_sharers=sharers) if sharers > 1 else self.device
 
+    def with_power_limit(self, watts: float) -> Platform:
+        """This platform with the boards of its devices limited to this power."""
+        return replace(self, device=self.device.with_power_limit(watts))
+
     def with_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
         return replace(self, device=self.device.with_clock(clock_mhz))
 
 
-def load_platform(name: str) -> Platform:
-    """A built-in platform by its key, or one described in a TOML or YAML file of the user's."""
+def load_platform(name: str, *, depth: int = 0) -> Platform:
+    """A built-in platform by its key, or one described in a TOML or YAML file of the user's.
+
+    `depth` is how many files refine the one that is read, each by corrections of its own.
+    """
     if name.endswith(USER_FILES):
         path = _check_user_file(name, "platform", "device or node")
         table = read_table(path)
         if "refines" in table:
-            return _apply_corrections(path.stem, table)
+            return _apply_corrections(path.stem, table, depth)
         if "device" not in table:
             return Platform(key=path.stem, device=make_device(path.stem, table))
         return _make_node_platform(path.stem, table, path.parent)
@@ -70,7 +80,7 @@ def load_platform(name: str) -> Platform:
     )
 
 
-def _apply_corrections(key: str, table: dict[str, Any]) -> Platform:
+def _apply_corrections(key: str, table: dict[str, Any], depth: int) -> Platform:
     """A built-in platform with corrections of the time of its kernels, its host and its collectives."""
     check_known_fields(key, table, ("refines", "source", "corrections"))
     factors = table.get("corrections")
@@ -81,7 +91,12 @@ def _apply_corrections(key: str, table: dict[str, Any]) -> Platform:
     wild = [family for family, factor in known.items() if not least <= factor <= most]
     if wild:
         raise TraincastError(f"platform '{key}' corrects '{wild[0]}' by {known[wild[0]]:g}; give {least:g} to {most:g}")
-    base = load_platform(str(table["refines"]))
+    if depth >= _MOST_REFINED:
+        raise TraincastError(
+            f"platform '{key}' refines a file that refines a file, more than {_MOST_REFINED} deep; name a built-in "
+            "platform in 'refines'"
+        )
+    base = load_platform(str(table["refines"]), depth=depth + 1)
     held = dict(base.device.corrections)
     whole = {**held, **{family: held.get(family, 1.0) * factor for family, factor in known.items()}}
     refined = replace(base, key=key, device=replace(base.device, corrections=whole))
@@ -123,6 +138,7 @@ def _check_user_file(name: str, kind: str, content: str) -> Path:
 def _make_node_platform(key: str, table: dict[str, Any], folder: Path | None = None) -> Platform:
     device = _find_device(table, folder)
     assert device is not None
+    device = replace(device, host=str(table.get("host", device.host)))
     topology = make_topology(key, table, device)
     if folder is not None:
         _check_curves(topology)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from traincast.hardware.device import Device
@@ -16,7 +17,8 @@ _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not list
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
-    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link", "source", "notes",
+    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link", "through_host_gbs",
+    "host", "source", "notes",
 )  # fmt: skip
 # least and most that any node has, several times over: outside, a figure is in another unit
 _RANGES = {
@@ -26,6 +28,7 @@ _RANGES = {
     "gpus_per_host_link": (1.0, 64.0),
     "link_gbs": (0.1, 20_000.0),
     "host_gbs": (0.1, 20_000.0),
+    "through_host_gbs": (0.01, 20_000.0),
     "network_gbs_per_gpu": (0.01, 20_000.0),
     "link_latency_us": (0.01, 1000.0),
     "network_latency_us": (0.01, 100_000.0),
@@ -43,7 +46,8 @@ class Topology:
 
     `link_bandwidth` is what one GPU can send over its fast links, which join `island` GPUs at a time (a whole node
     behind NVSwitch, two with bridges, one when there is only PCIe); GPUs of different islands talk at
-    `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory. `links` lists
+    `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory, which takes
+    `through_host_bandwidth` of each at most. `links` lists
     point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
     switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
     `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
@@ -65,6 +69,7 @@ class Topology:
     links: Links = ()
     curves: str = ""
     peer_access: bool = True
+    through_host_bandwidth: float = inf
     gpus_per_host_link: int = 1
     link_speed: float = 1.0
     network_speed: float = 1.0
@@ -119,7 +124,10 @@ class Topology:
 
     def get_host_bandwidth(self, ranks: int) -> float:
         """What each of `ranks` GPUs can send beyond its island when all do."""
-        return self.host_bandwidth * (1.0 if self.peer_access else (2 / ranks) ** _NO_PEER_FALL)
+        if self.peer_access:
+            return self.host_bandwidth
+        fall: float = (2 / ranks) ** _NO_PEER_FALL
+        return min(self.host_bandwidth * fall, self.through_host_bandwidth)
 
     def get_network_bandwidth(self, ranks_per_node: int) -> float:
         """What a group with `ranks_per_node` GPUs of each node can send from one node to others."""
@@ -188,6 +196,7 @@ def make_topology(key: str, table: dict[str, Any], device: Device | None) -> Top
         links=_read_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
         peer_access=_read_peer_access(key, table.get("peer_access", True)),
+        through_host_bandwidth=1e9 * _read_number(key, table, "through_host_gbs", link),
         gpus_per_host_link=int(_read_number(key, table, "gpus_per_host_link", 1, integer=True)),
     )
 

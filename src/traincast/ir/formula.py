@@ -26,8 +26,8 @@ _ATTRIBUTES: dict[str, Callable[[TensorSpec], int]] = {
     "ndim": lambda s: len(s.shape),
 }
 _FORM = (
-    "use numbers, + - * / // **, parentheses, min, max, ceil, floor, log2, sqrt, tensors in0, in1, ..., out0, ... "
-    "(in0.numel, in0.bytes, in0[1] is a size), and the op's own arguments"
+    "use numbers, + - * / // **, parentheses, min and max of several, ceil, floor, log2, sqrt, tensors in0, in1, ..., "
+    "out0, ... (in0.numel, in0.bytes, in0[1] is a size), and the op's own arguments"
 )
 
 
@@ -89,7 +89,9 @@ _ALLOWED = (
 
 
 def _is_known_call(part: ast.Call) -> bool:
-    return isinstance(part.func, ast.Name) and part.func.id in _FUNCTIONS and bool(part.args) and not part.keywords
+    if not isinstance(part.func, ast.Name) or part.func.id not in _FUNCTIONS or part.keywords:
+        return False
+    return len(part.args) > 1 if part.func.id in ("min", "max") else len(part.args) == 1
 
 
 def _evaluate_part(part: ast.expr, signature: Signature) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from traincast.ir.given import OpCost
@@ -22,6 +23,11 @@ DEFAULT_TF32 = ("convolutions",)
 """PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of GEMMs off."""
 COVERS = "covers"
 """The entry of `Workload.meta` of a step from a trace that does not have the sizes of all of its kernels."""
+SAMPLES_PER_BATCH, UPDATES = "samples_per_batch", "updates"
+"""Entries of `Workload.meta` of a captured loop: samples of a step for each of its batch size (a fraction), and how
+many updates a step has."""
+KEPT_BACK = "kept_back"
+"""The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
 STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
@@ -57,7 +63,13 @@ class Workload(Result):
     @property
     def samples(self) -> int:
         """Samples per rank and update: those of all batches whose gradients are accumulated."""
-        return self.batch_size * int(self.meta.get("accumulation", "1"))
+        per_batch = Fraction(self.meta.get(SAMPLES_PER_BATCH, "1")) * int(self.meta.get("accumulation", "1"))
+        return round(self.batch_size * per_batch)
+
+    @property
+    def updates(self) -> int:
+        """Updates of a step: more than one where a captured loop repeats several that differ."""
+        return int(self.meta.get(UPDATES, "1"))
 
     @property
     def seq_len(self) -> int:
@@ -102,6 +114,7 @@ class Workload(Result):
             "rebatchable": not program.rigid,
             "why_not": program.rigid or None,
             "assumptions": list(self.assumptions),
+            "kept_back": self.meta.get(KEPT_BACK),
             "given_costs": {cost.op: cost.as_text() for cost in self.costs},
         }
 
@@ -111,6 +124,8 @@ class Workload(Result):
         many = f"{len(self.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
         sizes = f"this size only ({program.rigid})" if program.rigid else self._usable()
         assumed = "".join(f"\nassumed: {text}" for text in self.assumptions)
+        if KEPT_BACK in self.meta:
+            assumed += f"\nnot done, as a capture changes nothing: {self.meta[KEPT_BACK]}"
         return (
             f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
             f"{format_quantity(compute_peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at "

@@ -48,7 +48,7 @@ def read_chakra(path: str | Path) -> ExecutionTrace:
 
 def _read_messages(source: ByteSource) -> Iterator[bytes | None]:
     """The messages of the file; None when the last one is cut off."""
-    buffer, more = b"", True
+    buffer, more, first = b"", True, True
     while True:
         at = 0
         while at < len(buffer):
@@ -60,8 +60,11 @@ def _read_messages(source: ByteSource) -> Iterator[bytes | None]:
                 break
             if size > MAX_VALUE:
                 raise TraincastError(f"'{source.path}' is not a Chakra trace: a message of {size} bytes")
+            if not size and not first:  # nodes have a name and a number; only what stands before them may say nothing
+                raise ShortError
             if start + size > len(buffer):
                 break
+            first = False
             yield buffer[start : start + size]
             at = start + size
         if not more:

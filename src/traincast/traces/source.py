@@ -13,7 +13,7 @@ _READ = 1 << 18  # bytes at a time; inflated they are a few MB
 _GZIP = b"\x1f\x8b"  # how every gzip member begins
 _ZIP = b"PK\x03\x04"  # how every zip archive with files in it begins
 # deflate packs a real trace 10 to 60 times; beyond this a small file is only meant to fill the machine
-_MAX_RATIO, _RATIO_FROM = 250, 1 << 27
+_MAX_RATIO, _RATIO_FROM = 250, 1 << 24
 _MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
 _PACKED = {

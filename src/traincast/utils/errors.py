@@ -18,12 +18,25 @@ _LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that
 def make_unknown_error(kind: str, name: str, known: Iterable[str], remedy: str) -> TraincastError:
     """An error for a name nobody knows, with the nearest known names."""
     is_short = len(name) <= _LONGEST_NAME and name.isprintable()
-    names = list(known)
-    longer = [one for one in names if name and one.startswith(name)]  # "a100" is short for "a100-80gb"
-    nearest = list(dict.fromkeys(longer + difflib.get_close_matches(name, names, n=3, cutoff=0.4))) if is_short else []
-    hint = f" Did you mean {', '.join(nearest[:3])}?" if nearest else ""
+    nearest = find_nearest(name, known) if is_short else []
+    hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
     quoted = f"'{name}'" if is_short else shorten_value(name)
     return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
+
+
+def find_nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
+    """Known names that a name may stand for, whatever its case: longer ones, then those spelt alike, then those that
+    contain it.
+
+    >>> find_nearest("A100", ["v100", "a100-40gb", "dgx-a100", "a100-80gb"])
+    ['a100-40gb', 'a100-80gb', 'v100', 'dgx-a100']
+    """
+    by_lower = {one.lower(): one for one in known}
+    wanted = name.lower()
+    longer = [one for one in by_lower if wanted and one.startswith(wanted)]
+    alike = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)
+    containing = [one for one in by_lower if len(wanted) > 2 and wanted in one]
+    return [by_lower[one] for one in dict.fromkeys([*longer, *alike, *containing])][:most]
 
 
 def escape_text(text: str) -> str:

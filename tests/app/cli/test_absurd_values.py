@@ -34,7 +34,7 @@ ABSURD_NAMES = (
 )
 NAMES = {"out", "trace_out", "workload_out", "torchrec_out", "name"}
 """Where any name is fine, so that a value which is absurd elsewhere costs a whole answer."""
-_PREDICTING = ("report", "whatif", "sweep")  # commands that take the options of predict
+_PREDICTING = ("compare", "report", "whatif", "sweep")  # commands that take the options of predict
 SECONDS = 20  # of CPU time for one command; all of them take far less than one
 _PATIENCE = 300  # seconds by the clock until a command that computes nothing counts as a hang
 
@@ -71,6 +71,7 @@ SOUND = {
         "dlrm-ddp --on dgx1-v100 --gpus 2 --skew-ms 1 --jitter 0.1",
         "mpt-125m --on dgx-h100 --gpus 2 --tp 2",
     ],
+    "compare": ["dlrm-ddp --on v100"],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0"],
     "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],

@@ -54,7 +54,7 @@ def test_fit_alone_asks_for_a_store(alone, capsys):
     assert "give a --store" in capsys.readouterr().err
 
     assert main(["fit", "--data", "somewhere"]) == 2
-    assert "unrecognized arguments: --data" in capsys.readouterr().err
+    assert "unknown option '--data'" in capsys.readouterr().err
 
 
 def test_a_report_of_an_evaluation_says_what_to_install(alone, capsys, tmp_path):

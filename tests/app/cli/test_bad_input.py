@@ -103,7 +103,7 @@ def test_evaluate_without_data(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["nonsense"], ["predict"], ["predict", "dlrm-default", "--on", "v100", "--dtype", "int3"]],
+    [["nonsense"], ["predict"], ["predict", "dlrm-default", "--on", "v100", "--dtype", "int3"]],
 )
 def test_argument_errors_are_one_line_that_names_the_help(capsys, arguments):
     assert "--help" in refusal(capsys, *arguments)

@@ -78,7 +78,7 @@ def test_the_curve_as_text(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "vgg13 (training) on NVIDIA A100-SXM4-40GB: weak scaling, batch of a GPU fixed"
     assert lines[2].split()[:3] == ["GPUs", "nodes", "batch"]
-    assert [line.split()[0] for line in lines[4:]] == ["1", "8", "warning:"]
+    assert [line.split()[0] for line in lines[4:]] == ["1", "8", "note:"]
     assert "100.0%" in lines[4]
 
 

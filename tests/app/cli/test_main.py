@@ -211,3 +211,53 @@ def test_a_message_with_line_breaks_and_escapes_stays_one_printable_line(capsys)
     said = capsys.readouterr().err.removesuffix("\n")
     assert said.isprintable() and len(said) < 2000
     assert "no\\nsuch\\x1b[31m" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["predcit", "resnet50"], "Did you mean predict?"),
+        (["predict", "resnet50", "--on", "v100", "--batchsize", "4"], "Did you mean --batch-size?"),
+        (["predict", "resnet50", "--on", "v100", "--batch_size", "4"], "Did you mean --batch-size?"),
+        (["predict", "resnet50", "--on", "v100", "--batch", "4"], "Did you mean --batch-size?"),
+        (["predict", "resnet50", "--on", "A100"], "Did you mean a100-40gb, a100-40gb-pcie, a100-80gb, a100-80gb-pcie?"),
+        (["predict", "resnet50", "--on", "H100"], "Did you mean h100, "),
+        (["predict", "ResNet50", "--on", "v100"], "Did you mean resnet50"),
+    ],
+)
+def test_what_was_meant_is_suggested_whatever_its_case(capsys, words, meant):
+    assert main(words) == 2
+    assert meant in capsys.readouterr().err
+
+
+def test_alone_it_shows_commands_by_task_with_an_example_each(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert shown.startswith("How long will one training step")
+    assert shown.count("$ traincast ") == len(list_commands())
+    assert "Your own model and machine\n" in shown
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_help_of_every_command_fits_on_a_screen_and_names_every_option(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    _, made = build_parsers(list_commands())
+    for command, parser in made.items():
+        text = parser.format_help()
+        assert len(text.splitlines()) <= (60 if columns == "100" else 75), command
+        assert max(map(len, text.splitlines())) <= max(int(columns), 100), command
+        known = set(list_options(parser).values()) - {"--help", "--help-all"}
+        assert [name for name in known if name not in text] == [], command
+
+
+def test_colours_are_for_terminals_that_want_them(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    main(["predict", "resnet50", "--on", "v100"])
+    assert "\x1b[1m" in capsys.readouterr().out
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(["predict", "resnet50", "--on", "v100"])
+    assert "\x1b" not in capsys.readouterr().out

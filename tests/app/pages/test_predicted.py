@@ -38,7 +38,7 @@ def test_the_number_stands_first_with_its_interval_and_evidence(result, sections
     assert html.startswith(f'<p class="answer">{1e3 * result.iteration:.2f} <small>ms per step</small></p>')
     low, high = (f"{1e3 * limit:.2f}" for limit in result.interval)
     assert f"90 % interval: {low} to {high} ms" in html
-    assert re.search(r'<p class="verdict">(Inside what was measured|Partly extrapolated|Mostly extrapolated)</p>', html)
+    assert re.search(r'<p class="verdict (good|fair|poor)">(Measured|(Partly|Mostly) extrapolated)</p>', html)
 
 
 def test_parts_of_the_step_add_up(result, sections):

@@ -7,19 +7,33 @@ from dataclasses import replace
 from traincast.app.report.catalog import format_coverage, format_models, format_platforms
 from traincast.costs.kernels.lowered import OpCoverage
 from traincast.hardware.platform import load_platform
+from traincast.models.embeddings.builtin import BUILTIN_SETS
+from traincast.models.published import list_published_programs
+from traincast.models.transformers.reading import list_built_in_names
 from traincast.simulator.scenario.models import CoverageList, ModelList, list_built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
 
 
 def test_models_have_sizes_and_what_they_are():
     models = {model.info.name: model for model in list_built_in_models()}
-    header, _, vision, language = format_models(ModelList([models["resnet50"], models["bert-large"]])).splitlines()
+    shown = format_models(ModelList([models["bert-large"], models["resnet50"]])).splitlines()
 
-    assert header.split() == ["model", "parameters", "batch", "tokens", "ops", "kernels", "what", "it", "is"]
-    assert vision.split()[:5] == ["resnet50", "25.6", "M", "32", "-"]
-    assert vision.endswith(models["resnet50"].info.description)
+    header, _, _, captured, language, _, vision, image = shown
+    assert header.split() == ["model", "parameters", "batch", "tokens", "what", "it", "is"]
+    assert (captured, vision) == ("Transformers, captured", "vision")
+    assert image.split()[:5] == ["resnet50", "25.6", "M", "32", "-"]
+    assert image.endswith(models["resnet50"].info.description)
     assert language.split()[4] == str(models["bert-large"].workload.seq_len)
-    assert language.split()[5] == str(models["bert-large"].workload.programs[0].num_ops)
+
+
+def test_everything_with_a_name_is_listed_and_found_by_a_part_of_it():
+    models = list_built_in_models()
+    names = [model.info.name for model in models]
+
+    assert set(names) >= {*list_built_in_names(), *BUILTIN_SETS, *list_published_programs()}
+    assert len(names) == len(set(names))
+    assert [model.info.name for model in models.select("LLAMA3")] == ["llama3-8b", "llama3-70b", "llama3-405b"]
+    assert models.to_dict()[names.index("llama3-8b")]["parameters"] == 8030261248
 
 
 def test_coverage_says_what_is_only_estimated():
@@ -40,8 +54,9 @@ def test_platforms_have_the_figures_that_predictions_use():
     header, _, first, second = format_platforms(PlatformList([old, new])).splitlines()
 
     assert header.split("  ")[0] == "platform"
-    assert first.split() == ["v100", *old.device.name.split(), "1", "16", "900", "15.7", "-", "1530"]
-    assert second.split()[-6:] == ["8", "80", "3,430", "66.9", "989", "1980"]
+    measured = ["gemm", "(half),", "conv,", "embedding"]
+    assert first.split() == ["v100", *old.device.name.split(), "1", "16", "900", "15.7", "-", *measured]
+    assert second.split()[-8:] == ["80", "3,430", "66.9", "989", "gemm", "(fp8,", "half),", "attention"]
 
 
 def test_a_platform_of_your_own_is_a_row_like_any_other():

@@ -77,7 +77,7 @@ Twice as fast, a step is shorter by
 NOTE = "no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"
 
 TOGETHER = """\
-All 2 ranks: median step 0.485 ms, eg_comm 10.3%, eg_imbalance 0.0%
+All 2 ranks: median step 0.485 ms, exposed communication 10.3%, imbalance 0.0%
 
 Collectives over ranks (means of one call)
 collective  bytes  group  ranks  count  transfer ms  bus GB/s  others waited ms  at most ms  came last
@@ -88,7 +88,7 @@ Replayed together: 1 collectives end when the last rank has come and the transfe
 rank  step     ms  replayed ms   error  exposed comm ms  replayed ms  waited ms  came last
 ────  ────  ─────  ───────────  ──────  ───────────────  ───────────  ─────────  ─────────
    0     3  0.485        0.485  +0.00%            0.350        0.350      0.300    0 times
-   1     3  0.485        0.485  +0.00%            0.050        0.050      0.000    1 times
+   1     3  0.485        0.485  +0.00%            0.050        0.050      0.000     1 time
   slowest rank: 0.485 ms measured, 0.485 replayed (+0.00%)
 
 Critical path over ranks: begins on rank 1, 0.000 ms after the first rank began
@@ -126,30 +126,40 @@ def small(tmp_path):
 
 
 def test_the_page_of_a_rank(small):
-    assert format_measured(analyse_traces([small])) == PAGE
+    verdict, _, page = format_measured(analyse_traces([small]), full=True).partition("\n\n")
+
+    assert page == PAGE
+    assert verdict.startswith("1.00 ms per step, median of 1 step: the device is busy 42%, idle: host-bound 55%.\n")
+
+
+def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
+    lines = format_measured(analyse_traces([small])).splitlines()
+
+    assert lines[1].startswith("aten::mm holds 1% of the critical path, host in all 100%; in half the time")
+    assert len(lines) < 45
 
 
 def test_the_page_over_ranks_comes_last(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
     assert format_together(report.together, TOP) == TOGETHER
-    assert format_measured(report).endswith("\n\n" + TOGETHER)
+    assert format_measured(report, full=True).endswith("\n\n" + TOGETHER)
 
 
 def test_a_prediction_is_shown_section_by_section(small):
     question = TraceOptions(platform=load_platform("v100"), host="study-2022")
 
-    page = format_measured(analyse_traces([small], question))
+    page = format_measured(analyse_traces([small], question), full=True)
 
     places = [page.index(section) for section in SECTIONS]
     assert places == sorted(places)
-    assert page.startswith(PAGE)
+    assert page.partition("\n\n")[2].startswith(PAGE)
 
 
 def test_a_scaled_host_is_compared_with_the_one_as_shipped(small):
     question = TraceOptions(platform=load_platform("v100"), host="study-2022", host_scale=2.0)
 
-    page = format_measured(analyse_traces([small], question))
+    page = format_measured(analyse_traces([small], question), full=True)
 
     assert "Prediction on v100 (host profile study-2022 times 2.00): GMAE " in page
     assert "+ overheads  host as shipped" in page
@@ -158,7 +168,7 @@ def test_a_scaled_host_is_compared_with_the_one_as_shipped(small):
 def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
     question = TraceOptions(platform=load_platform("dgx1-v100"), host="study-2022")
 
-    page = format_measured(analyse_traces([write_two_ranks(tmp_path)], question))
+    page = format_measured(analyse_traces([write_two_ranks(tmp_path)], question), full=True)
 
     assert "Predicted together (collectives on dgx1-v100; ranks begin when they did): GMAE " in page
     assert "error  + walk  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
@@ -167,7 +177,7 @@ def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
 def test_what_was_odd_is_noted_below_the_title(tmp_path):
     path = write_trace(tmp_path / "bare.json", small_events()[1:])
 
-    lines = format_measured(analyse_traces([path])).splitlines()
+    lines = format_measured(analyse_traces([path]), full=True).partition("\n\n")[2].splitlines()
 
     assert lines[0] == "Rank 0: bare.json"
     assert " ".join(" ".join(lines[1:3]).split()) == f"note: {NOTE}"
@@ -185,6 +195,6 @@ def test_of_many_steps_the_first_are_shown_and_the_rest_counted(tmp_path):
     events = [launch(1, 10), kernel(1, 20, 100)]
     events += [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 900 + 10 * (n == 24)) for n in range(25)]
 
-    text = format_measured(analyse_traces([write_trace(tmp_path / "t.json", events)]))
+    text = format_measured(analyse_traces([write_trace(tmp_path / "t.json", events)]), full=True)
 
     assert "5 more in the JSON; of all: shortest 0.910, median 1.00, longest 1.00 ms" in text

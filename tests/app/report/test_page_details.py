@@ -11,6 +11,7 @@ from tests.simulator.rank_programs import RankProgram, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.simulator.prediction.outside import OutsideOp
+from traincast.simulator.prediction.warnings import Note
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +20,21 @@ def result():
 
 
 def lines_with(result, start):
-    return [line for line in format_prediction(result).splitlines() if start in line]
+    """Lines below the verdict."""
+    text = format_prediction(result, full=True)
+    return [line for line in text.partition("\n\n")[2].splitlines() if start in line]
 
 
 def test_warnings_are_the_last_lines(result):
     page = format_prediction(replace(result, warnings=("first", "second")))
 
     assert page.splitlines()[-2:] == ["warning: first", "warning: second"]
+
+
+def test_notes_are_called_notes_and_come_after_warnings(result):
+    page = format_prediction(replace(result, warnings=(Note("as usual"), "too large")))
+
+    assert page.splitlines()[-2:] == ["warning: too large", "note: as usual"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,9 @@ def test_one_gpu_has_no_table_of_ranks(result):
 def test_a_compiled_inference_says_so_in_its_first_line():
     compiled = traincast.predict("bert-large", on="a100-40gb", batch_size=1, mode="inference", compiled=True)
 
-    assert format_prediction(compiled).splitlines()[0] == "bert-large (inference, compiled) on NVIDIA A100-SXM4-40GB"
+    assert format_prediction(compiled).splitlines()[0] == (
+        "bert-large (inference, compiled) on NVIDIA A100-SXM4-40GB, batch 1, 512 tokens"
+    )
 
 
 @pytest.fixture(scope="module")

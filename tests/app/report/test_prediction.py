@@ -44,8 +44,9 @@ def test_json_numbers_agree_with_each_other(result):
 def test_page_names_what_was_asked_and_what_it_is_made_of(result):
     lines = format_prediction(result).splitlines()
 
-    assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
-    assert lines[1].startswith(f"batch 1024: {1e3 * result.iteration:.2f} ms per step, 90 % interval ")
+    assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz, batch 1024"
+    assert lines[1].startswith(f"{1e3 * result.iteration:.2f} ms per step (90 % interval ")
+    assert lines[1].endswith("; fits, 2.1 of 16 GB.")
     # 8 tables of a million rows of 64 fp32; the MLPs' 2.5 M weights with their gradients
     (memory,) = [line for line in lines if line.startswith("peak memory")]
     assert (

@@ -46,7 +46,7 @@ def test_one_gpu_is_one_rank():
 def test_page_names_the_ranks_and_who_holds_them_back(result):
     lines = format_prediction(result).splitlines()
 
-    assert lines[0] == "small (training) on 3 x NVIDIA A100-SXM4-40GB"
+    assert lines[0] == "small (training) on 3 x NVIDIA A100-SXM4-40GB, batch 1 per GPU"
     rows = [line for line in lines if line.startswith(("rank 2 ", "ranks 0, 1 "))]
     assert [row.split("  ")[0] for row in rows] == ["rank 2", "ranks 0, 1"]
     assert any("most of the critical path: aten::mm on rank 2" in line for line in lines)

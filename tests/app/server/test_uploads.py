@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from traincast.app.server.app import _Routes
 from traincast.app.server.rejections import Rejection
 from traincast.app.server.uploads import UploadLimits, Uploads
 
@@ -89,3 +90,25 @@ def test_what_is_not_there_cannot_be_removed(tmp_path):
         with pytest.raises(Rejection, match="no such upload"):
             uploads.forget(lost)
     assert files_in(tmp_path) == []
+
+
+def test_an_accepted_file_outlives_a_second_upload_that_finds_no_place_to_be_checked(tmp_path):
+    async def ask() -> list[int]:
+        uploads = Uploads(tmp_path, UploadLimits())
+        routes = _Routes(_FullQueue(), uploads, "")
+        key = await uploads.receive("a.json", pieces(b"{}"))
+        uploads.describe(key, kind="trace")
+        assert await uploads.receive("a.json", pieces(b"{}")) == key
+        other = await uploads.receive("b.json", pieces(b"{}"))
+        with pytest.raises(Rejection):
+            await routes._check_upload(other)
+        return [one["id"] == key for one in uploads.list()]
+
+    assert asyncio.run(ask()) == [True], "the file that was never checked is gone, the accepted one is not"
+
+
+class _FullQueue:
+    """Jobs of a server whose queue is full."""
+
+    async def check(self, path):
+        raise Rejection(429, "too many questions are waiting; ask again in a few seconds")

@@ -42,11 +42,13 @@ SUITES = {
     "embedding-access": Suite(table="embedding_access:evaluate_embedding_access"),
     "here": Suite(here="here:evaluate_here"),
     "kernels": Suite(table="kernels:evaluate_kernels"),
+    "lambda": Suite("lambda_rows:lambda_cases", summary="lambda_rows:summarise_lambda"),
     "llm": Suite("llm:llm_cases", summary="llm:summarise_llm", notes="llm:llm_notes"),
     "multi-gpu": Suite(
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
     "sharding": Suite(here="here:evaluate_sharding"),
+    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm"),
     "traces": Suite(table="traced:evaluate_traces"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }

@@ -34,6 +34,17 @@ def parse_whole_numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_count(text: str) -> float:
+    """A number of samples or tokens: `4e9`, `4B`, `15T`, `300M`.
+
+    >>> parse_count("15T")
+    15000000000000.0
+    """
+    scale = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.get(text[-1:].lower(), 1.0)
+    number = float(text[:-1] if scale != 1.0 else text)  # what is no number is rejected by argparse
+    return number * scale
+
+
 def _parse_processes(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text)):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 or more")

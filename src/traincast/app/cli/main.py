@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 
 from traincast.app.cli.options import name_options
-from traincast.app.cli.registry import BAD_INPUT, OK, build_parsers
+from traincast.app.cli.registry import BAD_INPUT, OK, build_parsers, list_commands, reject_unknown
 from traincast.app.cli.signals import Signals, Terminated, raise_signals
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.version import __version__
 
 INTERNAL_ERROR, INTERRUPTED = 70, 130  # as sysexits.h and shells have them
@@ -136,11 +136,19 @@ def _print_message(message: str, code: int) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     """The arguments of the command that is asked for; `run` is what it does, `options` how its parameters are
-    written."""
-    parser, _ = build_parsers([word for word in argv if not word.startswith("-")][:1])
+    written. Without any, the overview is what is asked for."""
+    words = [word for word in argv if not word.startswith("-")][:1]
+    parser, made = build_parsers(words)
+    if not argv:
+        argv = ["--help"]
+    if words and argv[0] == words[0] and not made:
+        raise make_unknown_error("command", words[0], list_commands(), "'traincast --help' lists the commands.")
+    own = argv
     if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
-        end = argv.index("--")
-        args = parser.parse_args(argv[:end])
-        args.arguments = argv[end + 1 :]
-        return args
-    return parser.parse_args(argv)
+        own = argv[: argv.index("--")]
+    args, extra = parser.parse_known_args(own)
+    if extra:
+        reject_unknown(extra, words[0], made[words[0]])
+    if own is not argv:
+        args.arguments = argv[len(own) + 1 :]
+    return args

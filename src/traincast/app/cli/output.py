@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from traincast.app.cli.colours import colour_text, is_coloured
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import check_output
@@ -36,7 +37,8 @@ def print_json(document: Any) -> None:
 def print_text(text: str) -> None:
     """Text on stdout."""
     with _name_stdout_errors():
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        shown = colour_text(text) if is_coloured(sys.stdout) else text
+        sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
 
 
 @contextmanager

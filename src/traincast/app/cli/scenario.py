@@ -15,8 +15,10 @@ OPTIONS = tuple(name for name in list_scenario_fields() if name not in ("workloa
 """Fields that are options of every command about a step."""
 VARIANT = ("batch_size", "seq_len", "dtype", "mode", "optimizer", "attention", "embedding")
 """Fields that say which step of a model it is, wherever it runs."""
+WORKLOAD_HELP = "a model ('traincast models'), a .tc, .yaml or config.json file, or FILE.py:FUNCTION"
+PLATFORM_HELP = "a GPU or node ('traincast platforms'), a description (.toml), or 'here'"
 _METAVARS = {"integer": "N", "number": "X", "text": "TEXT"}
-_NAMED = {"host": "PROFILE", "costs": "FILE", "plan": "FILE", "dense": "FILE", "stage_layers": "N,N...",
+_NAMED = {"host": "CPU", "costs": "FILE", "plan": "FILE", "dense": "FILE", "stage_layers": "N,N...",
           "overlap": "KIND,KIND..."}  # fmt: skip
 
 

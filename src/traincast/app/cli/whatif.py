@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from traincast.app.cli.arguments import parse_count
 from traincast.utils.errors import TraincastError
 
 
 def add_money_arguments(parser: argparse.ArgumentParser) -> None:
     """What a step costs."""
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
-    parser.add_argument("--samples", type=float, metavar="N", help="samples of the whole run, such as 4e9")
-    parser.add_argument("--tokens", type=float, metavar="N", help="tokens of the whole run, such as 15e12")
+    parser.add_argument("--samples", type=parse_count, metavar="N", help="samples of the whole run, such as 4B")
+    parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole run, such as 15T")
     parser.add_argument("--power-watts", type=float, metavar="X", help="power limit of a GPU (default: its sheet's)")
 
 

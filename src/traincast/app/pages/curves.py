@@ -5,8 +5,8 @@ from __future__ import annotations
 from traincast.app.pages.charts import make_scaling_chart
 from traincast.app.pages.elements import join_blocks, make_bar, make_chart, make_paragraph, make_table
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_warnings_html
-from traincast.app.pages.prediction import make_detail_sections, make_verdict
+from traincast.app.pages.parts import make_verdict_html, make_warnings_html
+from traincast.app.pages.prediction import make_detail_sections
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.utils.display.text import format_milliseconds
 
@@ -50,7 +50,7 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
                 f"{last.efficiency:.0%} of the first point's throughput per GPU is left on {last.gpus} GPUs.",
                 "interval",
             ),
-            make_verdict(last.answer),
+            make_verdict_html(last.answer.trust),
             make_chart(
                 "scaling", "Milliseconds a step over GPUs, with the 90 % interval", "The band is the 90 % interval."
             ),

@@ -19,8 +19,14 @@ from traincast.app.pages.elements import (
     make_table,
 )
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_number_html, make_records_table, make_step_stack, make_warnings_html
-from traincast.app.pages.prediction import list_step_parts, make_detail_sections, make_verdict
+from traincast.app.pages.parts import (
+    make_number_html,
+    make_records_table,
+    make_step_stack,
+    make_verdict_html,
+    make_warnings_html,
+)
+from traincast.app.pages.prediction import list_step_parts, make_detail_sections
 from traincast.app.pages.provenance import make_software_section
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.compare import answer_what_if
@@ -143,7 +149,8 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
             f"edits that do not apply ({len(refused)})", make_table(("edit", "why not"), refused, caption="Not applied")
         ),
     ]
-    sections = [Section(key="answer", title="What would help", html=join_blocks([make_verdict(before), *blocks]))]
+    html = join_blocks([make_verdict_html(before.trust), *blocks])
+    sections = [Section(key="answer", title="What would help", html=html)]
     sections += make_detail_sections(before, price)
     return Page(title=before.headline().split("\n")[0], subtitle="advice", sections=sections)
 
@@ -161,10 +168,13 @@ def read_sweep_page(path: Path) -> Page:
     if not isinstance(document, dict) or any(name not in document for name in names):
         raise TraincastError(f"'{where}' is no sweep: it needs {', '.join(names)}")
     lists = [document[name] for name in names[1:]]
-    if not isinstance(document["axes"], dict) or not all(
-        isinstance(r, list) and all(isinstance(x, dict) for x in r) for r in lists
-    ):
+    axes = document["axes"]
+    if not isinstance(axes, dict) or not all(isinstance(values, list) for values in axes.values()):
+        raise TraincastError(f"'{where}' is no sweep: axes have to be lists of values")
+    if not all(isinstance(r, list) and all(isinstance(x, dict) for x in r) for r in lists):
         raise TraincastError(f"'{where}' is no sweep: rows have to be objects")
+    if not all(isinstance(document.get(name, 0), int) for name in ("points", "failed")):
+        raise TraincastError(f"'{where}' is no sweep: points and failed have to be integers")
     for row in [*document["pareto"], *document["rows"]]:
         if not row.get("error") and not all(isinstance(row.get(name), int | float) for name in _ON_PATH):
             raise TraincastError(f"'{where}': a row needs numbers {', '.join(_ON_PATH)}, or an error")

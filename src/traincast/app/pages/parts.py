@@ -16,9 +16,9 @@ from traincast.app.pages.elements import (
     make_stack,
     make_table,
 )
+from traincast.simulator.prediction.trust import Trust
 from traincast.utils.display.text import format_milliseconds
 
-_INSIDE, _MOSTLY = 0.05, 0.5  # shares of kernel time outside of measurements: below the first none to speak of
 _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all
 
 NO_PRICE = "No price of a GPU was given, so there are no dollars here."
@@ -33,20 +33,11 @@ def make_number_html(seconds: float, interval: tuple[float, float] | None, unit:
     return join_blocks([large, make_paragraph(f"90 % interval: {low} to {high} ms", "interval")])
 
 
-def make_verdict_html(outside: float, estimated: float = 0.0) -> Html:
-    """What the number rests on, in a word and a line: shares of kernel time outside of what was measured, and of ops
-    that nobody modelled."""
-    beyond = outside + estimated
-    word = (
-        "Inside what was measured" if beyond < _INSIDE else
-        "Partly extrapolated" if beyond < _MOSTLY else "Mostly extrapolated"
-    )  # fmt: skip
-    rest = f", {estimated:.0%} from bytes alone, since nobody modelled those ops" if estimated else ""
-    line = (
-        f"{max(1 - beyond, 0):.0%} of the kernel time is of sizes and devices that were measured, {outside:.0%} is "
-        f"outside of what the kernel models were fitted on{rest}."
-    )
-    return join_blocks([make_paragraph(word, "verdict"), make_paragraph(line, "note")])
+def make_verdict_html(trust: Trust) -> Html:
+    """What the number rests on, in a word and a line."""
+    word, _, line = trust.sentence.partition(": ")
+    kind = {"measured": "good", "partly extrapolated": "fair"}.get(trust.word, "poor")
+    return join_blocks([make_paragraph(word, f"verdict {kind}"), make_paragraph(line.capitalize(), "note")])
 
 
 def make_warnings_html(warnings: Iterable[str]) -> Html:

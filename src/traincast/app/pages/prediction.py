@@ -23,16 +23,17 @@ from traincast.app.pages.parts import (
     make_verdict_html,
     make_warnings_html,
 )
-from traincast.app.pages.provenance import list_measured_devices, make_provenance_section, make_software_section
+from traincast.app.pages.provenance import make_provenance_section, make_software_section
 from traincast.app.pages.timelines import make_timeline_data
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_peak_memory
+from traincast.costs.kernels.evidence import list_measured_devices
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.matched_calls import format_rank_list
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.rank_results import RankResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import sum_path_by_activity, sum_path_by_place
+from traincast.simulator.prediction.verdict import split_step
 from traincast.utils.display.text import format_milliseconds
 
 _MOST_RANKS = 64  # rows of a table of ranks
@@ -55,12 +56,6 @@ def make_detail_sections(p: Prediction, price: float | None) -> list[Section]:
     return [*sections, *make_roofline_sections(p), make_provenance_section(p.by_family, p.platform, p.host_profile)]
 
 
-def make_verdict(p: Prediction) -> Html:
-    """What the number rests on."""
-    kernels = sum(p.by_family.values()) or 1.0
-    return make_verdict_html(p.out_of_domain_seconds / kernels, p.estimated_seconds / kernels)
-
-
 def make_result_section(p: Prediction) -> Section:
     """The number, its interval, what it rests on, and warnings."""
     terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
@@ -76,7 +71,7 @@ def make_result_section(p: Prediction) -> Section:
     blocks = [
         make_number_html(p.iteration, p.interval),
         *refused,
-        make_verdict(p),
+        make_verdict_html(p.trust),
         make_facts(known),
         make_warnings_html(p.warnings),
         make_heading("Measured neighbours"),
@@ -97,7 +92,9 @@ def _describe_neighbours(p: Prediction) -> Html:
     for family, seconds in p.by_family.items():
         devices = list_measured_devices(family)
         measured = p.platform.device.is_cpu or key in devices
-        near = "this device" if measured else f"{len(devices)} other devices" if devices else "no kernel of it"
+        kinds = f" ({', '.join(devices[key])})" if devices.get(key) else ""
+        others = f"{len(devices)} other devices" if devices else "no kernel of it"
+        near = f"this device{kinds}" if measured else others
         rows.append((family, f"{seconds / whole:.1%}", near))
     return make_table(("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="What was measured")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -12,7 +11,8 @@ from typing import Any
 from traincast.app.pages.elements import Html, fold_block, join_blocks, make_facts, make_list, make_table
 from traincast.app.pages.page import Section
 from traincast.costs.host.profile import load_host_profile
-from traincast.costs.kernels.families import BY_NAME, PROFILES
+from traincast.costs.kernels.evidence import describe_profile, list_measured_devices
+from traincast.costs.kernels.families import BY_NAME
 from traincast.hardware.platform import Platform
 from traincast.utils.version import __version__
 
@@ -54,10 +54,11 @@ def _list_family_rows(family: str, device: str) -> list[tuple[str, ...]]:
     if not record.profile:
         source = "collectives measured on nodes" if family == "collective" else "first principles"
         return [(family, source, "", "", "", "")]
-    known = _describe_profile(record.profile)
+    known = describe_profile(record.profile)
     files = known.get("files", {})
     entries = files if isinstance(files, dict) else {", ".join(files): known}
-    here = "yes" if device in list_measured_devices(family) else "no"
+    devices = list_measured_devices(family)
+    here = (", ".join(devices[device]) or "yes") if device in devices else "no"
     return [
         (family, name, here, _format_count(entry.get("rows_fitted")), _format_count(entry.get("rows_held_out")),
          _format_percent(entry.get("mean_error_percent_held_out")))
@@ -69,17 +70,9 @@ def _list_sources(families: Iterable[str]) -> Html:
     """The repositories that measurements came from, with their commits and licences, each once."""
     profiles = dict.fromkeys(BY_NAME[family].profile for family in families if family in BY_NAME)
     named = dict.fromkeys(
-        str(source) for name in profiles if name for source in _describe_profile(name).get("sources", ())
+        str(source) for name in profiles if name for source in describe_profile(name).get("sources", ())
     )
     return fold_block(f"sources ({len(named)})", make_list(named))
-
-
-def list_measured_devices(family: str) -> frozenset[str]:
-    """Keys of the devices whose kernels of this family were measured for its model."""
-    record = BY_NAME.get(family)
-    known = _describe_profile(record.profile).get("devices", ()) if record and record.profile else ()
-    lists = known.values() if isinstance(known, dict) else [known]
-    return frozenset(str(key) for keys in lists for key in (keys if isinstance(keys, list | dict) else [keys]))
 
 
 def _format_count(value: Any) -> str:
@@ -88,13 +81,6 @@ def _format_count(value: Any) -> str:
 
 def _format_percent(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, int | float) else ""
-
-
-@cache
-def _describe_profile(name: str) -> dict[str, Any]:
-    """What is written alongside a shipped profile about where it comes from."""
-    document: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
-    return document
 
 
 def _describe_host_source(provenance: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from traincast.app.pages.elements import join_blocks, make_bar, make_facts, make_paragraph, make_table
 from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_number_html, make_records_table, make_warnings_html
-from traincast.app.pages.prediction import make_detail_sections, make_verdict
+from traincast.app.pages.parts import make_number_html, make_records_table, make_verdict_html, make_warnings_html
+from traincast.app.pages.prediction import make_detail_sections
 from traincast.planner.sharding.result import ShardingResult
 from traincast.utils.display.text import format_milliseconds
 
@@ -42,7 +42,7 @@ def make_result_section(result: ShardingResult) -> Section:
         [
             make_number_html(best.seconds, best.prediction.interval),
             *refused,
-            make_verdict(best.prediction),
+            make_verdict_html(best.prediction.trust),
             make_facts(known),
             make_table(
                 ("plan", "ms", "slower by", "GB, fullest", "fits", "why", ""),

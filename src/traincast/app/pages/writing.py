@@ -117,7 +117,7 @@ def _make_plain_page(result: Result) -> Page:
 
 def write_page(page: Page, out: Path) -> WrittenPage:
     """Writes a page, whole or not at all."""
-    data = render_page(page).encode()
+    data = render_page(page).encode(errors="replace")  # half characters of a file that a page was made from
     if len(data) > MOST_BYTES:
         raise TraincastError(
             f"the report would be {len(data) / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; give fewer GPUs or a "

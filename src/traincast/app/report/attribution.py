@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from traincast.hardware.platform import load_platform
 from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.traces.replay.host import KEPT as KEPT_HOST
 from traincast.traces.replay.host import SET_UP
 from traincast.traces.replay.kernels import Known
-from traincast.utils.display.text import format_milliseconds, format_table
+from traincast.utils.display.text import count_of, format_milliseconds, format_table, shorten_name
 
 _TOP = 8  # rows of a table: a page shows the largest, JSON all
 _MOST_NAMED = 4
@@ -33,16 +34,8 @@ def format_attribution(device: str, attribution: Attribution) -> str:
     """Steps with the shares of their error, kernels by family and op, overheads by type and op; `device` is what the
     trace was measured on ("" where it does not say)."""
     own = attribution.host_profile == OWN_HOST
-    host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
-    if attribution.host_scale != 1.0:
-        host += f" times {attribution.host_scale:.2f}"
-    measured_on = (
-        [f"  measured on {device}: the errors mean something if that is {attribution.platform}"] if device else []
-    )
     lines = [
-        f"Prediction on {attribution.platform} ({host}): GMAE {attribution.gmae:.1%} over "
-        f"{len(attribution.steps)} steps",
-        *measured_on,
+        *format_forecast(device, attribution),
         *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
         _format_steps(attribution),
         f"  when it goes on, host and device settled: {format_milliseconds(attribution.steady)} ms per step",
@@ -54,6 +47,24 @@ def format_attribution(device: str, attribution: Attribution) -> str:
         *_format_kept(attribution),
     ]
     return "\n".join(lines if own else [*lines, "", *_format_host(attribution)])
+
+
+def format_forecast(device: str, attribution: Attribution) -> list[str]:
+    """How far the prediction is off where the trace is of the platform's own GPU, else what is forecast for it."""
+    own = attribution.host_profile == OWN_HOST
+    host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
+    if attribution.host_scale != 1.0:
+        host += f" times {attribution.host_scale:.2f}"
+    steps = attribution.steps
+    measured = sum(step.measured for step in steps) / len(steps)
+    on = f"on {attribution.platform} ({host})"
+    if device and load_platform(attribution.platform).device.name != device:
+        predicted = format_milliseconds(sum(step.full for step in steps) / len(steps))
+        return [
+            f"Forecast {on}: {predicted} ms per step, measured on {device}: {format_milliseconds(measured)} ms",
+            "  columns called error are the change from one GPU to the other",
+        ]
+    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}"]
 
 
 def _format_host(attribution: Attribution) -> list[str]:
@@ -114,7 +125,10 @@ def _format_families(attribution: Attribution) -> str:
 
 def _format_ops(attribution: Attribution) -> list[str]:
     shown = sorted(attribution.sum_by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_TOP]
-    rows = [(name[:48], format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p)) for name, p in shown]
+    rows = [
+        (shorten_name(name, 48), format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
+        for name, p in shown
+    ]
     return [format_table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
 
 
@@ -154,7 +168,7 @@ def _format_types(attribution: Attribution) -> str:
 def _format_host_ops(attribution: Attribution) -> list[str]:
     shown = list(attribution.sum_host_by_op().items())[:_TOP]
     rows = [
-        (kind, op[:48] or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
+        (kind, shorten_name(op, 48) or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
         for (kind, op), p in shown
     ]
     return [

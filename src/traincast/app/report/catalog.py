@@ -8,21 +8,22 @@ from traincast.utils.display.text import format_count, format_table
 
 
 def format_models(models: ModelList) -> str:
-    """One line per model."""
+    """One line per model, by group."""
+    header = ("model", "parameters", "batch", "tokens", "what it is")
     rows = [
         (
-            row["model"],
-            format_count(row["parameters"]),
-            str(row["batch_size"]),
-            str(row["seq_len"] or "-"),
-            str(row["ops"]),
-            str(row["kernels"]),
+            row["model"], format_count(row["parameters"]), str(row["batch_size"] or "-"), str(row["seq_len"] or "-"),
             row["description"],
         )
         for row in models.to_dict()
-    ]
-    header = ("model", "parameters", "batch", "tokens", "ops", "kernels", "what it is")
-    return format_table(header, rows, right=(1, 2, 3, 4, 5))
+    ]  # fmt: skip
+    first, rule, *lines = format_table(header, rows, right=(1, 2, 3)).splitlines()
+    shown, group = [first, rule], ""
+    for model, line in zip(models, lines, strict=True):
+        shown += ["", model.group] if model.group != group else []
+        group = model.group
+        shown.append(line)
+    return "\n".join(shown)
 
 
 def format_coverage(ops: CoverageList) -> str:
@@ -34,8 +35,8 @@ def format_coverage(ops: CoverageList) -> str:
 
 
 def format_platforms(platforms: PlatformList) -> str:
-    """One line per platform."""
-    header = ("platform", "device", "GPUs", "memory GB", "DRAM GB/s", "fp32 TFLOPS", "bf16 TFLOPS", "SM MHz")
+    """One line per platform; the last column says what was measured on its GPU."""
+    header = ("platform", "device", "GPUs", "memory GB", "DRAM GB/s", "fp32 TFLOPS", "bf16 TFLOPS", "measured")
     rows = [
         (
             row["platform"],
@@ -45,8 +46,8 @@ def format_platforms(platforms: PlatformList) -> str:
             f"{row['dram_bandwidth_gbs']:,.0f}",
             f"{row['peak_tflops']['fp32']:.1f}",
             f"{row['peak_tflops']['bf16']:,.0f}" if "bf16" in row["peak_tflops"] else "-",
-            f"{row['boost_clock_mhz']:.0f}",
+            ", ".join(row["measured"]) or "data sheet only",
         )
         for row in platforms.to_dict()
     ]
-    return format_table(header, rows, right=(2, 3, 4, 5, 6, 7))
+    return format_table(header, rows, right=(2, 3, 4, 5, 6))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.app.report.measured import PART_NAMES
+from traincast.app.report.measured_verdict import PART_NAMES
 from traincast.traces.replay.compare import Change, TraceComparison
-from traincast.utils.display.text import format_milliseconds, format_table
+from traincast.utils.display.text import format_milliseconds, format_table, shorten_name
 
 
 def format_comparison(comparison: TraceComparison, top: int) -> str:
     """The step and its parts, then families, ops by shape and the host's time, at most `top` changes of each."""
-    lines = [comparison.headline(), ""]
+    lines = [*_state_comparison(comparison), ""]
     for title, first, changes, shapes in (
         ("The step, by what it was spent on", "part", comparison.parts, False),
         ("Kernel time by family", "family", comparison.families, False),
@@ -28,11 +28,22 @@ def format_comparison(comparison: TraceComparison, top: int) -> str:
     return "\n".join(lines).rstrip()
 
 
+def _state_comparison(comparison: TraceComparison) -> list[str]:
+    """Both steps, and the part and the op that explain most of the difference."""
+    named = []
+    for changes in (comparison.parts, comparison.ops):
+        largest = max(changes, key=lambda change: abs(change.change), default=None)
+        if largest is not None and largest.change:
+            name = PART_NAMES.get(largest.name, largest.name)
+            named.append(f"{name} {1e3 * largest.change:+.3g} ms")
+    return [comparison.headline(), *([f"Most of it: {'; by op: '.join(named)}."] if named else [])]
+
+
 def _format_changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
     rows = [
         (
-            PART_NAMES.get(c.name, c.name)[:40],
-            *((c.shapes[:40],) if shapes else ()),
+            shorten_name(PART_NAMES.get(c.name, c.name), 40),
+            *((shorten_name(c.shapes, 40),) if shapes else ()),
             f"{c.count_before:.3g}",
             f"{c.count_after:.3g}",
             format_milliseconds(c.before),
@@ -43,7 +54,7 @@ def _format_changes(first: str, changes: Sequence[Change], *, shapes: bool) -> s
         for c in changes
     ]
     header = (
-        first, *(("shapes",) if shapes else ()), "count", "then", "before ms", "after ms", "change", "share of it",
+        first, *(("shapes",) if shapes else ()), "count before", "after", "ms before", "after", "change", "share",
     )  # fmt: skip
     start = 2 if shapes else 1
     return format_table(header, rows, right=range(start, start + 6))

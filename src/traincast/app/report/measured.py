@@ -5,33 +5,48 @@ from __future__ import annotations
 import textwrap
 from functools import reduce
 
-from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, format_attribution
+from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, format_attribution, format_forecast
 from traincast.app.report.measured_path import format_path_shares
 from traincast.app.report.measured_profile import format_communication, format_profile
 from traincast.app.report.measured_ranks import format_together
-from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
+from traincast.app.report.measured_verdict import PART_NAMES, state_traces
+from traincast.traces.breakdown import NO_OP, REASONS, StepBreakdown
 from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.utils.display.text import format_bar, format_milliseconds, format_table
+from traincast.utils.display.text import format_bar, format_milliseconds, format_table, shorten_name
 
-PART_NAMES = dict(zip(PARTS, (
-    "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
-    "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
-    "idle: reason not recorded",
-), strict=True))  # fmt: skip
-"""The parts of a step in words."""
 _LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
 TOP = 8
 """Rows of a table, unless another number is asked for: a page shows the largest, JSON all."""
 _WIDTH = 100  # letters of a line of notes
+_SHORT = 5  # rows of a table on the first screen
 
 
-def format_measured(report: TraceReport, top: int = TOP) -> str:
-    """A page per rank, and the figures over ranks; at most `top` rows of each table."""
-    pages = [_format_rank(rank, top) for rank in report.ranks]
+def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) -> str:
+    """The verdict, where the step goes and what holds it; `full` a page per rank with at most `top` rows of each table,
+    and the figures over ranks."""
+    pages = ["\n".join(state_traces(report))]
+    if full:
+        pages += [_format_rank(rank, top) for rank in report.ranks]
+    else:
+        pages += [_format_short(find_slowest_rank(report), top)]
     if report.together:
-        pages.append(format_together(report.together, top))
+        pages.append(format_together(report.together, top, full=full))
     return "\n\n".join(pages)
+
+
+def _format_short(rank: RankReport, top: int) -> str:
+    """One screen about a rank: its parts, kernels and critical path."""
+    lines = [f"Rank {rank.rank}: {rank.linked.trace.path.name}", *map(_format_note, rank.notes)]
+    lines += ["", "Where the median step goes", *_format_parts(rank)]
+    if len(rank.linked.device):
+        lines += ["", *_format_top("Kernels", rank, "by_family", min(top, _SHORT))]
+    if rank.path.by_what:
+        lines += ["", format_path_shares(rank.path, most=_SHORT)]
+    if rank.attribution:
+        lines += ["", *format_forecast(rank.linked.trace.device_name, rank.attribution)]
+    return "\n".join(lines)
 
 
 def _format_note(text: str) -> str:
@@ -106,7 +121,7 @@ def _format_parts(rank: RankReport) -> list[str]:
         for label, s in rows
     ]
     most = [
-        f"    {PART_NAMES[reason]}: most of it before {what[:60]}"
+        f"    {PART_NAMES[reason]}: most of it before {shorten_name(what)}"
         for reason, what in step.evidence.items()
         if _divide_by_step(getattr(step, reason), step) >= _LEAST_EVIDENCE
     ]
@@ -119,7 +134,8 @@ def _format_top(title: str, rank: RankReport, attribute: str, top: int) -> list[
     shown = list(totals.items())[:top]
     lines = [f"{title} (device time of the median step)"]
     lines += [
-        f"  {name[:40]:<40} {format_milliseconds(s):>8} ms  {format_bar(_divide_by_step(s, step))}" for name, s in shown
+        f"  {shorten_name(name, 40):<40} {format_milliseconds(s):>8} ms  {format_bar(_divide_by_step(s, step))}"
+        for name, s in shown
     ]
     rest = sum(list(totals.values())[top:])
     return [*lines, f"  {'the rest':<40} {format_milliseconds(rest):>8} ms"] if rest else lines
@@ -138,7 +154,7 @@ def _format_overheads(rank: RankReport) -> str:
         rows.append(
             (label, format_milliseconds(whole.total / len(rank.steps)), str(whole.count),
              f"{1e6 * whole.total / whole.count:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}",
-             largest[:36] or "-")
+             shorten_name(largest, 36) or "-")
         )  # fmt: skip
     return format_table(header, rows, right=(1, 2, 3, 4, 5))
 

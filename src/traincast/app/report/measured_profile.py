@@ -9,7 +9,7 @@ from traincast.traces.profiler.communication import SharedCommunicationRow
 from traincast.traces.profiler.places import PlaceRow
 from traincast.traces.profiler.tables import ProfileTables
 from traincast.traces.replay.results import RankReport
-from traincast.utils.display.text import format_milliseconds, format_quantity, format_table
+from traincast.utils.display.text import format_milliseconds, format_quantity, format_table, shorten_name
 
 _NAME = 60  # letters of a name: what follows are template arguments
 
@@ -64,7 +64,7 @@ def make_profile_tables(rank: RankReport, top: int) -> list[ProfileTable]:
 def _make_kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
         (
-            k.name[:_NAME],
+            shorten_name(k.name, _NAME),
             k.family,
             _format_count(k.count / steps),
             f"{1e6 * k.mean:.1f}",
@@ -79,8 +79,9 @@ def _make_kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
 
 def _make_rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (r.op[:32], r.shapes[:40], r.compute, _format_count(r.count / steps), f"{1e6 * r.mean:.1f}",
-         format_milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _format_percent(r.of_flops),
+        (shorten_name(r.op, 32), shorten_name(r.shapes, 40), r.compute, _format_count(r.count / steps),
+         f"{1e6 * r.mean:.1f}", format_milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "",
+         _format_percent(r.of_flops),
          f"{r.tbytes:.2f}", _format_percent(r.of_bandwidth))
         for r in profile.rates[:top]
     ]  # fmt: skip
@@ -102,7 +103,7 @@ def _format_percent(share: float | None) -> str:
 def _make_places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> ProfileTable:
     cells = [
         (
-            r.name[:_NAME],
+            shorten_name(r.name, _NAME),
             _format_count(r.count / steps),
             format_milliseconds(r.host / steps),
             _format_count(r.kernels / steps),
@@ -117,8 +118,8 @@ def _make_places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> 
 
 def _make_graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
-        (g.name[:_NAME], _format_count(g.launches / steps), str(g.nodes), format_milliseconds(g.device / steps),
-         format_milliseconds(g.span / steps), format_milliseconds(g.idle / steps))
+        (shorten_name(g.name, _NAME), _format_count(g.launches / steps), str(g.nodes),
+         *(format_milliseconds(seconds / steps) for seconds in (g.device, g.span, g.idle)))
         for g in profile.graphs[:top]
     ]  # fmt: skip
     header = ("graph", "launches", "nodes", "device ms", "from begin to end ms", "idle between nodes ms")

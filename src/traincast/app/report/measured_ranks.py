@@ -10,17 +10,24 @@ from traincast.traces.replay.path_together import RanksPath
 from traincast.traces.replay.predicted_together import TracedRanksPrediction
 from traincast.traces.replay.results import TogetherReport
 from traincast.traces.replay.together import RanksReplay
-from traincast.utils.display.text import format_bar, format_milliseconds, format_table
+from traincast.utils.display.text import count_of, format_bar, format_milliseconds, format_table, shorten_name
+
+_SHORT = 5  # rows on the first screen
+_MOST_RANKS = 32
 
 
-def format_together(together: TogetherReport, top: int) -> str:
-    """The figures over ranks, their replay together, the path over them, and their prediction."""
+def format_together(together: TogetherReport, top: int, *, full: bool = True) -> str:
+    """The figures over ranks, their replay together, the path over them, and their prediction; unless `full` ranks in a
+    line each and the path."""
     figures, numbers = together.breakdown, together.numbers
     parts = [
         f"All {len(numbers)} ranks: median step {format_milliseconds(figures.step)} ms, "
-        f"eg_comm {figures.eg_comm:.1%}, eg_imbalance {figures.eg_imbalance:.1%}",
+        f"exposed communication {figures.eg_comm:.1%}, imbalance {figures.eg_imbalance:.1%}",
         *(f"  note: {note}" for note in together.notes),
     ]
+    if not full:
+        parts += ["", _format_rank_lines(numbers, together.replay)] if together.replay else []
+        return "\n".join([*parts, *(["", _format_path(together.path, _SHORT)] if together.path else [])])
     if together.exchanges:
         parts += [
             "",
@@ -36,6 +43,19 @@ def format_together(together: TogetherReport, top: int) -> str:
     return "\n".join(parts)
 
 
+def _format_rank_lines(numbers: Sequence[int], replay: RanksReplay) -> str:
+    """A line per rank: its mean step, exposed communication, how long it waited, and how often it came last."""
+    rows = []
+    for number, rank in list(zip(numbers, replay.ranks, strict=True))[:_MOST_RANKS]:
+        count = len(rank.replay.steps) or 1
+        step = sum(s.measured for s in rank.replay.steps) / count
+        exposed = sum(measured for measured, _ in rank.exposed) / count
+        times = (format_milliseconds(seconds) for seconds in (step, exposed, rank.waited))
+        rows.append((str(number), *times, count_of(rank.last, "time")))
+    header = ("rank", "ms per step", "exposed comm ms", "waited ms", "came last")
+    return format_table(header, rows, right=range(5))
+
+
 def _format_replay(numbers: Sequence[int], replay: RanksReplay) -> str:
     header = ("rank", "step", "ms", "replayed ms", "error", "exposed comm ms", "replayed ms", "waited ms", "came last")
     rows = [
@@ -48,7 +68,7 @@ def _format_replay(numbers: Sequence[int], replay: RanksReplay) -> str:
             format_milliseconds(measured),
             format_milliseconds(simulated),
             format_milliseconds(rank.waited) if not i else "",
-            f"{rank.last} times" if not i else "",
+            count_of(rank.last, "time") if not i else "",
         )
         for number, rank in zip(numbers, replay.ranks, strict=True)
         for i, (s, (measured, simulated)) in enumerate(zip(rank.replay.steps, rank.exposed, strict=True))
@@ -74,7 +94,7 @@ def _format_path(path: RanksPath, top: int) -> str:
     ]
     places = list(path.by_place.items())[:top]
     names = {place: f"rank {place[0]}, {place[1] or 'between ops'}" for place, _ in places}
-    lines += [f"    {names[place][:46]:<46} {share:>6.1%}" for place, share in places]
+    lines += [f"    {shorten_name(names[place], 46):<46} {share:>6.1%}" for place, share in places]
     return "\n".join([
         *lines, "", "Twice as fast, the run over all ranks is shorter by", *format_gains(path.faster, width=48),
     ])  # fmt: skip

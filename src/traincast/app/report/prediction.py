@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from traincast.app.report.ranks import format_ranks
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import sum_path_by_activity
+from traincast.simulator.prediction.verdict import split_step, state_verdict
+from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.settings import format_settings
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
@@ -17,17 +19,26 @@ _MOST_OUTSIDE = 3
 _MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 
 
-def format_prediction(p: Prediction, by: str | None = None) -> str:
-    """The result as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
-    time by those."""
+def format_prediction(p: Prediction, by: str | None = None, *, full: bool = False) -> str:
+    """The result as a page: the verdict, what the step is made of, notes. `by` one of `PLACES` adds kernel time by
+    those, `full` what the interval and the durations come from."""
     ranks = [format_ranks(p), ""] if p.gpus > 1 and p.parallel is None else []
-    waits = (
-        [_format_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel is not None else []
-    )
+    waits = [_format_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel else []
     places = [_format_places(p, by), ""] if by else []
-    return "\n".join(
-        [p.headline(), "", _format_split(p), "", *waits, *ranks, _format_families(p), "", *places, _format_footer(p)]
-    )
+    shown = [_format_split(p), "", *waits, *ranks, _format_families(p), "", *places, _format_footer(p, full=full)]
+    return "\n".join([*format_verdict(p), "", *shown])
+
+
+def format_verdict(p: Prediction) -> list[str]:
+    """What was asked, the verdict, and what that makes of the GPUs."""
+    title, size, *rates = p.headline().split("\n")
+    return [f"{title}, {size.partition(':')[0]}", *state_verdict(p), *rates]
+
+
+def format_remarks(remarks: Iterable[str]) -> list[str]:
+    """Warnings first, then notes, each under its own name."""
+    ordered = sorted(remarks, key=lambda remark: isinstance(remark, Note))
+    return [f"{'note' if isinstance(remark, Note) else 'warning'}: {remark}" for remark in ordered]
 
 
 def _format_split(p: Prediction) -> str:
@@ -69,22 +80,20 @@ def _format_shares(what: str, parts: dict[str, float]) -> str:
     return format_table((what, "ms", "share", ""), rows, right=(1, 2))
 
 
-def _format_footer(p: Prediction) -> str:
-    sources = ", ".join(
-        f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}" for name, seconds in p.by_source.items()
-    )
-    lines = [
-        f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
-        _format_memory(p),
-        _format_interval(p),
-    ]
+def _format_footer(p: Prediction, *, full: bool) -> str:
+    lines = [_format_memory(p)]
+    if full:
+        whole = sum(p.by_source.values()) or 1.0
+        sources = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in p.by_source.items())
+        lines.append(f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}")
+        lines.append(_format_interval(p))
     if p.scenario:
         lines.append(f"settings: {format_settings(p.scenario)}")
     if p.estimated_ops:
         notes = "without a kernel model (costed from bytes and flops)"
         lines.append(_format_marked(notes, p.estimated_ops, p.estimated_seconds, p))
-    lines += _format_outside(p)
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+    lines += _format_outside(p) if full else []
+    return "\n".join([*lines, *format_remarks(p.warnings)])
 
 
 def _format_interval(p: Prediction) -> str:

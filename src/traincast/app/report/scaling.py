@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traincast.app.report.prediction import format_remarks
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
@@ -38,7 +39,7 @@ def format_scaling(curve: ScalingCurve) -> str:
         for p in curve.points
     ]
     lines = [curve.title(), "", format_table(header, rows, right=range(10))]
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in curve.warnings)])
+    return "\n".join([*lines, *format_remarks(curve.warnings)])
 
 
 def _format_rate(per_second: float) -> str:

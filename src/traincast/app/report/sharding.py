@@ -7,7 +7,8 @@ import numpy as np
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
-from traincast.utils.display.text import format_milliseconds, format_table
+from traincast.simulator.prediction.verdict import rank_bounds
+from traincast.utils.display.text import format_interval, format_milliseconds, format_table
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16
@@ -16,12 +17,23 @@ _MOST_RANKS = 16
 def format_sharding(result: ShardingResult) -> str:
     """The result as a page, with its notes below."""
     parts = [
-        result.headline(),
+        "\n".join(_state_sharding(result)),
         _format_comparison(result),
         _format_ranks(result.best),
         _format_tables(result.task, result.best),
     ]
     return "\n".join(["\n\n".join(parts), *result.notes])
+
+
+def _state_sharding(result: ShardingResult) -> list[str]:
+    """How long the best plan takes, what bounds it, what it gains, what it rests on; then what was asked."""
+    asked, timed, *rest = result.headline().split("\n")
+    step = result.best.prediction
+    bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(step))
+    others = [plan for plan in result.plans if plan.name != result.best.name]
+    gain = f"; {others[0].name} is {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
+    limits = f"90 % interval {format_interval(step.interval)}, bound by {bounds}{gain}"
+    return [asked, timed, f"{limits}. {step.trust.sentence}", *rest]
 
 
 def _format_comparison(result: ShardingResult) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from traincast.planner.what_if.advice import Advice
@@ -10,7 +10,17 @@ from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, get_memory_bytes, summarise_prediction
 from traincast.planner.what_if.sensitivity import Sensitivity
 from traincast.planner.what_if.sweeps.result import SweepResult, get_row_cost
-from traincast.utils.display.text import format_bar, format_milliseconds, format_table
+from traincast.simulator.prediction.verdict import state_memory, state_verdict
+from traincast.utils.display.text import (
+    count_of,
+    format_bar,
+    format_count,
+    format_dollars,
+    format_duration,
+    format_energy,
+    format_milliseconds,
+    format_table,
+)
 
 _LEAST_MS = 0.0005  # below, a part is not shown
 _MOST_SUGGESTIONS = 20
@@ -20,10 +30,20 @@ _NO_GAIN = "no edit makes it faster"
 
 def format_whatif(result: WhatIf) -> str:
     """Before and after side by side, what changed, and whether it means anything."""
-    first = result.before.headline().split("\n")[0]
-    lines = [first, f"what if: {', '.join(result.edits)}", "", _format_steps(result), "", _format_parts(result), ""]
-    lines += [*_format_costs(result), _format_bottleneck(result), result.verdict]
-    return "\n".join([*lines, *_list_notes(result)])
+    lines = [*_state_change(result), "", _format_steps(result), "", _format_parts(result), "", *_format_costs(result)]
+    return "\n".join([*lines, *_list_notes(result)]).rstrip()
+
+
+def _state_change(result: WhatIf) -> list[str]:
+    """Both times and whether the difference is certain, then the bottleneck, memory and trust."""
+    title, size, *_ = result.before.headline().split("\n")
+    before, after = (format_duration(step.iteration) for step in (result.before, result.after))
+    return [
+        f"{title}, {size.partition(':')[0]}; what if: {', '.join(result.edits)}",
+        f"{before} per step becomes {after}: {result.verdict}.",
+        f"{_format_bottleneck(result)}; then it {state_memory(result.after)}.",
+        result.after.trust.sentence,
+    ]
 
 
 def _format_steps(result: WhatIf) -> str:
@@ -35,14 +55,19 @@ def _format_steps(result: WhatIf) -> str:
         rows.append((name, format_milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
     least, most = (1e3 * limit for limit in result.change.interval)
     held = (get_memory_bytes(result.after) - get_memory_bytes(result.before)) / 1e9
-    change = f"{1e3 * result.change.seconds:+.3f}"
-    rows.append(("change", change, f"{least:+.3f} to {most:+.3f}", f"{held:+.2f}"))
+    change = f"{_format_change(1e3 * result.change.seconds)}"
+    rows.append(("change", change, f"{_format_change(least)} to {_format_change(most)}", f"{held:+.2f}"))
     return format_table(("", "ms per step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))
+
+
+def _format_change(ms: float) -> str:
+    """Signed milliseconds with as many digits as a time of that length has."""
+    return f"{'-' if ms < 0 else '+'}{format_milliseconds(1e-3 * abs(ms))}"
 
 
 def _format_parts(result: WhatIf) -> str:
     rows = [
-        (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+        (name, format_milliseconds(1e-3 * before), format_milliseconds(1e-3 * after), _format_change(after - before))
         for name, before, after in result.parts()
         if max(before, after) >= _LEAST_MS
     ]
@@ -56,6 +81,8 @@ def _format_costs(result: WhatIf) -> list[str]:
         for (name, first), (_, second) in zip(list_cost_rows(before), list_cost_rows(after), strict=True)
         if first or second
     ]
+    if before.price is None and before.run_steps is None:
+        return []
     return [format_table(("cost", "before", "after"), rows, right=(1, 2)), ""] if rows else []
 
 
@@ -63,27 +90,26 @@ def list_cost_rows(cost: Cost) -> list[tuple[str, str]]:
     """What is known of a cost, in words; what is not is empty."""
     d = cost.to_dict()
 
-    def shown(key: str, form: str) -> str:
-        value = d[key]
-        return "" if value is None else form.format(value)
+    def shown(key: str, write: Callable[[float], str]) -> str:
+        return "" if d[key] is None else write(d[key])
 
     return [
-        ("a step", shown("dollars_per_step", "${:.4g}")),
-        ("a million samples", shown("dollars_per_million_samples", "${:,.4g}")),
-        ("a million tokens", shown("dollars_per_million_tokens", "${:,.4g}")),
-        ("a million samples, at most", shown("most_kwh_per_million_samples", "{:,.4g} kWh") if cost.price else ""),
-        ("the run, hours", shown("run_hours", "{:,.4g}")),
-        ("the run, GPU hours", shown("run_gpu_hours", "{:,.4g}")),
-        ("the run", shown("run_dollars", "${:,.6g}")),
-        ("the run, at most", shown("run_most_kwh", "{:,.4g} kWh")),
+        ("per step", shown("dollars_per_step", format_dollars)),
+        ("per million samples", shown("dollars_per_million_samples", format_dollars)),
+        ("per million tokens", shown("dollars_per_million_tokens", format_dollars)),
+        ("energy per million samples, at most", shown("most_kwh_per_million_samples", format_energy)),
+        ("the run takes", shown("run_hours", lambda hours: format_duration(3600 * hours))),
+        ("the run in GPU hours", shown("run_gpu_hours", format_count)),
+        ("the run costs", shown("run_dollars", format_dollars)),
+        ("energy of the run, at most", shown("run_most_kwh", format_energy)),
     ]
 
 
 def _format_bottleneck(result: WhatIf) -> str:
     (first, share), (second, later) = find_bottleneck(result.before), find_bottleneck(result.after)
     if first == second:
-        return f"the bottleneck stays {first}: {share:.0%} of the critical path before, {later:.0%} after"
-    return f"the bottleneck moves from {first} ({share:.0%} of the critical path) to {second} ({later:.0%})"
+        return f"The bottleneck stays {first}: {share:.0%} of the critical path before, {later:.0%} after"
+    return f"The bottleneck moves from {first} ({share:.0%} of the critical path) to {second} ({later:.0%})"
 
 
 def _list_notes(result: WhatIf) -> Iterable[str]:
@@ -116,6 +142,16 @@ def format_advice(advice: Advice) -> str:
     return "\n".join([*lines, *refused])
 
 
+def _state_advice(advice: Advice) -> list[str]:
+    """What the step is now, and the best edit."""
+    lines = [advice.headline().split("\n")[0], *state_verdict(advice.before)[:2]]
+    if not advice.suggestions:
+        return [*lines, _NO_GAIN.capitalize() + "."]
+    best = advice.suggestions[0]
+    sure = "larger than the uncertainty" if best.certain else "within the uncertainty"
+    return [*lines, f"Best: {' + '.join(best.answer.edits)} saves {best.gain:.1%} of a sample's time, {sure}."]
+
+
 def _format_filled_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
     """A table without the columns that are empty in all rows."""
     kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
@@ -125,14 +161,14 @@ def _format_filled_table(header: Sequence[str], rows: Sequence[Sequence[str]], *
 
 def _format_dollars(suggestion: dict[str, Any]) -> str:
     dollars = suggestion["dollars_per_million_samples"]
-    return "" if dollars is None else f"${dollars:,.4g}"
+    return "" if dollars is None else format_dollars(dollars)
 
 
 def _format_run(suggestion: dict[str, Any]) -> str:
     """What a whole run costs: dollars where a price is known, else hours."""
     if suggestion["run_dollars"] is not None:
-        return f"${suggestion['run_dollars']:,.6g}"
-    return "" if suggestion["run_hours"] is None else f"{suggestion['run_hours']:,.4g} h"
+        return format_dollars(suggestion["run_dollars"])
+    return "" if suggestion["run_hours"] is None else format_duration(3600 * suggestion["run_hours"])
 
 
 def format_sensitivity(result: Sensitivity) -> str:
@@ -146,24 +182,40 @@ def format_sensitivity(result: Sensitivity) -> str:
 
 
 def format_sweep(result: SweepResult) -> str:
-    """The points that nothing beats as a table, and those that failed."""
-    paid = any(row["dollars_per_million_samples"] is not None for row in result.pareto)
+    """The best point, then every point (of many, those that nothing beats), and those that failed."""
+    done = [row for row in result.rows if not row.get("error")]
+    best = {id(row) for row in result.pareto}
+    shown = done if len(done) <= _MOST_POINTS else result.pareto[:_MOST_POINTS]
+    paid = any(row["dollars_per_million_samples"] is not None for row in done)
     rows = [
         (
-            *(row[name] for name in result.grid.names), f"{row['iteration_ms']:,.3f}", f"{row['us_per_sample']:,.4g}",
-            f"{get_row_cost(row):,.4g}", f"{row['memory_gb']:.2f}",
+            *(str(row[name]) for name in result.grid.names), format_milliseconds(1e-3 * row["iteration_ms"]),
+            format_duration(1e-6 * row["us_per_sample"]),
+            format_dollars(get_row_cost(row)) if paid else f"{get_row_cost(row):.3g}",
+            f"{row['memory_gb']:.2f}" + ("" if row["fits"] else ", too large"), "*" if id(row) in best else "",
         )
-        for row in result.pareto[:_MOST_POINTS]
+        for row in sorted(shown, key=lambda row: row["us_per_sample"])
     ]  # fmt: skip
-    money = "$ a million samples" if paid else "GPU hours per million samples"
-    header = (*result.grid.names, "ms per step", "us per sample", money, "GB")
+    money = "$ per million samples" if paid else "GPU hours per million samples"
+    header = (*result.grid.names, "ms per step", "per sample", money, "GB", "")
     width = len(result.grid.names)
-    lines = [result.headline(), "", format_table(header, rows, right=range(width, width + 4))]
-    if len(result.pareto) > _MOST_POINTS:
-        lines.append(f"... and {len(result.pareto) - _MOST_POINTS} more")
+    lines = [*_state_sweep(result), "", format_table(header, rows, right=range(width, width + 4))] if rows else []
+    lines += [f"... and {len(done) - len(shown):,} more (a file has them all)"] if len(done) > len(shown) else []
     for row in result.failed[:_MOST_FAILED]:
         point = ", ".join(f"{name}={row[name]}" for name in result.grid.names)
         lines.append(f"failed: {point}: {row['error']}")
     if len(result.failed) > _MOST_FAILED:
         lines.append(f"... and {len(result.failed) - _MOST_FAILED:,} more that failed")
-    return "\n".join(lines)
+    return "\n".join(lines or [result.headline()])
+
+
+def _state_sweep(result: SweepResult) -> list[str]:
+    """The fastest and the cheapest point that fit, and how many there are."""
+    ran = result.headline().split("\n")[0]
+    if not result.pareto:
+        return ["No point fits in memory.", ran]
+    first, least = result.pareto[0], min(result.pareto, key=get_row_cost)
+    named = [", ".join(f"{name}={row[name]}" for name in result.grid.names) for row in (first, least)]
+    cheap = "" if least is first else f"; cheapest: {named[1]}"
+    better = count_of(len(result.pareto), "point")
+    return [f"Fastest per sample: {named[0]}{cheap}. {better} that nothing beats in time, cost and memory (*).", ran]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class _Routes:
 
     def __init__(self, jobs: Jobs, uploads: Uploads, perfetto: str) -> None:
         self.jobs, self.uploads, self.perfetto = jobs, uploads, perfetto
+        self._checking: Counter[str] = Counter()
 
     def listed(self) -> list[Route]:
         """Every route."""
@@ -142,12 +144,22 @@ class _Routes:
         if request.headers.get("content-type") != "application/octet-stream":
             raise Rejection(415, "send the file itself as application/octet-stream", "Content-Type")
         key = await self.uploads.receive(request.query_params.get("name", ""), request.stream())
+        if "kind" not in self.uploads.describe(key):
+            await self._check_upload(key)
+        return JSONResponse(self.uploads.describe(key), 201, headers={"location": f"/api/uploads/{key}"})
+
+    async def _check_upload(self, key: str) -> None:
+        """Notes what an upload is; one that nobody could check is removed, unless another request has it accepted."""
+        self._checking[key] += 1
         try:
             what = await self.jobs.check(self.uploads.path(key))
-        except Rejection:
-            self.uploads.forget(key)
-            raise
-        return JSONResponse(self.uploads.describe(key, **what), 201, headers={"location": f"/api/uploads/{key}"})
+            self.uploads.describe(key, **what)
+        finally:
+            self._checking[key] -= 1
+            if not self._checking[key]:
+                del self._checking[key]
+                if self.uploads.has(key) and "kind" not in self.uploads.describe(key):
+                    self.uploads.forget(key)
 
     async def upload(self, request: Request) -> Response:
         """What is known of an upload; or removes it."""

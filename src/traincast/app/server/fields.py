@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from traincast.app.server.rejections import Rejection
+from traincast.costs.host.cpus import list_cpus
 from traincast.costs.host.profile import list_host_profiles
 from traincast.hardware.catalog import list_platform_keys
 from traincast.models.catalog import list_models
@@ -25,6 +26,7 @@ UPLOAD = "upload:"
 """How a field names a file that was uploaded: this and its id."""
 MOST_CHARACTERS = 200  # of a value; the longest honest one is a list of GPUs
 _MOST_POINTS = 16  # of a scaling curve
+_HOSTS = (*list_host_profiles(), *list_cpus())
 _MAIN = ("gpus", "batch_size", "dtype")
 DETAILS = {name: title for name, title in GROUPS.items() if name not in ("source", "tables")}
 """Groups of fields that the form folds away, and their titles."""
@@ -93,7 +95,7 @@ class Field:
             raise self.refusal(str(error)) from None
         name, _, value = text.partition("=")
         files = {info.option.removeprefix("--"): () for info in list_scenario_fields().values() if info.is_file}
-        allowed = (files | {"on": list_platform_keys(), "host": list_host_profiles(), "plan": ("search",)}).get(name)
+        allowed = (files | {"on": list_platform_keys(), "host": _HOSTS, "plan": ("search",)}).get(name)
         if allowed is not None and value not in allowed:
             raise self.refusal(f"{shorten_value(text)}: give one of {', '.join(allowed[:12]) or 'the other edits'}")
         return text
@@ -147,7 +149,7 @@ def _list_scenario_fields() -> Iterable[Field]:
     for info in list_scenario_fields().values():
         if info.name in ("workload", "on") or info.is_file:
             continue
-        choices = tuple(list_host_profiles()) if info.name == "host" else tuple(map(str, info.choices))
+        choices = _HOSTS if info.name == "host" else tuple(map(str, info.choices))
         kind = "integers" if info.name == "gpus" else "choice" if choices else info.kind
         group = "main" if info.name in _MAIN else info.group
         help = f"{info.described}; several with commas between give a curve" if kind == "integers" else info.described

@@ -34,8 +34,8 @@ _MOST_JOBS = 2000  # that are remembered
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Processes for quick questions and for long ones (searches, curves, uploads), jobs that may wait, seconds of a
-    quick job, of a long one and of the check of an upload, bytes that a process may map."""
+    """Processes for quick questions and for long ones (searches, curves, uploads), jobs of each that may wait, seconds
+    of a quick job, of a long one and of the check of an upload, bytes that a process may map."""
 
     quick: int = 2
     long: int = 6
@@ -180,12 +180,18 @@ class Jobs:
         return document
 
     def _submit(self, job: Job) -> Job:
-        if self.count()[WAITING] >= self.limits.waiting or self._stopped:
+        waiting = sum(one.status == WAITING for one in self._unfinished if one.long == job.long)
+        if waiting >= self.limits.waiting or self._stopped:
             raise Rejection(429, "too many questions are waiting; ask again in a few seconds")
         self._unfinished.add(job)
         job.done = asyncio.get_running_loop().run_in_executor(self._pools[job.long], self._run, job)
-        job.done.add_done_callback(lambda _: self._unfinished.discard(job))
+        job.done.add_done_callback(lambda _: self._forget_job(job))
         return job
+
+    def _forget_job(self, job: Job) -> None:
+        """A job that ended is waited for no longer, and its result takes room."""
+        self._unfinished.discard(job)
+        self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         size = sum(len(job.result) for job in self._known.values())

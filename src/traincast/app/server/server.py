@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from traincast.app.server.app import Settings, make_app
 from traincast.app.server.guard import is_loopback
 from traincast.utils.errors import TraincastError
 
-_BACKLOG = 2048  # connections that wait
+_BACKLOG = 32  # connections that wait, and that are taken at once before any is looked at
+_HEADER_SECONDS = 10.0  # a request's first line and headers may take
+_MOST_CONNECTIONS = 512
 _MOST_HEADER = 1 << 15  # bytes of a request's first line and headers
 
 
@@ -33,6 +39,41 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, which drops connections that send no whole header, and those above what files allow."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes a connection, unless there are too many: each one is an open file."""
+        super().connection_made(transport)
+        if len(self.connections) > min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3):
+            transport.abort()
+        else:
+            self._watch_header()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes in; a header that is not whole has to be so soon."""
+        super().data_received(data)
+        self._watch_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the deadline of a connection that ended."""
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _watch_header(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._forget_deadline()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(_HEADER_SECONDS, self.transport.abort)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -61,9 +102,9 @@ def serve(settings: Settings, *, host: str, port: int, started: Callable[[str], 
     with bind(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
-            make_app(settings), http="h11", ws="none", loop="asyncio", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
-            h11_max_incomplete_event_size=_MOST_HEADER, lifespan="on",
+            make_app(settings), http=_Protocol, backlog=_BACKLOG, ws="none", loop="asyncio", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30,
+            timeout_graceful_shutdown=3, h11_max_incomplete_event_size=_MOST_HEADER, lifespan="on",
         )  # fmt: skip
         started(f"http://{shown}:{listening.getsockname()[1]}/")
         _Server(config).run(sockets=[listening])

@@ -50,6 +50,8 @@ class Uploads:
                 key, size = await self._write(draft, name, chunks)
             if not size:
                 raise Rejection(422, "the file is empty", "body")
+            if self.has(key):
+                return key
             place = self.folder / key
             place.mkdir(exist_ok=True, mode=0o700)
             draft.replace(place / plain)
@@ -79,6 +81,10 @@ class Uploads:
             raise Rejection(404, "no such upload; upload the file again", "workload")
         return self._paths[key]
 
+    def has(self, key: str) -> bool:
+        """Whether there is such an upload."""
+        return key in self._paths
+
     def describe(self, key: str, **more: Any) -> dict[str, Any]:
         """What is known of an upload, and from now on `more`."""
         self.path(key)
@@ -100,7 +106,7 @@ class Uploads:
 def _clean_name(name: str) -> str:
     """A name of nothing but letters, digits and marks, with a known ending.
 
-    >>> _plain_name("../my trace.json.gz")
+    >>> _clean_name("../my trace.json.gz")
     'my_trace.json.gz'
     """
     if not name or len(name) > _MOST_NAME or name != escape_text(name):

@@ -12,7 +12,7 @@ import polars as pl
 from traincast.calibration.bench.device import Identity
 from traincast.costs.cpu.samples import parse_row
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.parquet import check_parquet_size
+from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
 from traincast.utils.files.reading import format_path
 
 _MOST_ROWS = 1_000_000  # a day and a night of measuring gives fewer
@@ -23,7 +23,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a file. One that holds no samples is rejected by name; one that is gone is a FileNotFoundError."""
     try:
         check_parquet_size(file, file.name)
-        frame = pl.read_parquet(file)
+        with reject_bad_parquet(file.name):
+            frame = pl.read_parquet(file)
         if frame.height > _MOST_ROWS:
             raise TraincastError(f"{frame.height} rows")
         rows = list(frame.iter_rows(named=True))
@@ -34,7 +35,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             _check_row(row)
     except FileNotFoundError:
         raise
-    except (TraincastError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+    except (TraincastError, OSError) as error:
         raise _describe_damage(file, str(error)) from None
     except (KeyError, TypeError, ValueError) as error:
         raise _describe_damage(file, f"it holds no samples: {error!r}") from None

@@ -78,9 +78,15 @@ class KindModel:
         lengths = np.array(data["lengths"], dtype=np.float64)
         amplitude, noise = float(data["amplitude"]), float(data["noise"])
         residuals = np.array(data["residuals"], dtype=np.float64)
+        coefficients = np.array(data["coefficients"], dtype=np.float64)
+        numbers = (places, lengths, residuals, coefficients, np.array([amplitude, noise]))
+        if not all(np.isfinite(held).all() for held in numbers) or min(lengths.min(initial=1.0), amplitude, noise) < 0:
+            raise ValueError("a model has numbers that are not finite, or lengths below 0")
+        if coefficients.min(initial=0.0) < 0 or (places.size and places.ndim != 2) or len(places) != len(residuals):
+            raise ValueError("a model has negative seconds, or other counts of places and residuals")
         inverse, weights = Process(lengths, amplitude, noise).solved(places, residuals)
         return KindModel(
-            coefficients=np.array(data["coefficients"], dtype=np.float64), places=places, weights=weights,
+            coefficients=coefficients, places=places, weights=weights,
             inverse=inverse, lengths=lengths, amplitude=amplitude, noise=noise,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from traincast.utils.files.writing import write_bytes
 KIND = "calibrated"
 """What `kind` says in the file of such a profile."""
 _MOST_BYTES = 32 << 20
+_SHORTEST = -0.5  # of `longer`: ops of a step take a little less time than alone, never half of it
 _FORM = 4  # of the features that models are fitted to; those of another form mean something else
 
 
@@ -86,6 +87,15 @@ def _read_models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
     return {name: KindModel.from_dict(data) for name, data in table.get(title, {}).items()}
 
 
+def _read_number(table: Mapping[str, Any], name: str, *, above: float | None = None) -> float:
+    """A number that is not negative, or larger than `above`; a damaged one is named."""
+    value = float(table[name])
+    if value < 0 if above is None else value <= above:
+        least = "a number from 0" if above is None else f"a number above {above:g}"
+        raise ValueError(f"{name} is {value:g}, give {least}")
+    return value
+
+
 def is_profile(path: str | Path) -> bool:
     """Whether this file begins as a fitted profile does."""
     try:
@@ -105,25 +115,26 @@ def load_profile(path: str | Path) -> Profile:
         raise TraincastError(
             f"{where} was fitted by another version of traincast; fit its store again: 'traincast fit'"
         )
+    crowding = table.get("crowding", {})
     try:
         return Profile(
             identity=table["identity"],
             clock=str(table["clock"]),
-            reference=float(table["reference_seconds"]),
-            caches=Caches(float(table["l2_bytes"]), float(table["l3_bytes"])),
+            reference=_read_number(table, "reference_seconds", above=0.0),
+            caches=Caches(_read_number(table, "l2_bytes", above=0.0), _read_number(table, "l3_bytes", above=0.0)),
             models=_read_models({"models": table["models"]}, "models"),
-            host={name: float(value) for name, value in table["host_seconds"].items()},
-            host_spread=float(table["host_spread"]),
+            host={name: _read_number(table["host_seconds"], name) for name in table["host_seconds"]},
+            host_spread=_read_number(table, "host_spread"),
             errors=tuple(table.get("errors", ())),
             samples=int(table["samples"]),
             exchanges=CollectiveModels(
                 _read_models(table, "exchanges"),
-                widened=float(table.get("exchanges_widened", 1.0)),
-                late=float(table.get("exchanges_late", 0.0)),
+                widened=_read_number({"exchanges_widened": 1.0} | table, "exchanges_widened", above=0.0),
+                late=_read_number({"exchanges_late": 0.0} | table, "exchanges_late"),
             ),
-            crowding=Contention({name: float(value) for name, value in table.get("crowding", {}).items()}),
-            jitter=float(table.get("jitter", 0.0)),
-            longer=float(table.get("longer", 0.0)),
+            crowding=Contention({name: _read_number(crowding, name, above=0.0) for name in crowding}),
+            jitter=_read_number({"jitter": 0.0} | table, "jitter"),
+            longer=_read_number({"longer": 0.0} | table, "longer", above=_SHORTEST),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from traincast.costs.host.cpus import find_cpu, list_cpus
 from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
 from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
 
+SERVER = "server-2022"
+"""The profile that others are scaled from: a server whose CPU is not known."""
 _DATA = files("traincast.costs.host") / "data"
 
 _TABLES = ("t1", "t2", "t3", "t4", "t5", "alone")  # of a profile, by overhead
@@ -86,14 +90,24 @@ def list_host_profiles() -> tuple[str, ...]:
 
 @cache
 def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
-    """A built-in host profile, of a host that takes `slowness` times as long."""
+    """A built-in host profile, or that of a CPU by its name, of a host that takes `slowness` times as long."""
     if slowness != 1.0:
         return load_host_profile(name).scaled(slowness)
     if name not in list_host_profiles():
-        raise make_unknown_error(
-            "host profile", name, list_host_profiles(), f"Use one of {', '.join(list_host_profiles())}."
-        )
+        return _scale_to_cpu(name)
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def _scale_to_cpu(name: str) -> HostProfile:
+    """The profile of servers as this CPU would take it; it is as uncertain as what is known of the CPU."""
+    cpu = find_cpu(name)
+    if cpu is None:
+        remedy = f"Name a CPU as its system does (AMD EPYC 7742), or one of {', '.join(list_host_profiles())}."
+        raise make_unknown_error("host", name, (*list_host_profiles(), *list_cpus()), remedy)
+    server = load_host_profile(SERVER)
+    provenance = {**server.provenance, "cpu": cpu.name, "slowness": round(cpu.slowness, 3)}
+    scaled = server.scaled(cpu.slowness)
+    return replace(scaled, name=cpu.name, spread=math.hypot(server.spread, cpu.spread), provenance=provenance)
 
 
 def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:

@@ -22,6 +22,7 @@ from traincast.models.embeddings.raw import (
 )
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, shorten_value
+from traincast.utils.files.parquet import reject_bad_parquet
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
 _MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
@@ -138,33 +139,32 @@ def read_bags_from_parquet(path: Path, *, column: str, batch_size: int) -> Itera
     step = choose_batch_size(batch_size, 0)
     if step > _MAX_SAMPLES:
         raise TraincastError(f"{path}: batch_size {shorten_value(step)}; {_MAX_SAMPLES} are the most")
-    try:
+    with reject_bad_parquet(str(path)):
         frame = pl.scan_parquet(path)
         schema = frame.collect_schema()
-        if column not in schema:
-            raise TraincastError(f"{path}: no column '{column}'; it has {', '.join(schema.names()[:10])}")
-        kind = schema[column]
-        inner = kind.inner if isinstance(kind, pl.List) else kind
-        if not inner.is_integer():
-            raise TraincastError(f"{path}: column '{column}' is {kind}; give integers or lists of them")
-        start = 0
-        while True:
+    if column not in schema:
+        raise TraincastError(f"{path}: no column '{column}'; it has {', '.join(schema.names()[:10])}")
+    kind = schema[column]
+    inner = kind.inner if isinstance(kind, pl.List) else kind
+    if not inner.is_integer():
+        raise TraincastError(f"{path}: column '{column}' is {kind}; give integers or lists of them")
+    start = 0
+    while True:
+        with reject_bad_parquet(str(path)):
             bags = frame.select(column).slice(start, step).collect().get_column(column)
-            if not len(bags):
-                return
-            kept = bags.drop_nulls()
-            if isinstance(kind, pl.List):
-                bag_lengths = bags.list.len().fill_null(0)
-                flat = kept.filter(kept.list.len() > 0).explode()
-            else:
-                bag_lengths, flat = bags.is_not_null(), kept
-            if flat.null_count():
-                raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
-            if len(flat) > _MAX_BATCH:
-                raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
-            yield Bags(
-                convert_to_int64(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy()
-            )
-            start += step
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+        if not len(bags):
+            return
+        kept = bags.drop_nulls()
+        if isinstance(kind, pl.List):
+            bag_lengths = bags.list.len().fill_null(0)
+            flat = kept.filter(kept.list.len() > 0).explode()
+        else:
+            bag_lengths, flat = bags.is_not_null(), kept
+        if flat.null_count():
+            raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
+        if len(flat) > _MAX_BATCH:
+            raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
+        yield Bags(
+            convert_to_int64(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy()
+        )
+        start += step

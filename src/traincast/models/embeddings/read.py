@@ -13,7 +13,7 @@ from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_
 from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast.models.embeddings.table import Pooling, Table, check_tables
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
-from traincast.utils.files.parquet import check_parquet_size
+from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
 from traincast.utils.files.reading import read_csv, read_document
 
 MAX_BYTES = 1 << 25  # of a description; a limit against damaged files
@@ -66,10 +66,8 @@ def _read_parquet(path: Path) -> Iterator[Any]:
     import polars as pl
 
     check_parquet_size(path, str(path))
-    try:
+    with reject_bad_parquet(str(path)):
         frame = pl.read_parquet(path, n_rows=MAX_TABLES + 1)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     for row in frame.iter_rows(named=True):
         yield {name: value for name, value in row.items() if value is not None}
 

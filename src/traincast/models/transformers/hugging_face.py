@@ -11,7 +11,7 @@ _SIZES = {  # of a description: what configurations call it
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads",),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_dim": ("head_dim", "d_kv"),
     "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
     "vocab": ("vocab_size",),
@@ -24,6 +24,8 @@ _LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gp
 _ENCODERS = ("bert", "roberta", "vit")
 _ACTIVATION = {"silu": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "relu": "relu"}
 _GATED_GELU = ("gemma", "gemma2")
+# whether the last projection is the token embedding where a configuration does not say: the defaults of the classes
+_TIED = ("gemma", "gemma2", "t5", *(family for family in _LAYER_TYPES if family not in ("gpt_neox", "gptj")))
 
 
 def is_hugging_face(document: Mapping[str, Any]) -> bool:
@@ -41,7 +43,9 @@ def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str,
             "instead"
         )
     table = {field: value for field, names in _SIZES.items() if (value := _take_first_field(config, names)) is not None}
-    _add_kinds(table, config, family)
+    if family == "falcon":
+        table["kv_heads"] = _count_falcon_kv_heads(config, table)
+    _add_kinds(table, config, family, where)
     positions = _take_first_field(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
     if isinstance(positions, int):
         table["seq_len"] = min(positions, 8192)  # a context is longer than what a step trains with
@@ -50,11 +54,18 @@ def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str,
         table["window_every"] = 2 if family in ("gpt_oss", "gemma2") else 1
     if family.startswith("deepseek"):
         _add_latent(table, config)
-    _add_experts(table, config)
+    _add_experts(table, config, where)
     return table
 
 
-def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str) -> None:
+def _count_falcon_kv_heads(config: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    """Heads of keys and values: `num_kv_heads` counts in the newer architecture only, else there is one or one each."""
+    if config.get("new_decoder_architecture"):
+        return table.get("kv_heads", table.get("heads"))
+    return 1 if config.get("multi_query", True) else table.get("heads")
+
+
+def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, where: str) -> None:
     """Norm, activation, positions, biases, masks and tied tables of a family."""
     layer = family in _LAYER_TYPES
     table["norm"] = "layer" if layer else "rms"
@@ -67,6 +78,7 @@ def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str) ->
         gated = "gated" in str(config.get("feed_forward_proj", "relu"))
         table |= {"activation": "geglu" if gated else "relu", "position": "relative"}
         table["encoder_layers"] = table.get("layers", 0)
+        table["layers"] = config.get("num_decoder_layers") or table["encoder_layers"]
     elif family in ("gpt2", "opt", "bert", "roberta", "vit", "gpt_neo"):
         table["position"] = "learned"
     elif family in ("mpt", "bloom"):
@@ -74,13 +86,17 @@ def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str) ->
     table["bias"] = bool(config.get("bias", config.get("attention_bias", layer and family != "mpt")))
     table["qkv_bias"] = table["bias"] or family in ("qwen2", "qwen2_moe")
     table["qk_norm"] = family in ("qwen3", "qwen3_moe")
-    table["tied"] = bool(config.get("tie_word_embeddings", layer))
+    table["tied"] = bool(config.get("tie_word_embeddings", family in _TIED))
     table["causal"] = family not in _ENCODERS
     if family == "vit":
-        patch = int(config.get("patch_size", 16))
+        patch, image = _read_size(config, "patch_size", 16, where), _read_size(config, "image_size", 224, where)
+        if image < patch:
+            raise TraincastError(
+                f"{where}: 'image_size' {image} is smaller than 'patch_size' {patch}; give a larger one"
+            )
         table["patch_inputs"] = 3 * patch * patch
-        table["seq_len"] = (int(config.get("image_size", 224)) // patch) ** 2 + 1
-        table.setdefault("vocab", int(config.get("num_labels", 1000)))
+        table["seq_len"] = (image // patch) ** 2 + 1
+        table.setdefault("vocab", _read_size(config, "num_labels", 1000, where))
 
 
 def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
@@ -92,15 +108,17 @@ def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
         "value_dim": config.get("v_head_dim", 128),
     }
     table["head_dim"] = table["latent"]["nope_dim"]
-    table["kv_heads"] = table["heads"]
+    if "heads" in table:
+        table["kv_heads"] = table["heads"]
 
 
-def _add_experts(table: dict[str, Any], config: Mapping[str, Any]) -> None:
+def _add_experts(table: dict[str, Any], config: Mapping[str, Any], where: str) -> None:
     count = _take_first_field(config, ("num_local_experts", "n_routed_experts", "num_experts"))
     if not count:
         return
-    width = config.get("moe_intermediate_size") or table.get("ffn")
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * int(width or 0)
+    width = _read_size(config, "moe_intermediate_size", table.get("ffn"), where)
+    shared = _read_size(config, "n_shared_experts", 0, where) * width
+    shared = _read_size(config, "shared_expert_intermediate_size", shared, where)
     table["experts"] = {
         "count": count,
         "top_k": _take_first_field(config, ("num_experts_per_tok", "experts_per_token")) or 2,
@@ -109,6 +127,14 @@ def _add_experts(table: dict[str, Any], config: Mapping[str, Any]) -> None:
         "dense_layers": config.get("first_k_dense_replace") or 0,
         "every": config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1,
     }
+
+
+def _read_size(config: Mapping[str, Any], name: str, usual: Any, where: str) -> int:
+    """A size that arithmetic is done with; `usual` where the configuration leaves it out."""
+    value = config.get(name) or usual
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 24:
+        raise TraincastError(f"{where}: '{name}' is {shorten_value(value)}; give an integer from 1 to {1 << 24}")
+    return value
 
 
 def _take_first_field(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:

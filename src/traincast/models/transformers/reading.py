@@ -22,6 +22,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error, shorten_v
 from traincast.utils.files.reading import format_path, parse_toml, read_document
 
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
+_MOST_OF = {"layers": 4096, "encoder_layers": 4096, "count": 65536}  # each is written op by op
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
 _FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "causal")
 _ZERO_ALLOWED = (
@@ -141,8 +142,9 @@ def _check_value(where: str, key: str, value: Any) -> Any:
         return value
     least = 0 if field in _ZERO_ALLOWED else 1
     fits = isinstance(value, int | float if field == "capacity" else int) and not isinstance(value, bool)
-    if not fits or not least <= value <= _MOST:
-        raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give an integer from {least} to {_MOST}")
+    most = _MOST_OF.get(field, _MOST)
+    if not fits or not least <= value <= most:
+        raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give an integer from {least} to {most}")
     return value
 
 

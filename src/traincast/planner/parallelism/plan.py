@@ -11,10 +11,10 @@ from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.planner.parallelism.candidates import list_layout_candidates
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import split_step
 from traincast.simulator.scenario.layouts import list_layout_fields, make_layout
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
@@ -66,6 +66,7 @@ class Plan(Result):
             "command": self.commands[number],
             "dollars_per_billion_tokens": self._count_dollars(result),
             "days": self._count_days(result),
+            "dollars": self._sum_dollars(result),
             "prediction": result.to_dict(),
         }  # fmt: skip
 
@@ -73,6 +74,10 @@ class Plan(Result):
         if self.price is None:
             return None
         return self.price * self.base.gpus * 1e9 / result.throughput.tokens / _HOUR
+
+    def _sum_dollars(self, result: Prediction) -> float | None:
+        days = self._count_days(result)
+        return None if days is None or self.price is None else 24.0 * days * self.price * self.base.gpus
 
     def _count_days(self, result: Prediction) -> float | None:
         if self.tokens is None:

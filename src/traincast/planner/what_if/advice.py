@@ -10,8 +10,9 @@ from typing import Any
 from traincast.planner.what_if.compare import compare_predictions, prepare_both_sides
 from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.result import WhatIf, check_fits, find_bottleneck, get_memory_bytes, split_path
+from traincast.planner.what_if.result import WhatIf, check_fits, find_bottleneck, get_memory_bytes
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import split_critical_path
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.display.text import format_milliseconds
@@ -168,8 +169,8 @@ def _explain_first(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
 def explain_change(result: WhatIf) -> str:
     """Why a change helps, from the critical paths before and after, per sample of a step before."""
     scale = result.cost_before.samples / result.cost_after.samples
-    before = split_path(result.before)
-    after = {name: scale * seconds for name, seconds in split_path(result.after).items()}
+    before = split_critical_path(result.before)
+    after = {name: scale * seconds for name, seconds in split_critical_path(result.after).items()}
     saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
     most = max(saved, key=lambda name: saved[name])
     left, share = find_bottleneck(result.after)

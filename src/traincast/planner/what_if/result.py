@@ -7,9 +7,8 @@ from typing import Any
 
 from traincast.planner.what_if.difference import Difference
 from traincast.planner.what_if.money import Cost
-from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import sum_path_by_activity
+from traincast.simulator.prediction.verdict import rank_bounds, split_step
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result
 
@@ -95,19 +94,7 @@ class WhatIf(Result):
 
 def find_bottleneck(result: Prediction) -> tuple[str, float]:
     """What most of the critical path is spent on, and its share of the step."""
-    return _find_largest(split_path(result), result.iteration)
-
-
-def split_path(result: Prediction) -> dict[str, float]:
-    """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
-    return sum_path_by_activity(result.path) if result.parallel is None else dict(split_step(result))
-
-
-def _find_largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
-    if not parts or whole <= 0:
-        return "nothing", 0.0
-    name = max(parts, key=lambda part: parts[part])
-    return name, parts[name] / whole
+    return rank_bounds(result)[0]
 
 
 def split_parts(result: Prediction) -> dict[str, float]:

@@ -25,24 +25,6 @@ _KINDS = {
 }  # fmt: skip
 
 
-_GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
-           "dp": "data parallel"}  # fmt: skip
-
-
-def split_step(result: Prediction) -> list[tuple[str, float]]:
-    """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
-    figures = result.parallel
-    assert figures is not None
-    gemm, attention = (result.by_family.get(name, 0.0) for name in ("gemm", "attention"))
-    update = result.by_phase.get("optimizer", 0.0)
-    shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
-    rows = [("GEMMs", gemm), ("attention", attention)]
-    rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
-    rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
-    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, result.iteration - shown))]
-    return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
-
-
 def split_exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
     """Exposed communication by group, the pipeline's bubble, and the time in which other kernels run."""
     timeline = result.timeline

@@ -26,6 +26,7 @@ from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.warnings import Note
 
 
 def predict_parallel(
@@ -150,9 +151,9 @@ def _add_memory(result: Prediction, platform: Platform, layout: Layout, stages: 
             f"{(needed - device.memory_bytes) / 1e9:.1f} GB too much; it would not run as it is"
         )
     if layout.precision not in device.peak_flops:
-        warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
+        warnings.append(Note(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others"))
     if platform.assumed and layout.gpus > 1:
-        warnings.append(platform.assumed)
+        warnings.append(Note(platform.assumed))
     return replace(result, memory=make_memory(kinds), ranks=ranks, warnings=tuple(warnings))
 
 

@@ -20,6 +20,7 @@ from traincast.simulator.prediction.rank_results import RankResult
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.prediction.step_path import find_step_path, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.throughput import Throughput, compute_throughput
+from traincast.simulator.prediction.trust import Trust
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values
@@ -85,6 +86,13 @@ class Prediction(Result):
     def out_of_domain_seconds(self) -> float:
         """Device time of the calls `outside`."""
         return sum(item.seconds for item in self.outside)
+
+    @property
+    def trust(self) -> Trust:
+        """How far the number rests on measurements."""
+        whole = sum(self.by_family.values()) or 1.0
+        why = f"{self.outside[0].op}: {self.outside[0].why}" if self.outside else ""
+        return Trust(self.out_of_domain_seconds / whole, self.estimated_seconds / whole, why)
 
     @cached_property
     def path(self) -> list[PathPart]:
@@ -176,6 +184,7 @@ class Prediction(Result):
             "out_of_domain": [item.to_dict() for item in self.outside],
             "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_convert_to_gigabytes(self.memory.by_kind)},
             "host_profile": self.host_profile,
+            "trust": self.trust.to_dict(),
             "warnings": list(self.warnings),
             "assumptions": list(self.workload.assumptions),
             "given_costs": {cost.op: cost.as_text() for cost in self.workload.costs},

@@ -15,6 +15,13 @@ from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.matched_calls import format_rank_list
 from traincast.simulator.prediction.rank_results import RankResult
 
+
+class Note(str):
+    """Something assumed or chosen that a reader should know; no reason to distrust the number, as a warning is."""
+
+    __slots__ = ()
+
+
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
 
 
@@ -28,7 +35,7 @@ def list_warnings(
     in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
     if in_tf32 and not tf32:
         notes.append(
-            "fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False"
+            Note("fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False")
         )
     return (*notes, *on_host[:1])
 

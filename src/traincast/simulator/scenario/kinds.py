@@ -35,7 +35,7 @@ _USERS = {
     "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
-_GPU = ("clock_mhz", "host", "roofline_only")
+_GPU = ("clock_mhz", "power_limit_w", "host", "roofline_only")
 _OPS = (
     "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
     "costs",
@@ -60,6 +60,7 @@ USED: Mapping[str, frozenset[str]] = {
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
 }
 """Fields that a step of each kind uses."""
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5", ".gguf")
 TABLE_FILES = (".csv", ".parquet")
 
 
@@ -104,8 +105,13 @@ def _find_named_kind(name: str) -> str:
         return "program"
     if ".py" in name:
         raise TraincastError(
-            f"{shorten_value(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` "
-            "'here'"
+            f"{shorten_value(name)} is a program that cannot be found or is not captured yet: give the path of a file, "
+            "or capture its step first ('traincast capture')"
+        )
+    if name.endswith(_WEIGHTS):
+        raise TraincastError(
+            f"{shorten_value(name)} holds weights, which do not say how a step runs; capture the script that trains it "
+            "('traincast capture train.py -o step.tc'), or give the config.json of a Transformer"
         )
     known = (*models, *list_published_programs(), *list_built_in_names(), *BUILTIN_SETS)
     raise make_unknown_error("model", name, known, "`traincast models` lists the built-in models.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from traincast.ir.ops import Signature
 from traincast.ir.workload import Workload
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.warnings import Note
 from traincast.utils.errors import TraincastError
 
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::to")
@@ -57,13 +58,13 @@ class Loader:
         late = self.late(result.workload)
         if late:
             made = "its batch" if batches == 1 else f"its {batches} batches"
-            notes = (f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}",)
+            notes = (Note(f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}"),)
         period = self.period * batches
         if period > result.iteration + _HEADROOM:
             every = "a batch" if batches == 1 else f"{batches} batches"
+            held = f"the data loader holds the step up: {every} every {1e3 * period:.3g} ms from {self.workers} workers"
             notes = (
-                f"the data loader holds the step up: {every} every {1e3 * period:.3g} ms from {self.workers} workers, "
-                f"for a step of {1e3 * result.iteration:.3g} ms; its time is taken as given and has no interval",
+                Note(f"{held}, for a step of {1e3 * result.iteration:.3g} ms; its time is as given, without interval"),
             )
             longer = period - result.iteration
             result = replace(
@@ -75,7 +76,7 @@ class Loader:
 
 def count_batches(workload: Workload) -> int:
     """Batches that a step wants: several where gradients of several are accumulated."""
-    return workload.samples // workload.batch_size
+    return max(1, workload.samples // workload.batch_size)
 
 
 def make_inputs_pageable(workload: Workload) -> Workload:

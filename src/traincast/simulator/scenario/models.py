@@ -10,10 +10,20 @@ from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
+from traincast.models.embeddings.builtin import BUILTIN_SETS, load_builtin_tables
 from traincast.models.published import PublishedProgram, list_published_programs
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.reading import list_built_in_names, load_transformer
+from traincast.models.transformers.sizes import count_all_parameters
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.results import Records, ResultList, drop_nested_values
+
+RECOMMENDERS, LANGUAGE, CAPTURED = "recommenders", "Transformers, laid out over GPUs", "Transformers, captured"
+VISION, PROGRAMS, TABLES = "vision", "published programs", "embedding tables (shard, predict with a plan)"
+GROUPS = (RECOMMENDERS, LANGUAGE, CAPTURED, VISION, PROGRAMS, TABLES)
+"""Groups of what is built in, in the order of lists."""
+_RECOMMENDERS = ("hstu", "onetrans", "din", "deepfm", "wide-deep", "ncf")
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,7 @@ class BuiltInModel:
     """A built-in model: what the catalog says of it, and what its default training step holds."""
 
     info: ModelInfo
+    group: str = ""
 
     @cached_property
     def workload(self) -> Workload:
@@ -35,13 +46,13 @@ class BuiltInModel:
     def to_dict(self) -> dict[str, Any]:
         """Sizes and choices as plain data."""
         return {
+            "group": self.group,
             "model": self.info.name,
             "description": self.info.description,
             "parameters": self.info.parameters,
-            "batch_size": self.workload.batch_size,
-            "seq_len": self.workload.seq_len or None,
-            "ops": self.workload.programs[0].num_ops,
-            "kernels": sum(op.launches for op in self.coverage),
+            "batch_size": self.info.batch_size or None,
+            "seq_len": self.info.seq_len or None,
+            "ops": self.info.ops or None,
             self.info.axis or "variants": list(self.info.choices),
             "optimizers": list(self.info.optimizers),
         }
@@ -65,8 +76,15 @@ class ModelList(ResultList[BuiltInModel]):
         return {"models": [drop_nested_values(row) for row in self.to_dict()]}
 
     def coverage(self) -> CoverageList:
-        """How every op of every model is lowered to kernels."""
-        return CoverageList([(model.info.name, op) for model in self for op in model.coverage])
+        """How every op of every captured model and published program is lowered to kernels."""
+        captured = [model for model in self if model.group not in (LANGUAGE, TABLES)]
+        return CoverageList([(model.info.name, op) for model in captured for op in model.coverage])
+
+    def select(self, text: str) -> ModelList:
+        """The models whose name, group or description has a text in it, whatever its case."""
+        wanted = text.lower()
+        words = [(model, f"{model.info.name} {model.group} {model.info.description}".lower()) for model in self]
+        return ModelList([model for model, known in words if wanted in known])
 
 
 class CoverageList(ResultList[tuple[str, OpCoverage]]):
@@ -92,9 +110,40 @@ class CoverageList(ResultList[tuple[str, OpCoverage]]):
 
 
 def list_built_in_models() -> ModelList:
-    """The built-in models and the published programs; their steps are read or written when they are looked at."""
-    published = [_make_published_info(program) for program in list_published_programs().values()]
-    return ModelList([BuiltInModel(info) for info in (*list_models(), *published)])
+    """Everything that has a name: captured models, described Transformers, published programs, sets of tables. Steps
+    are read or written when they are looked at."""
+    models = [BuiltInModel(info, _find_group(info)) for info in list_models()]
+    described = [_make_described_info(load_transformer(name)) for name in list_built_in_names()]
+    programs = [_make_published_info(program) for program in list_published_programs().values()]
+    models += [BuiltInModel(info, LANGUAGE) for info in described]
+    models += [BuiltInModel(info, PROGRAMS) for info in programs]
+    models += [BuiltInModel(_make_table_info(name), TABLES) for name in BUILTIN_SETS]
+    return ModelList(sorted(models, key=lambda model: GROUPS.index(model.group)))
+
+
+def _find_group(info: ModelInfo) -> str:
+    """Recommenders have tables, Transformers tokens, and what has neither sees images."""
+    if info.axis == "embedding" or info.name in _RECOMMENDERS:
+        return RECOMMENDERS
+    return CAPTURED if info.seq_len else VISION
+
+
+def _make_described_info(model: Transformer) -> ModelInfo:
+    experts = f", {model.experts.count} experts" if model.experts is not None else ""
+    return ModelInfo(
+        name=model.name, description=f"{model.layers} layers of {model.hidden}{experts}", batch_size=1,
+        seq_len=model.seq_len, parameters=count_all_parameters(model), ops=0, axis="", choices=(),
+        optimizers=("adam",), files=(),
+    )  # fmt: skip
+
+
+def _make_table_info(name: str) -> ModelInfo:
+    tables = load_builtin_tables(name)
+    return ModelInfo(
+        name=name, description=f"{len(tables)} embedding tables", batch_size=0, seq_len=0,
+        parameters=sum(table.rows * table.dim for table in tables), ops=0, axis="", choices=(), optimizers=(),
+        files=(),
+    )  # fmt: skip
 
 
 def _make_published_info(program: PublishedProgram) -> ModelInfo:

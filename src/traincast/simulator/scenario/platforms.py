@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from traincast.costs.kernels.evidence import list_measured_families
 from traincast.hardware.catalog import list_platform_keys
 from traincast.hardware.platform import Platform, load_platform
 from traincast.utils.results import Records, ResultList, drop_nested_values
@@ -21,6 +22,11 @@ class PlatformList(ResultList[Platform]):
     def headline(self) -> str:
         """How many there are, and their names."""
         return f"{len(self)} built-in platforms\n" + ", ".join(platform.key for platform in self)
+
+    def select(self, text: str) -> PlatformList:
+        """The platforms with a text in their key or in the name of their device, whatever its case."""
+        wanted = text.lower()
+        return PlatformList([one for one in self if wanted in f"{one.key} {one.device.name}".lower()])
 
     def records(self) -> Records:
         """Table "platforms": one row per platform, with a column per peak rate (TFLOPS)."""
@@ -48,4 +54,5 @@ def _make_platform_row(platform: Platform) -> dict[str, Any]:
         "sustained_clock_mhz": device.sustained_clock_mhz,
         "l2_mb": device.l2_bytes / 1e6,
         "source": device.source,
+        "measured": list_measured_families(device.key),
     }

@@ -14,6 +14,7 @@ from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.captured import (
     accumulate_captured,
     check_undivided,
@@ -71,7 +72,7 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
         result = loader.limit_prediction(result)
     missing = describe_missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
     said = (missing, *notes, platform.assumed if many and len(step.ranks) > 1 else "")
-    warnings = (*result.warnings, *(note for note in said if note))
+    warnings = (*result.warnings, *(Note(note) for note in said if note))
     return replace(result, warnings=warnings) if len(warnings) > len(result.warnings) else result
 
 

@@ -120,7 +120,7 @@ class Resolved:
         scenario = self.scenario.replace(**fields)
         check_used(scenario, replace(self, scenario=scenario).kind)
         loaded: dict[str, Any] = {}
-        if {"on", "clock_mhz"} & set(fields):
+        if {"on", "clock_mhz", "power_limit_w"} & set(fields):
             loaded["platform"] = _resolve_platform(scenario)
         if "host" in fields:
             loaded["host"] = _resolve_host(scenario, self.source)
@@ -179,8 +179,10 @@ def resolve(scenario: Scenario) -> Resolved:
 
 
 def _resolve_platform(scenario: Scenario) -> Platform:
-    """The platform asked for, its clock locked where one is given."""
+    """The platform asked for, its power limited and its clock locked where they are given."""
     platform = load_platform(scenario.on) if isinstance(scenario.on, str) else scenario.on
+    if scenario.power_limit_w is not None:
+        platform = platform.with_power_limit(scenario.power_limit_w)
     return platform if scenario.clock_mhz is None else platform.with_clock(scenario.clock_mhz)
 
 

@@ -75,15 +75,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     on: Annotated[On, _make_field_meta("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
     gpus: Annotated[int, _make_count_meta("hardware", "how many GPUs", default="1")] | None = None
-    clock_mhz: (
-        Annotated[
-            float,
-            _make_field_meta(
-                "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
-            ),
-        ]
-        | None
-    ) = None
+    clock_mhz: Annotated[float, _make_field_meta(
+        "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
+    )] | None = None  # fmt: skip
+    power_limit_w: Annotated[float, _make_field_meta(
+        "hardware", "the power limit of a board", least=1, most=1e5, unit="W", default="the GPU's own"
+    )] | None = None  # fmt: skip
 
     batch_size: (
         Annotated[
@@ -310,7 +307,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         | None
     ) = None
 
-    host: Annotated[Host, _make_field_meta("host", "a host profile", default="the platform's")] | None = None
+    host: (
+        Annotated[
+            Host, _make_field_meta("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")
+        ]
+        | None
+    ) = None
     skew_ms: (
         Annotated[
             float,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -47,3 +48,60 @@ def format_count(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
     return f"{number:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """A time in the unit that people say it in: `0.31 ms`, `29.0 ms`, `17.5 s`, `3.2 h`, `41 days`.
+
+    >>> format_duration(0.0284), format_duration(17.48), format_duration(5.0e6)
+    ('28.4 ms', '17.5 s', '57.9 days')
+    """
+    if seconds < 10:
+        return f"{format_milliseconds(seconds)} ms" if not 0.01 <= seconds < 0.1 else f"{1e3 * seconds:.1f} ms"
+    for limit, unit in ((86400.0, "days"), (3600.0, "h"), (600.0, "min")):
+        if seconds >= 2 * limit or (unit == "min" and seconds >= limit):
+            return f"{seconds / (60.0 if unit == 'min' else limit):,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def format_interval(limits: tuple[float, float]) -> str:
+    """Two times in seconds: `254 to 317 ms`, `950 ms to 12.1 s`."""
+    low, high = (format_duration(limit) for limit in limits)
+    number, _, unit = low.rpartition(" ")
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"
+
+
+def format_dollars(dollars: float) -> str:
+    """Money in short: `$11.0 M`, `$1,234`, `$12.34`, `$0.0045`; never an exponent.
+
+    >>> [format_dollars(x) for x in (1.1021e7, 1234.5, 12.345, 0.0045151, 5.736e-05)]
+    ['$11.0 M', '$1,234', '$12.35', '$0.0045', '$0.000057']
+    """
+    for limit, suffix in ((1e9, " B"), (1e6, " M")):
+        if dollars >= limit:
+            return f"${dollars / limit:,.1f}{suffix}"
+    if dollars >= 1:
+        return f"${dollars:,.0f}" if dollars >= 1000 else f"${dollars:.2f}"
+    digits = max(2, 1 - math.floor(math.log10(dollars))) if dollars > 0 else 2
+    return f"${dollars:.{digits}f}"
+
+
+def format_energy(kilowatt_hours: float) -> str:
+    """Energy in short: `3.09 GWh`, `0.681 Wh`."""
+    watt_hours = 1e3 * kilowatt_hours
+    return format_quantity(watt_hours, "Wh") if watt_hours >= 1 else f"{watt_hours:.2g} Wh"
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 GPU`, `8 GPUs`, `1,024 GPUs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shorten_name(name: str, longest: int = 60) -> str:
+    """A name that fits, with its beginning and its end where it does not.
+
+    >>> shorten_name("vectorized_elementwise_kernel<4, add>", 24)
+    'vectorized_...el<4, add>'
+    """
+    half = (longest - 3) // 2
+    return name if len(name) <= longest else f"{name[: longest - 3 - half]}...{name[-half:]}"

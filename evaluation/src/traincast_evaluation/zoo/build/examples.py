@@ -99,12 +99,13 @@ def _make_bert_step(batch: int, mixed: bool, update: bool) -> Step:
 
 def _make_transformer_xl_step(batch: int, mixed: bool, update: bool) -> Step:
     """Half weights with an fp32 copy (Apex O2); gradients are clipped; LAMB parameter by parameter, jitted."""
-    length = transformer_xl.LENGTH
-    model = transformer_xl.TransformerXl().cuda()
+    sizes = transformer_xl.BASE
+    length = sizes.length
+    model = transformer_xl.TransformerXl(sizes).cuda()
     model = model.half() if mixed else model
     kind = torch.float16 if mixed else torch.float32
     tokens, target = (torch.zeros(length, batch, dtype=torch.int64, device="cuda") for _ in range(2))
-    memory = torch.zeros(transformer_xl.LAYERS, length, batch, transformer_xl.SIZE, dtype=kind, device="cuda")
+    memory = torch.zeros(sizes.layers, length, batch, sizes.size, dtype=kind, device="cuda")
     lamb = JitLamb(model.parameters(), mixed=mixed)
     state = {"memory": memory}
 

@@ -11,10 +11,11 @@ The workload written to OUT is predicted with 'traincast predict OUT --on PLATFO
 run as Python: capture only files you trust.
 
 A script without such a function is captured as it is: 'traincast capture train.py -o OUT --batch-size 64 -- its own
-arguments' runs it until its optimizer has been called three times, and records what is between the last two calls.
+arguments' runs it and records what is between two calls of its optimizer, or a whole cycle of updates that differ.
+Nothing it writes or deletes reaches your files, and the network is closed: the answer lists what was kept back.
 Where its own arguments have the batch size, write {batch_size} ('-- --batch-size {batch_size}'; also {seq_len}): the
 script is then run at several sizes, and the workload can be predicted at any. Without, it keeps its one size, and
-'--batch-size' only says which that is.
+'--batch-size' only says which that is (default: the first dimension of what its model is given).
 
 A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
 with '--gpus N' from make_step(batch_size, *, rank, world_size), or from a script that torchrun starts or that spawns
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=parse_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
     )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="default: 32; of a script, what its model is given")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
     parser.add_argument("--gpus", type=int, metavar="N", help="captures a step on N GPUs")
     parser.add_argument(

@@ -13,6 +13,7 @@ from traincast.app.api import list_models, list_platforms
 from traincast.app.cli.completion import SHELLS, describe_command, write_script
 from traincast.app.cli.output import print_json, print_text
 from traincast.app.cli.registry import build_parsers, list_commands
+from traincast.simulator.scenario.models import LANGUAGE, TABLES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the script."""
+    models = list_models()
     known = {
-        "WORKLOAD": [model.info.name for model in list_models()],
+        "WORKLOAD": [model.info.name for model in models],
+        "MODEL": [model.info.name for model in models if model.group == LANGUAGE],
+        "TABLES": [model.info.name for model in models if model.group == TABLES],
         "PLATFORM": [platform.key for platform in list_platforms()],
     }
     commands = list_commands()

@@ -10,13 +10,13 @@ import argparse
 from traincast.app.api import export
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.scenario import VARIANT, add_scenario_options, read_scenario_values
+from traincast.app.cli.scenario import VARIANT, WORKLOAD_HELP, add_scenario_options, read_scenario_values
 from traincast.simulator.scenario.export import FORMATS, Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("workload", metavar="WORKLOAD")
+    parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
     parser.add_argument("-o", "--out", type=parse_path, required=True, metavar="OUT")
     parser.add_argument("--to", choices=FORMATS, default="pytorch")
     add_scenario_options(parser, VARIANT)

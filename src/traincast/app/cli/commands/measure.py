@@ -19,13 +19,13 @@ from traincast.app.api import measure
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
-from traincast.app.cli.scenario import VARIANT, add_scenario_options, read_scenario_values
+from traincast.app.cli.scenario import VARIANT, WORKLOAD_HELP, add_scenario_options, read_scenario_values
 from traincast.calibration.bench.measure import Measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("workload", metavar="WORKLOAD")
+    parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that train together (default 1)")
     parser.add_argument("--repeats", type=int, default=30, metavar="N", help="most steps to time (default 30)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import plan
-from traincast.app.cli.arguments import add_processes_option
+from traincast.app.cli.arguments import add_processes_option, parse_count
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
-    parser.add_argument("--tokens", type=float, metavar="N", help="tokens of the whole training, such as 15e12")
+    parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole training, such as 15T")
     add_processes_option(parser)
     add_scenario_options(parser, [name for name in PLANNED if name not in ("workload", "on")])
 

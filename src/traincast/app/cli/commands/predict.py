@@ -31,10 +31,20 @@ from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, parse_gpu_numbers, read_scenario_values
+from traincast.app.cli.scenario import (
+    PLATFORM_HELP,
+    WORKLOAD_HELP,
+    add_scenario_file,
+    add_scenario_options,
+    parse_gpu_numbers,
+    read_scenario_values,
+)
 from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
+from traincast.app.report.whatif import list_cost_rows
+from traincast.planner.what_if.money import Cost, Prices, compute_cost
+from traincast.planner.what_if.prices import choose_prices, find_price
 from traincast.simulator.prediction.places import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve
@@ -45,13 +55,15 @@ from traincast.utils.files.writing import write_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
-    parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, a description (.toml), or 'here'")
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=WORKLOAD_HELP)
+    parser.add_argument("--on", metavar="PLATFORM", help=PLATFORM_HELP)
     add_scenario_file(parser)
+    parser.add_argument("-v", "--full", action="store_true", help="shows what durations and interval come from too")
     parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
     parser.add_argument(
         "--trace-out", type=parse_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)"
     )
+    parser.add_argument("--price", metavar="PRICE", help="dollars of one GPU for an hour, or 'list': what steps cost")
     add_curve_options(parser)
 
 
@@ -69,11 +81,26 @@ def run(args: argparse.Namespace) -> int:
         require_one_prediction(result, "--by")
     if args.trace_out:
         write_json(args.trace_out, make_chrome_trace(require_one_prediction(result, "--trace-out")))
+    cost = _compute_price(args.price, result)
     if args.json:
-        print_json(result.to_dict())
+        print_json(result.to_dict() | ({} if cost is None else {"cost": cost.to_dict()}))
     else:
-        print_text(name_options(_format_result(result, args.by), args.options))
+        text = _format_result(result, args.by, full=args.full)
+        costs = [] if cost is None else [f"{name}: {value}" for name, value in list_cost_rows(cost) if value]
+        print_text(name_options("\n".join([text, *costs]), args.options))
     return OK
+
+
+def _compute_price(price: str | None, result: Prediction | ScalingCurve) -> Cost | None:
+    """What a step costs at the price that was given; None without one."""
+    if price is None:
+        return None
+    step = require_one_prediction(result, "--price")
+    prices, _ = choose_prices(None if price.strip() == "list" else price)
+    dollars = find_price(prices, step.platform.key, step.platform.device.key)
+    if dollars is None:
+        raise TraincastError(f"no list price of {step.platform.device.key} is known; give one in dollars: --price 2.5")
+    return compute_cost(step, Prices(per_gpu_hour=dollars))
 
 
 def require_one_prediction(result: Prediction | ScalingCurve, option: str) -> Prediction:
@@ -100,10 +127,10 @@ def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
     return predict_scaling(scenario, numbers or [values.get("gpus", 1)], args.scaling or "weak")
 
 
-def _format_result(result: Prediction | ScalingCurve, by: str | None) -> str:
+def _format_result(result: Prediction | ScalingCurve, by: str | None, *, full: bool) -> str:
     """The result for the terminal."""
     if isinstance(result, ScalingCurve):
         from traincast.app.report.scaling import format_scaling
 
         return format_scaling(result)
-    return format_prediction(result, by=by)
+    return format_prediction(result, by=by, full=full)

@@ -68,7 +68,7 @@ def _write_asked(args: argparse.Namespace) -> WrittenPage:
         return write_page(read_sweep_page(Path(args.sources[0])), args.out)
     if is_evaluation(args.sources[0]):
         pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
-        return write_page(pages.evaluation_file_page(Path(args.sources[0])), args.out)
+        return write_page(pages.read_evaluation_page(Path(args.sources[0])), args.out)
     return write_report(_predict_source(args), args.out, price=args.price)
 
 

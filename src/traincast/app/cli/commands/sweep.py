@@ -20,7 +20,7 @@ from traincast.app.cli.arguments import add_processes_option, parse_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
+from traincast.app.cli.scenario import WORKLOAD_HELP, add_scenario_options, read_scenario_values
 from traincast.app.report.whatif import format_sweep
 from traincast.planner.what_if.sweeps.grid import check_options, read_varied_values
 from traincast.utils.errors import TraincastError
@@ -28,7 +28,7 @@ from traincast.utils.errors import TraincastError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=WORKLOAD_HELP)
     parser.add_argument("--on", metavar="PLATFORM", help="default: the first of '--vary on=...'")
     parser.add_argument("--vary", action="append", default=[], metavar="EDIT=VALUES", help="may be given several times")
     parser.add_argument("--file", type=parse_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")

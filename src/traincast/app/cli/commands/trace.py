@@ -77,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="the second trace against the first: what changed, and why"
     )
-    parser.add_argument("--top", type=_parse_rows, default=TOP, metavar="N", help=f"rows of each table (default {TOP})")
+    parser.add_argument(
+        "--top", type=_parse_rows, metavar="N", help=f"all tables, with this many rows each (default {TOP})"
+    )
+    parser.add_argument("-v", "--full", action="store_true", help="all tables, of every rank")
     parser.add_argument("--tables-out", type=parse_path, metavar="DIR", help="all tables as files in this folder")
     parser.add_argument("--tables-format", choices=FORMATS, default=FORMATS[0], help="of those files (default csv)")
 
@@ -128,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.to_dict() | ({"workload": dict(written.meta)} if written else {}))
     else:
-        print_text(format_measured(report, args.top))
+        print_text(format_measured(report, args.top or TOP, full=args.full or args.top is not None))
         if written:
             tokens = f" of {written.seq_len} tokens" if written.seq_len else ""
             print_text(
@@ -155,5 +158,5 @@ def _compare(args: argparse.Namespace) -> int:
     if args.json:
         print_json(comparison.to_dict())
     else:
-        print_text(format_comparison(comparison, args.top))
+        print_text(format_comparison(comparison, args.top or TOP))
     return 0

@@ -20,7 +20,13 @@ from traincast.app.api import advise, list_edits, sensitivity, whatif
 from traincast.app.cli.output import print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
+from traincast.app.cli.scenario import (
+    PLATFORM_HELP,
+    WORKLOAD_HELP,
+    add_scenario_file,
+    add_scenario_options,
+    read_scenario_values,
+)
 from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, read_edits, read_money_options
 from traincast.app.report.whatif import format_advice, format_sensitivity, format_whatif
 from traincast.utils.display.text import format_table
@@ -29,8 +35,8 @@ from traincast.utils.errors import TraincastError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
-    parser.add_argument("--on", metavar="PLATFORM")
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=WORKLOAD_HELP)
+    parser.add_argument("--on", metavar="PLATFORM", help=PLATFORM_HELP)
     add_edit_arguments(parser)
     parser.add_argument("--advise", action="store_true", help="tries all edits that apply, alone and in pairs")
     parser.add_argument("--sensitivity", action="store_true", help="which numbers of the platform matter")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.model import Chips, ParametricModel, State
+from traincast.costs.kernels.physics import get_bus_gain
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,
@@ -74,7 +75,7 @@ class StreamParameters:
         """What holds for this device."""
         row = self.chips.find(device)
         stacked = int(device.made_for_computing)
-        read, write = self.pooled[2 * stacked : 2 * stacked + 2]
+        read, write = get_bus_gain(device) * self.pooled[2 * stacked : 2 * stacked + 2]
         cycles, sigma = self.pooled[4 + (device.vendor == "amd")], self.unseen_sigma
         if row >= 0:
             read, write, cycles, sigma = self.devices[row]

@@ -1,26 +1,37 @@
-"""BERT-large as its example pre-trains it: scores of masked tokens only, attention op by op."""
+"""BERT as its example trains it, attention op by op: pre-training with scores of masked tokens only, and SQuAD."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-LAYERS, SIZE, HEADS, INNER, VOCABULARY = 24, 1024, 16, 4096, 30528  # the vocabulary is padded to a multiple of 8
+VOCABULARY = 30528  # padded to a multiple of 8
 MASKED = 0.15  # share of tokens to be guessed
+
+
+class Dimensions(NamedTuple):
+    """Sizes of a BERT."""
+
+    layers: int
+    size: int
+    heads: int
+    inner: int
+
+
+BASE, LARGE = Dimensions(12, 768, 12, 3072), Dimensions(24, 1024, 16, 4096)
 
 
 class Embeddings(nn.Module):
     """Word, position and token type embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.words, self.positions, self.types = (
-            nn.Embedding(VOCABULARY, SIZE), nn.Embedding(512, SIZE), nn.Embedding(2, SIZE),
-        )  # fmt: skip
-        self.norm, self.dropout = nn.LayerNorm(SIZE, eps=1e-12), nn.Dropout(0.1)
+        self.words, self.positions, self.types = (nn.Embedding(rows, size) for rows in (VOCABULARY, 512, 2))
+        self.norm, self.dropout = nn.LayerNorm(size, eps=1e-12), nn.Dropout(0.1)
 
     def forward(self, tokens: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
         """Hidden states [batch, length, size]."""
@@ -33,19 +44,20 @@ class Embeddings(nn.Module):
 class Attention(nn.Module):
     """Products of all heads with a softmax between; keys are transposed in one go."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.dense = (nn.Linear(SIZE, SIZE) for _ in range(4))
-        self.dropout, self.hidden_dropout, self.norm = nn.Dropout(0.1), nn.Dropout(0.1), nn.LayerNorm(SIZE, eps=1e-12)
+        size, self.heads, self.scale = sizes.size, sizes.heads, math.sqrt(sizes.size // sizes.heads)
+        self.query, self.key, self.value, self.dense = (nn.Linear(size, size) for _ in range(4))
+        self.dropout, self.hidden_dropout, self.norm = nn.Dropout(0.1), nn.Dropout(0.1), nn.LayerNorm(size, eps=1e-12)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(x.size(0), x.size(1), HEADS, -1)
+        return x.view(x.size(0), x.size(1), self.heads, -1)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Hidden states in, hidden states out."""
         query = self._heads(self.query(x)).permute(0, 2, 1, 3)
         key, value = self._heads(self.key(x)).permute(0, 2, 3, 1), self._heads(self.value(x)).permute(0, 2, 1, 3)
-        scores = torch.matmul(query, key) / math.sqrt(SIZE // HEADS)
+        scores = torch.matmul(query, key) / self.scale
         weights = self.dropout(F.softmax(scores + mask, dim=-1))
         mixed = torch.matmul(weights, value).permute(0, 2, 1, 3).contiguous().view(x.shape)
         out: torch.Tensor = self.norm(self.hidden_dropout(self.dense(mixed)) + x)
@@ -55,11 +67,11 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention and two GEMMs with GELU between, each with residual and norm."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions) -> None:
         super().__init__()
-        self.attention = Attention()
-        self.grow, self.shrink = nn.Linear(SIZE, INNER), nn.Linear(INNER, SIZE)
-        self.dropout, self.norm = nn.Dropout(0.1), nn.LayerNorm(SIZE, eps=1e-12)
+        self.attention = Attention(sizes)
+        self.grow, self.shrink = nn.Linear(sizes.size, sizes.inner), nn.Linear(sizes.inner, sizes.size)
+        self.dropout, self.norm = nn.Dropout(0.1), nn.LayerNorm(sizes.size, eps=1e-12)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Hidden states in, hidden states out."""
@@ -68,27 +80,60 @@ class Layer(nn.Module):
         return out
 
 
-class BertForPreTraining(nn.Module):
-    """The encoder with both heads; only masked tokens are scored."""
+class Encoder(nn.Module):
+    """Embeddings, layers and the pooler, which both programs run."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions) -> None:
         super().__init__()
-        self.embeddings = Embeddings()
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.pooler, self.next_sentence = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 2)
-        self.transform, self.norm = nn.Linear(SIZE, SIZE), nn.LayerNorm(SIZE, eps=1e-12)
-        self.decoder = nn.Linear(SIZE, VOCABULARY)
-        self.decoder.weight = self.embeddings.words.weight
+        self.embeddings = Embeddings(sizes.size)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.pooler = nn.Linear(sizes.size, sizes.size)
 
     def forward(
-        self, tokens: torch.Tensor, types: torch.Tensor, present: torch.Tensor, masked: torch.Tensor
+        self, tokens: torch.Tensor, types: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of the tokens numbered by `masked`, and of the two sentence relations."""
+        """Hidden states [batch, length, size], and the pooled first one."""
         mask = present.unsqueeze(1).unsqueeze(2).to(self.pooler.weight.dtype)
         mask = (1.0 - mask) * -10000.0
         x = self.embeddings(tokens, types)
         for layer in self.layers:
             x = layer(x, mask)
-        relation = self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
-        chosen = torch.index_select(x.view(-1, SIZE), 0, masked)
+        return x, torch.tanh(self.pooler(x[:, 0]))
+
+
+class BertForPreTraining(nn.Module):
+    """BERT-large with both heads; only masked tokens are scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = LARGE.size
+        self.encoder = Encoder(LARGE)
+        self.next_sentence = nn.Linear(size, 2)
+        self.transform, self.norm = nn.Linear(size, size), nn.LayerNorm(size, eps=1e-12)
+        self.decoder = nn.Linear(size, VOCABULARY)
+        self.decoder.weight = self.encoder.embeddings.words.weight
+
+    def forward(
+        self, tokens: torch.Tensor, types: torch.Tensor, present: torch.Tensor, masked: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of the tokens numbered by `masked`, and of the two sentence relations."""
+        x, pooled = self.encoder(tokens, types, present)
+        relation = self.next_sentence(pooled)
+        chosen = torch.index_select(x.view(-1, x.size(-1)), 0, masked)
         return self.decoder(self.norm(F.gelu(self.transform(chosen)))), relation
+
+
+class BertForQuestionAnswering(nn.Module):
+    """The encoder with scores of where an answer starts and ends (SQuAD)."""
+
+    def __init__(self, sizes: Dimensions) -> None:
+        super().__init__()
+        self.encoder, self.outputs = Encoder(sizes), nn.Linear(sizes.size, 2)
+
+    def forward(
+        self, tokens: torch.Tensor, types: torch.Tensor, present: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of each token as the start and as the end."""
+        x, _ = self.encoder(tokens, types, present)
+        start, end = self.outputs(x).split(1, dim=-1)
+        return start.squeeze(-1), end.squeeze(-1)

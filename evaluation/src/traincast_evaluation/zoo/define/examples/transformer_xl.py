@@ -1,24 +1,42 @@
-"""Transformer-XL base of its example: relative attention over a memory of the last segment, adaptive softmax."""
+"""Transformer-XL of its example: relative attention over a memory of the last segment, adaptive or full softmax."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-LAYERS, SIZE, HEADS, INNER, LENGTH = 16, 512, 8, 2048, 192
 CUTOFFS = (0, 19997, 39997, 199997, 267735)  # of the vocabulary: the shortlist and three clusters
 SHARES = (0.935, 0.03, 0.032, 0.003)  # assumed of running words of WikiText-103: how many fall into each cluster
+
+
+class Dimensions(NamedTuple):
+    """Sizes of a Transformer-XL; `length` tokens of a segment and of its memory."""
+
+    layers: int
+    size: int
+    heads: int
+    inner: int
+    length: int
+    dropout: float
+    weights_dropout: float
+
+
+BASE = Dimensions(16, 512, 8, 2048, 192, 0.1, 0.0)
+LARGE = Dimensions(18, 1024, 16, 4096, 256, 0.2, 0.2)
 
 
 class RelativeAttention(nn.Module):
     """Content and position scores, added; queries are the segment, keys the memory and the segment."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions) -> None:
         super().__init__()
-        self.qkv, self.positions = nn.Linear(SIZE, 3 * SIZE, bias=False), nn.Linear(SIZE, SIZE, bias=False)
-        self.out, self.norm, self.drop = nn.Linear(SIZE, SIZE, bias=False), nn.LayerNorm(SIZE), nn.Dropout(0.1)
-        self.drop_weights = nn.Dropout(0.0)
+        size, self.heads = sizes.size, sizes.heads
+        self.qkv, self.positions = nn.Linear(size, 3 * size, bias=False), nn.Linear(size, size, bias=False)
+        self.out, self.norm = nn.Linear(size, size, bias=False), nn.LayerNorm(size)
+        self.drop, self.drop_weights = nn.Dropout(sizes.dropout), nn.Dropout(sizes.weights_dropout)
 
     def forward(
         self, x: torch.Tensor, places: torch.Tensor, content: torch.Tensor, position: torch.Tensor,
@@ -29,16 +47,16 @@ class RelativeAttention(nn.Module):
         joined = self.qkv(torch.cat([memory, x], 0))
         by_place = self.positions(places)
         query, key, value = torch.chunk(joined, 3, dim=-1)
-        query = query[-length:].view(length, batch, HEADS, -1)
+        query = query[-length:].view(length, batch, self.heads, -1)
         reach = key.size(0)
-        key, value = key.view(reach, batch, HEADS, -1), value.view(reach, batch, HEADS, -1)
-        by_place = by_place.view(reach, HEADS, -1)
+        key, value = key.view(reach, batch, self.heads, -1), value.view(reach, batch, self.heads, -1)
+        by_place = by_place.view(reach, self.heads, -1)
         by_content = torch.einsum("ibnd,jbnd->bnij", query + content, key)
         relative = _shifted(torch.einsum("ibnd,jnd->bnij", query + position, by_place))
         scores = (by_content + relative).mul_(0.125)
         scores.masked_fill_(mask[None, None, :, :], -float("inf"))
         weights = self.drop_weights(F.softmax(scores, dim=3))
-        mixed = torch.einsum("bnij,jbnd->ibnd", weights, value).contiguous().view(length, batch, SIZE)
+        mixed = torch.einsum("bnij,jbnd->ibnd", weights, value).contiguous().view(x.shape)
         done: torch.Tensor = self.norm(x + self.drop(self.out(mixed)))
         return done
 
@@ -53,13 +71,14 @@ def _shifted(x: torch.Tensor) -> torch.Tensor:
 class Layer(nn.Module):
     """Attention and two GEMMs with ReLU between, each with residual and norm."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions) -> None:
         super().__init__()
-        self.attention = RelativeAttention()
+        self.attention = RelativeAttention(sizes)
         self.inner = nn.Sequential(
-            nn.Linear(SIZE, INNER), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(INNER, SIZE), nn.Dropout(0.1)
-        )
-        self.norm = nn.LayerNorm(SIZE)
+            nn.Linear(sizes.size, sizes.inner), nn.ReLU(inplace=True), nn.Dropout(sizes.dropout),
+            nn.Linear(sizes.inner, sizes.size), nn.Dropout(sizes.dropout),
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(sizes.size)
 
     def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         """Hidden states in and out."""
@@ -69,35 +88,45 @@ class Layer(nn.Module):
 
 
 class TransformerXl(nn.Module):
-    """The language model with its loss."""
+    """The language model with its loss; without `adaptive` every word of the vocabulary is scored for every token."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Dimensions = BASE, *, adaptive: bool = True) -> None:
         super().__init__()
-        self.words = nn.Embedding(CUTOFFS[-1], SIZE)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.content, self.position = (nn.Parameter(torch.zeros(HEADS, SIZE // HEADS)) for _ in range(2))
-        self.cluster_weight = nn.Parameter(torch.zeros(len(SHARES) - 1, SIZE))
-        self.cluster_bias = nn.Parameter(torch.zeros(len(SHARES) - 1))
+        self.sizes, self.adaptive = sizes, adaptive
+        self.words = nn.Embedding(CUTOFFS[-1], sizes.size)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        heads = sizes.heads, sizes.size // sizes.heads
+        self.content, self.position = (nn.Parameter(torch.zeros(heads)) for _ in range(2))
+        if adaptive:
+            self.cluster_weight = nn.Parameter(torch.zeros(len(SHARES) - 1, sizes.size))
+            self.cluster_bias = nn.Parameter(torch.zeros(len(SHARES) - 1))
         self.bias = nn.Parameter(torch.zeros(CUTOFFS[-1]))
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout(sizes.dropout)
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Losses by token, and the memory of the next segment."""
-        length = tokens.size(0)
-        embedded = self.words(tokens).mul_(SIZE**0.5)
+        length, size = tokens.size(0), self.sizes.size
+        embedded = self.words(tokens).mul_(size**0.5)
         reach = memory.size(1) + length
         ones = embedded.new_ones(length, reach)
         mask = torch.triu(ones, diagonal=1 + memory.size(1)).bool()
         steps = torch.arange(reach - 1, -1, -1.0, device=tokens.device, dtype=embedded.dtype)
-        angles = torch.outer(steps, torch.ones(SIZE // 2, device=tokens.device, dtype=embedded.dtype))
+        angles = torch.outer(steps, torch.ones(size // 2, device=tokens.device, dtype=embedded.dtype))
         places = self.drop(torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None, :])
         x, states = self.drop(embedded), []
         for number, layer in enumerate(self.layers):
             states.append(x.detach())
             x = layer(x, places, self.content, self.position, mask, memory[number])
-        return self._loss(self.drop(x).view(-1, SIZE), target.view(-1)), torch.stack(states).detach()
+        hidden = self.drop(x).view(-1, size)
+        loss = self._compute_adaptive_loss if self.adaptive else self._compute_full_loss
+        return loss(hidden, target.view(-1)), torch.stack(states).detach()
 
-    def _loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _compute_full_loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihoods from the scores of all words."""
+        chances = F.log_softmax(F.linear(hidden, self.words.weight, self.bias), dim=-1)
+        return -chances.gather(1, target.unsqueeze(1)).squeeze(1)
+
+    def _compute_adaptive_loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihoods, cluster by cluster; as many tokens fall into each as `SHARES` says."""
         head = torch.cat([self.words.weight[: CUTOFFS[1]], self.cluster_weight], dim=0)
         head_bias = torch.cat([self.bias[: CUTOFFS[1]], self.cluster_bias], dim=0)

@@ -10,6 +10,7 @@ from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Signature, TensorSpec
+from traincast.models.embeddings.access import Uniform
 
 _WAYS = 32  # rows of a set of FBGEMM's cache
 
@@ -34,7 +35,7 @@ def lower_complete_cumsum(signature: Signature, context: LoweringContext) -> tup
     return (make_small_kernel(), *make_prefix_sum(signature.inputs[0]))
 
 
-@lowers("fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features")
+@lowers("fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_features")
 def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Lengths in another order, where bags start before and after, and the bags themselves."""
     if not signature.outputs:
@@ -48,6 +49,18 @@ def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item,
         *make_prefix_sum(lengths),
         *(make_moved_elements(spec, spec.numel // bags) for spec in moved if spec.numel),
     )
+
+
+@lowers(
+    "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_split", "fbgemm::permute_duplicate_pooled_embs",
+    "fbgemm::permute_duplicate_pooled_embs_split", "fbgemm::permute_multi_embedding",
+    "fbgemm::permute_sequence_embeddings",
+)  # fmt: skip
+def lower_permute_embeddings(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Embeddings in another order: one kernel that reads and writes each, column blocks in runs."""
+    made = [spec for spec in signature.outputs if spec.numel]
+    blocks = max(1, require_operand(signature, "permute_list", 2).numel) if signature.tensors("permute_list") else 1
+    return tuple(make_moved_elements(spec, spec.shape[-1] // blocks) for spec in made)
 
 
 @lowers("fbgemm::block_bucketize_sparse_features")
@@ -106,12 +119,16 @@ def _make_compare_tags(rows: int, ways: int) -> KernelCall:
 @lowers("fbgemm::lru_cache_populate")
 def lower_cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
-    indices = require_operand(signature, "linear_cache_indices", 1)
-    nbytes, distinct = (read_integer_argument(signature, name) for name in ("fetched_bytes", "unique_rows"))
-    bits = count_index_bits(
-        read_integer_argument(signature, "total_rows") or require_operand(signature, "weights", 0).numel
-    )
-    return make_populate_items(indices, bits, distinct, nbytes)
+    indices, weights = require_operand(signature, "linear_cache_indices", 1), require_operand(signature, "weights", 0)
+    nbytes, distinct = (float(read_integer_argument(signature, name)) for name in ("fetched_bytes", "unique_rows"))
+    rows = read_integer_argument(signature, "total_rows") or weights.numel
+    cache = signature.tensors("lxu_cache_weights")
+    if not distinct and cache and len(cache[0].shape) == 2 and cache[0].numel:  # of a capture: rows accessed alike
+        held, width = cache[0].shape
+        rows = max(1, read_integer_argument(signature, "total_cache_hash_size") or weights.numel // width)
+        distinct = Uniform().make_classes(rows).count_unique_rows(indices.numel)
+        nbytes = distinct * max(0.0, 1 - held / rows) * width * cache[0].itemsize
+    return make_populate_items(indices, count_index_bits(rows), round(distinct), nbytes)
 
 
 def make_populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:

@@ -8,7 +8,12 @@ from dataclasses import replace
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.embedding.lowering.lookups import read_batched_tables, read_described_tables, read_integers
 from traincast.costs.kernels.embedding.tables import Tables, guess_longest_bag
-from traincast.costs.kernels.operands import find_operand, get_compute_type, require_operand
+from traincast.costs.kernels.operands import (
+    find_operand,
+    get_compute_type,
+    read_integer_argument,
+    require_operand,
+)
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import REDUCTION
 from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_fill_kernel, make_small_kernel
@@ -65,6 +70,7 @@ def _read_tbe_tables(signature: Signature, samples: Sequence[int], weighted: boo
             signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
         )
     batched = read_batched_tables(signature, _find_tbe_weights(signature), indices, batch, tables, weighted)
+    batched = replace(batched, host=read_integer_argument(signature, "host"))
     if signature.scalar("pooling") is not None:
         return batched
     return replace(batched, longest_bag=guess_longest_bag(batch, tables, indices.numel))
@@ -75,6 +81,14 @@ def lower_tbe_forward(signature: Signature, context: LoweringContext) -> tuple[I
     """One kernel for all tables."""
     weighted = _TBE_FORWARD[signature.name] or bool(signature.tensors("indice_weights"))
     tables = _read_tbe_tables(signature, signature.outputs[0].shape, weighted)
+    return (tables.call("tbe_forward", get_compute_type(_find_tbe_weights(signature))),)
+
+
+@lowers("fbgemm::split_embedding_codegen_grad_indice_weights_cuda")
+def lower_tbe_weight_gradient(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The product of every row looked up with its bag's gradient: the rows are read as by the lookup."""
+    grad = require_operand(signature, "grad_output", 0)
+    tables = _read_tbe_tables(signature, grad.shape, weighted=True)
     return (tables.call("tbe_forward", get_compute_type(_find_tbe_weights(signature))),)
 
 

@@ -1,0 +1,54 @@
+"""Measured traces in a few sentences: how long a step is, what holds it, and what would help most."""
+
+from __future__ import annotations
+
+from traincast.traces.breakdown import PARTS
+from traincast.traces.replay.compare import find_slowest_rank
+from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.utils.display.text import count_of, format_duration, shorten_name
+
+PART_NAMES = dict(zip(PARTS, (
+    "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
+    "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
+    "idle: reason not recorded",
+), strict=True))  # fmt: skip
+"""The parts of a step in words."""
+_LEAST_GAIN = 0.02  # of a step: less is not worth a word
+
+
+def state_traces(report: TraceReport) -> list[str]:
+    """The verdict of one rank, or of all together and of the slowest one."""
+    rank = find_slowest_rank(report)
+    device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
+    steps = f"median of {count_of(len(rank.steps), 'step')}{device}"
+    lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
+    if report.together:
+        figures = report.together.breakdown
+        lines = [
+            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{device}; "
+            f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
+            f"Slowest is rank {rank.rank}, {lines[0]}",
+        ]
+    return [*lines, *_state_culprit(rank)]
+
+
+def _state_parts(rank: RankReport) -> str:
+    """How busy the device is, and what most of the rest is."""
+    step = rank.median_step
+    whole = step.step or 1.0
+    idle = [(name, getattr(step, name) / whole) for name in PARTS[1:]]
+    name, share = max(idle, key=lambda pair: pair[1])
+    rest = f", {PART_NAMES[name]} {share:.0%}" if share >= _LEAST_GAIN else ""
+    return f"the device is busy {step.active / whole:.0%}{rest}"
+
+
+def _state_culprit(rank: RankReport) -> list[str]:
+    """The op with most of the critical path, and what would gain most."""
+    path = rank.path
+    ops = [(name, share) for name, share in path.by_op.items() if name]
+    if not ops:
+        return []
+    name, share = max(ops, key=lambda pair: pair[1])
+    gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
+    what = f", {path.most} in all {path.by_what[path.most]:.0%}" if path.most else ""
+    return [f"{shorten_name(name)} holds {share:.0%} of the critical path{what}{gain}."]

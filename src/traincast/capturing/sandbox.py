@@ -1,0 +1,157 @@
+"""Around a captured script: its writes go to a scratch folder, the network is closed, and both are told."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traincast.capturing.file_overlay import FileOverlay
+from traincast.capturing.patches import Patches
+from traincast.ir.workload import KEPT_BACK
+
+_SETTINGS = {  # of libraries that would talk to servers from processes of their own
+    "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1",
+}  # fmt: skip
+_LOCAL = ("localhost", "127.", "::1", "0.0.0.0")
+_MOST_NAMED = 5
+
+
+@dataclass
+class Sandbox:
+    """What a script would have done, by kind ("wrote", "deleted", "asked"), each thing once."""
+
+    folder: str
+    done: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def note_deed(self, kind: str, what: str) -> None:
+        """Notes one thing that was kept back."""
+        here = f"{Path.cwd()}{os.sep}"
+        self.done.setdefault(kind, {})[what.removeprefix(here)] = None
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """The entry of a workload's `meta`; none where nothing was kept back."""
+        text = "; ".join(_list_things(kind, list(things)) for kind, things in self.done.items())
+        return {KEPT_BACK: text} if text else {}
+
+
+def _list_things(kind: str, things: list[str]) -> str:
+    more = len(things) - _MOST_NAMED
+    return f"{kind} {', '.join(things[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}"
+
+
+def _end_as_others_do() -> None:
+    """A process that the script makes ends when it is told to, whatever this one does then."""
+    if _current.get() is not None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_end_as_others_do)
+_current: ContextVar[Sandbox | None] = ContextVar("sandbox", default=None)
+
+
+@contextmanager
+def use_sandbox() -> Iterator[Sandbox]:
+    """Keeps what runs inside from changing files outside a scratch folder and from reaching other machines."""
+    outer = _current.get()
+    if outer is not None:
+        yield outer
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="traincast-capture-", ignore_cleanup_errors=True) as folder,
+        Patches() as patches,
+    ):
+        box = Sandbox(os.path.realpath(folder))
+        token = _current.set(box)
+        patches.callback(_current.reset, token)
+        _use_scratch_for_temporary_files(patches, box.folder)
+        _close_network(patches, box)
+        overlay = FileOverlay(box.folder, box.note_deed)
+        _divert_native_writers(patches, overlay)
+        overlay.install_hooks(patches)
+        patches.replace_imported_names()
+        yield box
+
+
+def _use_scratch_for_temporary_files(patches: Patches, folder: str) -> None:
+    """Temporary files, compiled modules and settings of libraries, as the script and its processes see them."""
+    patches.set_attribute(tempfile, "tempdir", folder)
+    patches.set_attribute(sys, "dont_write_bytecode", True)
+    for name, value in {**_SETTINGS, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}.items():
+        before = os.environ.get(name)
+        os.environ[name] = value
+        patches.callback(_restore_variable, name, before)
+
+
+def _restore_variable(name: str, before: str | None) -> None:
+    if before is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = before
+
+
+def _close_network(patches: Patches, box: Sandbox) -> None:
+    """Other machines cannot be reached; libraries take what they have on disk."""
+
+    def refuse(host: object) -> OSError:
+        box.note_deed("asked the network for", str(host))
+        return OSError(
+            errno.ENETUNREACH, f"no network in a capture, which {host} is asked for; get what it gives first"
+        )
+
+    def look_up(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_local(host):
+            raise socket.gaierror(socket.EAI_AGAIN, str(refuse(host)))
+        return resolve(host, *args, **kwargs)
+
+    def guard(original: Any) -> Any:
+        def connect(self: Any, address: Any) -> Any:
+            if isinstance(address, tuple) and not _is_local(address[0]):
+                raise refuse(address[0])
+            return original(self, address)
+
+        return connect
+
+    resolve = socket.getaddrinfo
+    patches.set_everywhere(socket, "getaddrinfo", look_up)
+    for name in ("connect", "connect_ex"):
+        patches.set_attribute(socket.socket, name, guard(getattr(socket.socket, name)))
+
+
+def _is_local(host: object) -> bool:
+    text = host.decode() if isinstance(host, bytes) else str(host)
+    return host is None or not text or text.startswith(_LOCAL) or text == socket.gethostname()
+
+
+def _divert_native_writers(patches: Patches, overlay: FileOverlay) -> None:
+    """Writers that open files outside of Python: PyTorch's and safetensors'."""
+    save = torch.save
+
+    def save_object(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        save(obj, overlay.find_write_path(f) if isinstance(f, str | os.PathLike) else f, *args, **kwargs)
+
+    patches.set_everywhere(torch, "save", save_object)
+    if importlib.util.find_spec("safetensors") is not None:
+        tensors: Any = importlib.import_module("safetensors.torch")
+
+        def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+            with overlay.open_file(filename, "wb"):
+                pass  # tensors without data have none to write
+
+        patches.set_everywhere(tensors, "save_file", save_file)
