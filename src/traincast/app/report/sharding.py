@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.planner.sharding.result import ShardingResult
+from traincast.planner.sharding.result import ShardingResult, describe_kind, describe_ranks
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.prediction.verdict import rank_bounds
@@ -12,6 +12,8 @@ from traincast.utils.display.text import format_interval, format_milliseconds, f
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16
+_LONGEST = 400  # characters of a command that is printed
+_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as `plan`"
 
 
 def format_sharding(result: ShardingResult) -> str:
@@ -22,7 +24,9 @@ def format_sharding(result: ShardingResult) -> str:
         _format_ranks(result.best),
         _format_tables(result.task, result.best),
     ]
-    return "\n".join(["\n\n".join(parts), *result.notes])
+    command = result.command(result.best)
+    predicted = [] if command is None else [f"to predict this plan: {command}" if len(command) < _LONGEST else _WRITE]
+    return "\n".join(["\n\n".join(parts), *predicted, *result.notes])
 
 
 def _state_sharding(result: ShardingResult) -> list[str]:
@@ -89,9 +93,9 @@ def _format_tables(task: Task, best: ScoredPlan) -> str:
             (
                 task.tables[number].name,
                 f"{task.tables[number].memory_bytes / 1e9:.2f}",
-                placement.kind,
+                describe_kind(placement),
                 placement.kernel + cache,
-                "all" if everyone else ", ".join(map(str, placement.ranks)),
+                "all" if everyone else describe_ranks(placement),
             )
         )
     more = "" if len(rows) == len(task.tables) else f"\nthe {len(rows)} largest of {len(task.tables)} tables"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
+from traincast.models.embeddings.documents import is_table_document
 from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
@@ -78,7 +79,7 @@ def find_source_kind(source: Source) -> str:
     if path.suffix in TABLE_FILES:
         return "tables"
     if path.suffix == ".json":
-        return "transformer"
+        return "tables" if is_table_document(read_document(path)) else "transformer"
     return _find_named_kind(str(source))
 
 
@@ -122,7 +123,7 @@ def _find_described_kind(path: Path) -> str:
     content = read_document(path)
     if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
         return "transformer"
-    return "tables" if isinstance(content, Mapping) and "tables" in content else "dlrm"
+    return "tables" if is_table_document(content) else "dlrm"
 
 
 def is_laid_out(scenario: Scenario) -> bool:

@@ -1,7 +1,8 @@
 """Where embedding tables go: searches for the plan with the fastest step, and says why others are slower.
 
-TABLES is a YAML, CSV or Parquet file of tables, a TorchRec module description (.json), or a built-in set: mlperf-dlrm,
-mlperf-dlrm-v2, dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description.
+TABLES is a YAML, JSON, CSV or Parquet file of tables (rows or num_embeddings, ...), names with rows, TorchRec's
+configs, a DLRM in YAML (its dense part is then in the step), or a built-in set: mlperf-dlrm, mlperf-dlrm-v2,
+dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description.
 Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit code 1: not even the best plan fits.
 """
 
