@@ -157,22 +157,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint: Annotated[
         Checkpoint, _make_field_meta("program", "what backward computes again", default="none")
     ] | None = None  # fmt: skip
-    checkpoint_every: (
-        Annotated[
-            int, _make_count_meta("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))
-        ]
-        | None
-    ) = None
-
-    checkpoint_layers: (
-        Annotated[
-            int,
-            _make_count_meta(
-                "program", "recompute the first n layers per stage only", default="all", needs=("checkpoint",)
-            ),
-        ]
-        | None
-    ) = None
+    checkpoint_every: Annotated[
+        int, _make_count_meta("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))
+    ] | None = None  # fmt: skip
+    checkpoint_layers: Annotated[
+        int, _make_count_meta("program", "recompute the first n layers per stage", default="all", needs=("checkpoint",))
+    ] | None = None  # fmt: skip
 
     tp: (
         Annotated[int, _make_count_meta("parallelism", "tensor-parallel ranks: they share every matrix", default="1")]
@@ -193,16 +183,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ) = None
     ep: Annotated[int, _make_count_meta("parallelism", "ranks that share the experts", default="1")] | None = None
     etp: Annotated[int, _make_count_meta("parallelism", "ranks that share one expert", default="1")] | None = None
-    expert_imbalance: (
-        Annotated[
-            float,
-            _make_field_meta(
-                "parallelism", "tokens of the rank with the busiest experts, times its even share", least=1.0,
-                most=1e6, default="1", needs=("ep",),
-            ),
-        ]
-        | None
-    ) = None  # fmt: skip
+    expert_imbalance: Annotated[
+        float, _make_field_meta("parallelism", "tokens of the rank with the busiest experts, times its even share",
+                                least=1.0, most=1e6, default="1", needs=("ep",))
+    ] | None = None  # fmt: skip
     fsdp: (
         Annotated[Literal[1, 2], _make_field_meta("parallelism", "fully sharded data parallel", default="off")] | None
     ) = None
