@@ -43,6 +43,9 @@ class StepFields(VariantFields, total=False):
     global_batch: int | None
     fp8_scaling: Literal["tensor", "row", "block", "mx"] | None
     fp8_gather: bool
+    autocast: bool
+    optimizer_impl: Literal["fused", "foreach", "loop"] | None
+    dropout: bool
     kernels: Kernels | None
     cuda_graph: bool
     program: ProgramName | None

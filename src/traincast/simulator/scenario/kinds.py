@@ -23,39 +23,37 @@ KINDS = {
     "model": "a captured model",
     "workload": "a workload of captured ops",
     "dlrm": "a description of a DLRM",
-    "transformer": "a description of a Transformer, op by op",
+    "transformer": "a description of a Transformer that only infers",
     "parallel": "a description of a Transformer, laid out over its GPUs",
     "program": "one published program",
     "tables": "a set of embedding tables",
     "here": "a step on the machine at hand",
 }
-"""What a step can come from; "parallel" is a Transformer whose fields say how it is laid out."""
+"""What a step can come from; "parallel" is a Transformer that trains, on one GPU or laid out over many."""
 _USERS = {
-    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs", "transformer": "described Transformers",
-    "parallel": "described Transformers, such as llama3-8b", "program": "published programs",
-    "tables": "sets of embedding tables", "here": "the machine at hand",
+    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs",
+    "transformer": "Transformers that infer", "parallel": "described Transformers, such as llama3-8b",
+    "program": "published programs", "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
 _GPU = ("clock_mhz", "power_limit_w", "host", "roofline_only")
-_OPS = (
-    "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
-    "costs",
-)  # fmt: skip
+_FED = ("loader_ms", "workers", "pageable", "costs")
+_LAUNCHED = ("kernels", "compiled", "cuda_graph")
+_OPS = ("optimizer", *_LAUNCHED, "skew_ms", "jitter", "seed", *_FED)
 _SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
 _DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
-    *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "checkpoint_layers",
-    "expert_imbalance", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
+    *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every",
+    "checkpoint_layers", "expert_imbalance", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule",
+    "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
     "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),
     "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
-    "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")),
-    "parallel": frozenset(
-        (*_EVERY, *_GPU, *_LAID_OUT, "seq_len", "attention", "optimizer", "kernels", "compiled", "cuda_graph")
-    ),
+    "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")) - {"optimizer"},
+    "parallel": frozenset((*_EVERY, *_GPU, *_LAID_OUT, *_FED, "seq_len", "attention", "optimizer", *_LAUNCHED)),
     "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
     "tables": frozenset(("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")),
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
@@ -126,23 +124,9 @@ def _find_described_kind(path: Path) -> str:
     return "tables" if is_table_document(content) else "dlrm"
 
 
-def is_laid_out(scenario: Scenario) -> bool:
-    """Whether fields say how a Transformer is laid out over GPUs."""
-    named = any(getattr(scenario, name) not in (None, False) for name in _LAID_OUT)
-    return (
-        named or (scenario.gpus or 1) > 1 or scenario.dtype in ("fp8", "fp4") or scenario.kernels in ("fused", "graph")
-    )
-
-
-def choose_step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
-    """The kind of a step, given that of its workload. A Transformer that trains is laid out over its GPUs, one of them
-    too, unless its ops are looked at one by one: `by_ops` (they are edited), or fields that only such steps use."""
-    if kind != "transformer" or is_laid_out(scenario):
-        return "parallel" if kind == "transformer" else kind
-    alone = USED["transformer"] - USED["parallel"]
-    if by_ops or scenario.mode == "inference" or any(getattr(scenario, name) not in (None, False) for name in alone):
-        return "transformer"
-    return "parallel"
+def choose_step_kind(kind: str, scenario: Scenario) -> str:
+    """The kind of a step, given that of its workload: a Transformer that trains is laid out over its GPUs."""
+    return "parallel" if kind == "transformer" and scenario.mode != "inference" else kind
 
 
 def check_used(scenario: Scenario, kind: str) -> None:

@@ -15,6 +15,7 @@ OVERLAPS = ("gradients", "parameters", "tp", "experts", "stages")
 _SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "checkpoint_layers",
          "expert_imbalance", "schedule",
          "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
+_ADAM = {None: "adam", "fused": "adam", "foreach": "adam-foreach", "loop": "adam-loop"}
 _RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling"}
 
 
@@ -36,7 +37,9 @@ def make_layout(scenario: Scenario) -> Layout:
         sequence=not scenario.no_sequence_parallel,
         quantised_gather=scenario.fp8_gather,
         precision=scenario.dtype or "bf16",
-        optimizer=scenario.optimizer or "adam",
+        optimizer=_ADAM[scenario.optimizer_impl] if scenario.optimizer != "none" else "none",
+        dropout=scenario.dropout,
+        autocast=scenario.autocast,
         kernels=kernels,
         joined=kernels in ("fused", "graph"),
         attention="unfused" if scenario.attention == "eager" else "flash",
@@ -65,6 +68,12 @@ def _check_layout_fields(scenario: Scenario) -> None:
         raise TraincastError("`mode=inference` has no layout of GPUs; leave one of them out")
     if s.optimizer not in (None, "none", "adam"):
         raise TraincastError(f"`optimizer={s.optimizer}` has no layout of GPUs; give adam or none")
+    if s.optimizer == "none" and s.optimizer_impl is not None:
+        raise TraincastError(
+            "`optimizer_impl` says how Adam runs, and `optimizer=none` leaves it out; give one of them"
+        )
+    if s.autocast and s.dtype not in ("fp16", "bf16"):
+        raise TraincastError(f"`autocast` casts to 16 bits (`dtype` bf16 or fp16), not to {s.dtype}; leave it out")
     for name in ("fp8_scaling", "fp8_gather"):
         if getattr(s, name) and s.dtype != "fp8":
             raise TraincastError(f"`{name}` is for 8-bit arithmetic (`dtype=fp8`), not {s.dtype}; leave it out")

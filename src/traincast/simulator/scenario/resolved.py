@@ -39,7 +39,7 @@ class Resolved:
     edits the ops of the step in this order, before data parallelism where the step is one GPU's; `across` those of all
     ranks. `bucket_mb` is DDP's, `plan` places tables. `op_speed` is how many times as fast the kernels of an op run, by
     its name. `software` names what edits change about who launches kernels: with another one, errors of a release are
-    not shared. `content` tells files of one name apart. `by_ops`: a Transformer is simulated op by op, not as laid out.
+    not shared. `content` tells files of one name apart.
     """
 
     scenario: Scenario
@@ -56,13 +56,11 @@ class Resolved:
     op_speed: Mapping[str, float] = field(default_factory=dict)
     software: tuple[str, ...] = ()
     content: str = ""
-    by_ops: bool = False
 
     @property
     def kind(self) -> str:
         """The kind of the step: that of its source, or "parallel"."""
-        edited = bool(self.structural or self.across or self.op_speed)
-        return choose_step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
+        return choose_step_kind(self.source, self.scenario)
 
     @property
     def name(self) -> str:
@@ -84,7 +82,7 @@ class Resolved:
             return None
         from traincast.simulator.scenario.layouts import make_layout
 
-        return make_layout(self.scenario)
+        return replace(make_layout(self.scenario), bucket_mb=self.bucket_mb or 0.0)
 
     def of_dlrm(self) -> DlrmConfig:
         """The description of the recommender, or why there is none."""

@@ -14,7 +14,7 @@ from traincast.ir.workload import Workload
 from traincast.planner.what_if.sweeps.grid import Grid
 from traincast.planner.what_if.sweeps.journal import Journal, compute_digest
 from traincast.planner.what_if.sweeps.picture import draw_picture
-from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_points, predict_group, prepare_worker
+from traincast.planner.what_if.sweeps.points import FIGURES, Prepared, Sweep, group_points, predict_group
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
@@ -60,7 +60,7 @@ def run_sweep(
             journal.add(numbers, rows)
         progress(len(done) / len(points))
 
-    job = Job(prepare=prepare_worker, given=settled, work=predict_group)
+    job = Job(prepare=Prepared, given=settled, work=predict_group)
     tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
     try:
         where.run_tasks(job, tasks, heard)
@@ -70,7 +70,7 @@ def run_sweep(
         raise
     rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
     result = SweepResult(
-        name=resolved.name, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
+        name=resolved.name, sweep=settled, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
         seconds=monotonic() - began,
     )  # fmt: skip
     _write_files(result, out, image)
