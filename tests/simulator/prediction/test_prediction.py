@@ -87,3 +87,14 @@ def test_an_interval_is_made_of_named_terms():
         spread = math.hypot(*result.interval_terms.values())
         assert result.interval[1] / result.iteration == pytest.approx(math.exp(Z90 * spread))
         assert result.to_dict()["interval_terms"] == result.interval_terms
+
+
+@pytest.mark.parametrize(("key", "carried"), [("a100-80gb", False), ("rtx-a6000", True)])
+def test_a_chip_that_nobody_measured_widens_the_interval(key, carried):
+    result = traincast.predict("dlrm-default", on=key)
+    assert ("new_chip" in result.interval_terms) == carried
+
+
+def test_pcie_between_gpus_widens_the_interval_with_what_is_exposed():
+    result = traincast.predict("bert-large", on="rtx-3090", gpus=8, batch_size=1)
+    assert result.interval_terms["wiring"] == pytest.approx(0.5 * result.exposed_comm / result.iteration)

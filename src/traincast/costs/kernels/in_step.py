@@ -71,9 +71,9 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
 
 
 def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
-    """How much longer GEMMs take at the clock that the board's power sustains. `sustained` is that of the board which
-    was measured; others of its architecture have more or less power for their units. Units that wait for their own
-    sums draw less."""
+    """How much longer GEMMs (of 16 or 8 `bits`) or "attention" take at the clock that the board's power sustains.
+    `sustained` is that of the board which was measured; others of its architecture have more or less power for their
+    units. Units that wait for their own sums draw less."""
     measured = numbers.sustained.get(f"{device.arch} {bits}", 1.0)
     if measured <= 1.0 or device.multiplying_gain > 1.0:
         return measured if device.multiplying_gain == 1.0 else 1.0
@@ -88,7 +88,7 @@ def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
 def _convert_attention_seconds(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
-    factor = calls.per_compute(dict.fromkeys(_BITS, numbers.sustained.get(f"{device.arch} attention", 1.0)), 1.0)
+    factor = calls.per_compute(dict.fromkeys(_BITS, _get_sustained_factor(device, "attention", numbers)), 1.0)
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
     flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)

@@ -29,7 +29,8 @@ from traincast.utils.results import Records, Result, drop_nested_values
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Prediction(Result):
     """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`, made of
-    `interval_terms` (log-sigmas by name: kernels and host, the software's release, the set-up of several GPUs).
+    `interval_terms` (log-sigmas by name: kernels and host, the software's release, the set-up of several GPUs, wiring,
+    a chip that nobody measured).
 
     On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
     (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has

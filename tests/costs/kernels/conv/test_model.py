@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -183,3 +185,26 @@ def test_units_that_wait_for_their_sums_come_near_their_peak_in_pointwise_convol
     (took,) = seconds(device, conv(256, 1024, 1024, 28, 1, compute="fp16", channels_last=1))
     flops = 2 * 256 * 28 * 28 * 1024 * 1024
     assert 0.9 < flops / took / device.peak_flops["fp16"] < 1.0
+
+
+@pytest.mark.parametrize("key", ["t4", "v100", "a100-40gb", "p100"])
+def test_one_more_sm_makes_no_convolution_slower(key):
+    device = load_device(key)
+    sms = device.num_sms + 1
+    peaks = {name: rate * sms / device.num_sms for name, rate in device.peak_flops.items()}
+    more = replace(device, num_sms=sms, peak_flops=peaks)
+    for compute in ("fp32", "fp16"):
+        calls = many(90, compute)
+        ratio = (
+            load_shipped_model("conv").predict(calls, more).seconds
+            / load_shipped_model("conv").predict(calls, device).seconds
+        )
+        assert ratio.max() < 1.02, (compute, ratio.max(), np.mean(ratio > 1.01))
+
+
+@pytest.mark.parametrize("kind", CONV.kinds)
+def test_no_convolution_beats_what_winograd_saves(kind):
+    device = load_device("v100-sxm3")
+    for batch, channels, size in ((64, 512, 28), (256, 512, 28), (256, 256, 56), (128, 512, 14)):
+        (took,) = seconds(device, conv(batch, channels, channels, size, kind=kind))
+        assert 2 * batch * size**2 * channels**2 * 9 / took <= 2.2501 * device.peak_flops["fp32"]

@@ -34,6 +34,7 @@ _FIRST_COLUMN_SECONDS = 10e-6  # of the implicit GEMM's first column
 GEMM_COLUMNS = {"forward": slice(0, 3), "backward_data": slice(3, 6), "backward_weights": slice(6, 9)}
 FUSED, NONFUSED = slice(9, 12), slice(12, 16)
 LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+_WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78  # multiplications of 3x3 (tiles of 2x2) and 5x5 windows
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 
@@ -147,13 +148,20 @@ class ConvModel(KernelModel):
         by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, device, tensor)
         seconds = by_algorithm.min(axis=1)
         row = self.parameters_.chips.find(device)
-        learned = self._correct(seconds, by_algorithm, calls, g, device, tensor)
+        measured = self.parameters_.chips.restore_sms(device, row)
+        if measured is not device:  # trees know the rounding of tiles on the chip that was measured
+            by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, measured, tensor)
+        learned = self._correct(seconds, by_algorithm, calls, g, measured, tensor)
         unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
         padded = (g.channels % LEAST_TENSOR_CHANNELS != 0) | (g.filters % LEAST_TENSOR_CHANNELS != 0)
         turns = tensor & ((calls["channels_last"] == 0) | padded)
         seconds = seconds + _estimate_layout_seconds(g, device, calls.item_bytes(), turns)
+        if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
+            saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
+            least = g.flops / (saved * device.get_peak_flops("fp32"))
+            seconds = np.where(tensor, seconds, np.maximum(seconds, least))
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + estimate_depthwise_seconds(g, device, calls.item_bytes()), seconds)
         direct = calls["direct"] == 1
