@@ -92,6 +92,8 @@ ROWS: dict[str, dict[str, dict[str, str]]] = {
                     "vTrain, one node": "vtrain_one_node",
                 }.items()
             },
+            "memory: all": "memory: all",
+            "memory: SimuMax on B200": "memory: simumax_b200",
         },
     },
     "docs/evidence/capturing.md": {

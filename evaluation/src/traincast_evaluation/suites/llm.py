@@ -60,6 +60,13 @@ def _make_extra_case(row: Row) -> Case:
     )
 
 
+def _read_memory_gb(row: Row) -> float | None:
+    """Peak memory in GB; some sources print GiB."""
+    if not row["memory_gb"]:
+        return None
+    return row.positive("memory_gb") * (_GIB if row["set"] in _IN_GIB else 1.0)
+
+
 def _format_case_name(row: Row) -> str:
     degrees = " ".join(f"{name}{row[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if row[name] not in ("", "1"))
     size = f"{row['gpus']} x {row.label('device')}, micro-batch {row['micro_batch']} of {row['global_batch']}"
@@ -79,7 +86,7 @@ def _make_vtrain_case(row: Row) -> Case:
 
 
 def summarise_llm(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
-    """All steps, both halves, each source (both tiers together and apart, and its halves)."""
+    """All steps, both halves, each source (both tiers together and apart, and its halves), then peak memory."""
     rows = [summarise_outcomes(suite, "all: step", outcomes)]
     halves = {name: [o for o in outcomes if o.case.fitted == (name == _FITTED)] for name in (_FITTED, _HELD)}
     rows += [summarise_outcomes(suite, f"all: {name}", chosen) for name, chosen in halves.items() if chosen]

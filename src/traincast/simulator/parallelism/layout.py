@@ -28,47 +28,43 @@ MAX_GPUS = 1 << 20
 class Layout:
     """A step of `global_batch` samples on `gpus` GPUs, `micro_batch` at a time.
 
-        `tp` ranks share every matrix, with `sequence` the tokens in between as well; `pp` stages of `vp` chunks each share
-        the layers under a `schedule`; `cp` ranks share the tokens of a sample, by a ring or (`cp_gather`) by gathering keys
-        and values; `ep` ranks the experts, `etp` of them a single one. The rest is data parallel.
+    `tp` ranks share every matrix, with `sequence` the tokens in between as well; `pp` stages of `vp` chunks each share
+    the layers under a `schedule`; `cp` ranks share the tokens of a sample, by a ring or (`cp_gather`) by gathering keys
+    and values; `ep` ranks the experts, `etp` of them a single one. The rest is data parallel.
 
-        `sharding` says what data-parallel ranks share: nothing, the optimizer ("zero1": a distributed optimizer), also
-        gradients ("zero2"), also parameters ("zero3": FSDP), in groups of `shard_group` ranks (0: all of them; fewer is
-        hybrid sharding). `reshard`: gathered parameters are given back after the forward pass; pipelines keep them for the
-        whole step (`gathers_once`). `reduce_bytes` and `gather_bytes` are the sizes of an element of gradients and of
-        parameters on the wire.
+    `sharding` says what data-parallel ranks share: nothing, the optimizer ("zero1": a distributed optimizer), also
+    gradients ("zero2"), also parameters ("zero3": FSDP), in groups of `shard_group` ranks (0: all of them; fewer is
+    hybrid sharding). `reshard`: gathered parameters are given back after the forward pass; pipelines keep them for the
+    whole step (`gathers_once`). `reduce_bytes` and `gather_bytes` are the sizes of an element of gradients and of
+    parameters on the wire.
 
-        `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row", a "block" of 128 or ("mx") 32 elements;
-        `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
-        gather parameters, and tokens of tensor-parallel ranks, in eight bits.
+    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row", a "block" of 128 or ("mx") 32 elements;
+    `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
+    gather parameters, and tokens of tensor-parallel ranks, in eight bits.
 
-        `bucket_mb` is the size of gradients that are reduced together, MiB (0: Megatron's). `stage_layers` are the
-        layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of words are not
-        trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len` tokens of a
-        sample see each other (0: all of them): samples are packed from documents of that length.
+    `bucket_mb` is the size of gradients that are reduced together, MiB (0: Megatron's). `stage_layers` are the
+    layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of words are not
+    trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len` tokens of a
+    sample see each other (0: all of them): samples are packed from documents of that length.
 
-        `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
-        also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only; where
-        `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who
-        launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
-        CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
-        PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
-        fp32 and cast for 16-bit GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-
-        foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
-        of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
-        in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
-    <<<<<<< HEAD
-        or "once" to every node (DeepEP).
+    `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
+    also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only; where
+    `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who
+    launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
+    CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
+    PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
+    fp32 and cast for 16-bit GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-
+    foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
+    of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
+    in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
+    or "once" to every node (DeepEP). `expert_imbalance` is how many times the even share of tokens the rank with the
+    busiest experts gets.
 
-        What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
-        weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
-        `offload` is kept in host memory ("parameters", "optimizer", "activations"); `update_in_backward`: every gradient
-        updates its weight at once and goes; `loss` is "" (all logits, in fp32), "chunked" (fp32
-        copies of an eighth of them at a time) or "fused" (logits themselves are made an eighth at a time, as Liger does).
-    =======
-        or "once" to every node (DeepEP). `expert_imbalance` is how many times the even share of tokens the rank with the
-        busiest experts gets.
-    >>>>>>> main
+    What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
+    weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
+    `offload` is kept in host memory ("parameters", "optimizer", "activations"); `update_in_backward`: every gradient
+    updates its weight at once and goes; `loss` is "" (all logits, in fp32), "chunked" (fp32 copies of an eighth of them
+    at a time) or "fused" (logits themselves are made an eighth at a time, as Liger does).
     """
 
     gpus: int

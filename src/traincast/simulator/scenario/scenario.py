@@ -85,20 +85,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, _count("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")]
         | None
     ) = None
-    seq_len: (
-        Annotated[
-            int,
-            _count("sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"),
-        ]
-        | None
-    ) = None
-    micro_batch: (
-        Annotated[
-            int,
-            _count("sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"),
-        ]
-        | None
-    ) = None
+    seq_len: Annotated[int, _count(
+        "sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"
+    )] | None = None  # fmt: skip
+    micro_batch: Annotated[int, _count(
+        "sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"
+    )] | None = None  # fmt: skip
     global_batch: Annotated[
         int,
         _count("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
