@@ -21,7 +21,7 @@ from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_b
 from traincast.simulator.prediction.rank_results import compute_imbalance, find_slowest_class, list_rank_results
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, simulate_step
-from traincast.simulator.prediction.warnings import list_warnings
+from traincast.simulator.prediction.warnings import describe_updates, list_warnings
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
 from traincast.utils.arrays import IntArray
@@ -125,7 +125,10 @@ def _make_prediction(
         estimated_seconds=estimated_seconds,
         outside=outside,
         memory=max((result.memory for result in results), key=lambda memory: memory.peak_bytes),
-        warnings=list_warnings(results, platform, simulated.instructions, tf32=tf32),
+        warnings=(
+            *list_warnings(results, platform, simulated.instructions, tf32=tf32),
+            *describe_updates(workload.updates, seconds),
+        ),
         timeline=timeline,
         walk=simulated,
         ranks=results,

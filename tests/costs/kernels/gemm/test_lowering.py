@@ -116,3 +116,9 @@ def test_grouped_products_divide_what_groups_share(left, right, result, sizes):
     (call,) = lowered("aten::_grouped_mm", {"self": left, "mat2": right}, result)
     assert (call.kind, call.compute) == ("grouped", "bf16")
     assert tuple(field(call, name) for name in ("batch", "m", "n", "k")) == sizes
+
+
+def test_a_complex_product_is_four_real_ones():
+    inputs = {"self": tensor(64, 32, dtype="complex64"), "mat2": tensor(32, 16, dtype="complex64")}
+    (call,) = lowered("aten::mm", inputs, tensor(64, 16, dtype="complex64"))
+    assert [field(call, name) for name in "mnk"] == [128, 32, 32]

@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "distinct=0.4, experts=8 or experts=8:1.5",
     )  # fmt: skip
     parser.add_argument("--costs", type=parse_path, metavar="FILE", help="what ops of your own cost (.toml)")
+    parser.add_argument(
+        "--as", dest="as_gpu", metavar="GPU", help="what a script that asks is told it runs on (default: a100-80gb)"
+    )
     parser.add_argument("--mode", choices=list_scenario_fields()["mode"].choices, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
@@ -81,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
             costs=args.costs,
             arguments=args.arguments,
             progress=progress,
+            as_gpu=args.as_gpu,
         )
     if args.json:
         print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())
