@@ -67,13 +67,43 @@ def test_a_scenario_file_is_the_same_as_options(capsys, tmp_path, values):
     assert json.loads(capsys.readouterr().out) == by_command_line(capsys, values)
 
 
-@pytest.mark.parametrize("gpus", [None, 8])
-@pytest.mark.parametrize("model", ["llama3-8b", "mpt-1b", "mixtral-8x7b", "qwen3-8b"])
-def test_defaults_of_parallelism_given_are_defaults_left_out(model, gpus):
-    plain = traincast.predict(model, on="dgx-h100", gpus=gpus, seq_len=2048)
-    spelt = traincast.predict(
-        model, on="dgx-h100", gpus=gpus, seq_len=2048, tp=1, pp=1, cp=1, micro_batch=1, kernels="eager", dtype="bf16"
-    )
+GPUS = ("v100", "a100-80gb", "h100", "b200", "mi300x")
+_BATCH = {"dlrm-default": 2048, "dlrm-mlperf": 2048, "resnet50": 32, "vgg13": 16, "bert-large": 4, "gpt2-large": 1}
+_CAPTURED = {"gpus": 1, "dtype": "fp32", "mode": "training", "kernels": "eager"}
+_LAID_OUT = {
+    "gpus": 1, "dtype": "bf16", "mode": "training", "kernels": "eager", "optimizer": "adam", "optimizer_impl": "fused",
+    "attention": "sdpa", "tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "micro_batch": 1, "global_batch": 1,
+    "checkpoint": "none", "checkpoint_every": 1, "schedule": "1f1b",
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "dlrm-default": _CAPTURED, "dlrm-mlperf": _CAPTURED,
+    **{name: {**_CAPTURED, "micro_batch": _BATCH[name], "global_batch": _BATCH[name]}
+       for name in ("resnet50", "vgg13", "bert-large", "gpt2-large")},
+    "llama3-8b": _LAID_OUT, "mpt-1b": _LAID_OUT,
+}  # fmt: skip
+"""2 DLRMs, 2 CNNs and 4 Transformers (two captured, two described), with every default that their kind of step has."""
+
+
+@pytest.mark.parametrize("on", GPUS)
+@pytest.mark.parametrize("model", DEFAULTS)
+def test_eight_models_on_five_gpus_take_the_same_milliseconds_however_they_are_asked_for(capsys, model, on):
+    # given a model on a GPU, and the same with all defaults of parallelism and program spelt out
+    plain: dict[str, Any] = {"workload": model, "on": on}
+    plain |= {"batch_size": _BATCH[model]} if model in _BATCH else {"seq_len": 2048}
+    spelt = {**plain, **DEFAULTS[model]}
+    if "micro_batch" in spelt:
+        spelt.pop("batch_size", None)
+
+    # then command line, Python and server give the same milliseconds for both
+    milliseconds = {1e3 * traincast.predict(**values).iteration for values in (plain, spelt)}
+    milliseconds |= {by_command_line(capsys, values)["iteration_ms"] for values in (plain, spelt)}
+    assert milliseconds == {by_server(spelt)["iteration_ms"]}
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "qwen3-8b"])
+def test_defaults_of_parallelism_given_are_defaults_left_out(model):
+    plain = traincast.predict(model, on="dgx-h100", gpus=8, seq_len=2048)
+    spelt = traincast.predict(model, on="dgx-h100", seq_len=2048, **{**_LAID_OUT, "gpus": 8, "global_batch": 8})
     assert plain.iteration == spelt.iteration and plain.to_dict()["memory_gb"] == spelt.to_dict()["memory_gb"]
 
 
@@ -84,6 +114,7 @@ def test_what_ifs_and_sweeps_begin_at_the_same_step():
     swept = traincast.sweep(vary={"tp": [2]}, processes=1, **values)
     assert changed.before.iteration == step.iteration == changed.after.iteration
     assert swept.rows[0]["iteration_ms"] == 1e3 * step.iteration
+    assert swept.to_dict()["rows"][0]["prediction"] == step.to_dict()
     side = changed.to_dict()["before"]
     assert side["prediction"] == step.to_dict()
 

@@ -153,3 +153,18 @@ class TestFiles:
 @pytest.mark.parametrize(("name", "key"), [("GeForce RTX 2080 Ti", "rtx-2080-ti"), ("NVIDIA RTX A6000", "rtx-a6000")])
 def test_a_board_is_found_as_old_and_new_drivers_name_it(name, key):
     assert find_device_by_name(name).key == key
+
+
+def test_a_power_limit_moves_clocks_under_load_and_nothing_else():
+    board = load_platform("t4").device
+    low, high = board.with_power_limit(50), board.with_power_limit(140)
+    assert low.sustained_clock_mhz == pytest.approx(board.sustained_clock_mhz * (50 / 70) ** 0.5)
+    assert high.sustained_clock_mhz == pytest.approx(board.sustained_clock_mhz * 2**0.5)
+    assert (low.boost_clock_mhz, low.dram_bandwidth) == (board.boost_clock_mhz, board.dram_bandwidth)
+    strong = load_platform("a100-80gb").device
+    assert strong.with_power_limit(330).sustained_clock_mhz == strong.boost_clock_mhz
+    assert strong.with_power_limit(200).sustained_clock_mhz < strong.boost_clock_mhz
+    with pytest.raises(TraincastError, match="power limit 2000 W is out of range for a100-80gb; give 120 to 800 W"):
+        strong.with_power_limit(2000)
+    with pytest.raises(TraincastError, match="has no 'power_limit_watts'"):
+        load_platform("mi250").device.with_power_limit(300)

@@ -143,3 +143,24 @@ def test_generations_are_of_nvidia_alone():
 )  # fmt: skip
 def test_chips_made_for_computing_are_told_from_those_made_for_graphics(key, made_for_computing):
     assert load_device(key).made_for_computing is made_for_computing
+
+
+def test_fp16_accumulates_in_fp32_and_a_sheet_says_which(tmp_path):
+    plain = load_platform(sheet(tmp_path, "bf16 = 125", "fp16 = 62\nfp16_accumulate_fp16 = 124\nbf16 = 62")).device
+    assert plain.multiplying_gain == 2.0
+    assert plain.get_peak_flops("fp16") == 62e12
+    with pytest.raises(TraincastError, match="accumulates in fp16, which PyTorch does not"):
+        load_platform(sheet(tmp_path, "bf16 = 125", "fp16 = 124\nbf16 = 62"))
+    with pytest.raises(TraincastError, match="'fp16' accumulates in fp32"):
+        load_platform(sheet(tmp_path, "bf16 = 125", "fp16 = 62\nfp16_accumulate_fp16 = 31"))
+
+
+def test_check_bits_on_the_bus_cost_bandwidth(tmp_path):
+    calls = Calls.of(ELEMENTWISE, [ELEMENTWISE.call("add", elements=1e8, bytes_read=8e8, bytes_written=4e8, tensors=3)])
+    free, checked = (
+        load_shipped_model("elementwise").predict(calls, load_platform(sheet(tmp_path, *edit)).device).seconds[0]
+        for edit in ((), ("pcie_gen = 4", "pcie_gen = 4\ninline_ecc = true"))
+    )
+    assert checked / free == pytest.approx(1.21, rel=0.01)
+    with pytest.raises(TraincastError, match="'inline_ecc' is 1; give true or false"):
+        load_platform(sheet(tmp_path, "pcie_gen = 4", "pcie_gen = 4\ninline_ecc = 1"))

@@ -24,8 +24,10 @@ from traincast.app.machine import fit_store as fit_store
 from traincast.app.machine import measure as measure
 from traincast.app.machine import refine as refine
 from traincast.app.machine import self_check as self_check
+from traincast.utils.results import write_pages_with
 
 if TYPE_CHECKING:
+    from traincast.app.checking import CheckResult
     from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.app.pages.writing import WrittenPage
     from traincast.capturing.pretended import PretendedGpu
@@ -79,6 +81,21 @@ def scaling(
     return predict_scaling(make_scenario({"workload": workload, "on": on, **scenario}), gpus, kind)
 
 
+def check(
+    scenarios: Sequence[str | Path] = (),
+    *,
+    baseline: str | Path,
+    gate: str = "step:+3%,memory:+2%,kernels:+5%",
+    update: str = "",
+    progress: Progress = _ignore_progress,
+) -> CheckResult:
+    """Predicts scenarios (YAML files with fields of `Scenario`; none: all of the baseline) and compares them with a
+    stored `baseline` under a `gate`. With a reason as `update` the baseline is written instead."""
+    from traincast.app.checking import check as answer
+
+    return answer(scenarios, baseline=baseline, gate=gate, update=update, progress=progress)
+
+
 def capture(
     function: str | Callable[..., Any],
     *,
@@ -114,7 +131,7 @@ def capture(
     from traincast.capturing.pretended import pretend_gpu
     from traincast.capturing.progress import notify_listener
     from traincast.ir.file import save_workload
-    from traincast.simulator.scenario.costs import read_costs
+    from traincast.simulator.scenario.resolved import read_costs
 
     with notify_listener(progress), pretend_gpu(None if as_gpu is None else _describe_gpu(as_gpu)):
         workload = capture_function(
@@ -247,3 +264,6 @@ def list_platforms() -> PlatformList:
     from traincast.simulator.scenario.platforms import list_built_in_platforms
 
     return list_built_in_platforms()
+
+
+write_pages_with(lambda result, path: write_report(result, path))

@@ -160,7 +160,7 @@ def plan(
     searched. A long search runs in `processes` (default one per core); the
     plan is the same.
     """
-    from traincast.planner.parallelism.entry import plan as answer
+    from traincast.planner.parallelism.plan import plan as answer
     from traincast.simulator.scenario.fields import make_scenario
     from traincast.utils.parallel.where import search_workers
 
@@ -187,8 +187,8 @@ def shard(
 ) -> ShardingResult:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
 
-    `tables` is a YAML, CSV or Parquet file, a TorchRec module description (.json) or a built-in set ("mlperf-dlrm",
-    ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
+    `tables` is a YAML, JSON, CSV or Parquet file of tables or of a DLRM, or a built-in set ("mlperf-dlrm", ...).
+    `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
     the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
     `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `processes`
     (default one per core); the result is the same.

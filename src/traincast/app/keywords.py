@@ -38,10 +38,14 @@ class StepFields(VariantFields, total=False):
     """Every field of `Scenario` but the workload, the platform and its number of GPUs."""
 
     clock_mhz: float | None
+    power_limit_w: float | None
     micro_batch: int | None
     global_batch: int | None
     fp8_scaling: Literal["tensor", "row", "block", "mx"] | None
     fp8_gather: bool
+    autocast: bool
+    optimizer_impl: Literal["fused", "foreach", "loop"] | None
+    dropout: bool
     kernels: Kernels | None
     cuda_graph: bool
     program: ProgramName | None

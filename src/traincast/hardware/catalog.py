@@ -59,6 +59,11 @@ def read_node_table(key: str) -> dict[str, Any]:
     return read_table(_DATA / "nodes" / f"{key}.toml")
 
 
+def list_device_names() -> tuple[str, ...]:
+    """Names of the built-in devices as drivers give them."""
+    return tuple(_index_keys_by_name())
+
+
 @cache
 def _index_keys_by_name() -> dict[str, str]:
     also = {name: key for key in list_device_keys() for name in _read_sheet(key).get("also_named", ())}

@@ -10,6 +10,11 @@ from traincast.utils.errors import TraincastError
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
 """Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
+POWER_EXPONENT = 0.5
+"""Clocks follow the power of a board to this: 0.58 and 0.63 for A100 (PCIe, 250 to 300 W, fp32 GEMMs) and MI300X to
+MI325X (bf16), 0.3 to 1.1 for GB200 to GB300."""
+SLACK = 1.15
+"""How far a board that holds its boost clock in plain GEMMs is from its power limit: A100 holds it at 300 of 400 W."""
 HOST = "host"
 """Among a device's corrections: what its host takes."""
 CPU = "cpu"
@@ -31,7 +36,10 @@ class Device:
     or None when the clock floats; this many GPUs (`host_sharers`, this one included) copy over its link to the host at
     once. `corrections` are factors on the time of kernels by family, from measurements of one
     such GPU, and on that of its host ("host"). `power_limit_watts` is that of its board (None: not known).
-    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
+    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors. `inline_ecc` says that
+    check bits share the memory's bus with the data, as on data-centre cards with GDDR. `peak_flops` accumulates in
+    fp32; `fp16_accumulation_flops` is the rate of fp16 that accumulates in fp16 (None: the same), as graphics cards are
+    advertised: their units multiply faster than they add up.
     """
 
     key: str
@@ -59,6 +67,9 @@ class Device:
     corrections: Mapping[str, float] = field(default_factory=dict)
     host_sharers: int = 1
     power_limit_watts: float | None = None
+    inline_ecc: bool = False
+    fp16_accumulation_flops: float | None = None
+    host_link_bandwidth: float = 0.0
 
     @property
     def is_cpu(self) -> bool:
@@ -69,6 +80,11 @@ class Device:
     def host_slowness(self) -> float:
         """How many times as long as its host profile says the host of this GPU takes, as measured (else 1)."""
         return self.corrections.get(HOST, 1.0)
+
+    @property
+    def multiplying_gain(self) -> float:
+        """How many times faster matrix units multiply than they accumulate in fp32; 1 where they keep up."""
+        return self.fp16_accumulation_flops / self.peak_flops["fp16"] if self.fp16_accumulation_flops else 1.0
 
     @property
     def effective_clock_mhz(self) -> float:
@@ -126,6 +142,25 @@ class Device:
         if self.loaded_clock_mhz is None or self.clock_mhz is not None:
             return self
         return replace(self, sustained_clock_mhz=self.loaded_clock_mhz)
+
+    def with_power_limit(self, watts: float) -> Device:
+        """This device with its board limited to this power: clocks under load follow its square root, up to boost."""
+        usual = self.power_limit_watts
+        if usual is None:
+            raise TraincastError(f"{self.key} has no 'power_limit_watts' in its data sheet; add it there")
+        if not 0.3 * usual <= watts <= 2 * usual:
+            raise TraincastError(
+                f"power limit {watts:g} W is out of range for {self.key}; give {0.3 * usual:.0f} to {2 * usual:.0f} W"
+            )
+        gain = (watts / usual) ** POWER_EXPONENT
+        slack = min(1.0, gain * SLACK) if self.sustained_clock_mhz >= self.boost_clock_mhz else gain
+        loaded = self.loaded_clock_mhz
+        return replace(
+            self,
+            power_limit_watts=watts,
+            sustained_clock_mhz=min(self.boost_clock_mhz, self.sustained_clock_mhz * slack),
+            loaded_clock_mhz=None if loaded is None else min(self.boost_clock_mhz, loaded * gain),
+        )
 
     def with_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""

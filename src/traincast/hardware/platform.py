@@ -45,6 +45,14 @@ class Platform:
         sharers = self.topology.count_host_sharers(gpus) if self.topology is not None else 1
         return replace(self.device, host_sharers=sharers) if sharers > 1 else self.device
 
+    def with_device(self, device: Device) -> Platform:
+        """This node with other GPUs; its host stays."""
+        return replace(self, device=replace(device, host=self.device.host))
+
+    def with_power_limit(self, watts: float) -> Platform:
+        """This platform with the boards of its devices limited to this power."""
+        return replace(self, device=self.device.with_power_limit(watts))
+
     def with_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
         return replace(self, device=self.device.with_clock(clock_mhz))

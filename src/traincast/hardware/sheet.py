@@ -24,6 +24,7 @@ ARCHITECTURES = {
 }
 _VENDORS = ("nvidia", "amd")
 _PEAKS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp4", "fp64")
+_FP16_ACCUMULATION = "fp16_accumulate_fp16"  # advertised for graphics cards; PyTorch's kernels accumulate in fp32
 # least and most that any GPU has, several times over: outside, a figure is in another unit
 _RANGES = {
     "memory_gb": (0.5, 4096.0),
@@ -37,11 +38,13 @@ _RANGES = {
     "smem_kb_per_sm": (8.0, 4096.0),
     "nvlink_gbs": (0.0, 20_000.0),
     "pcie_gen": (1.0, 8.0),
+    "host_link_gbs": (1.0, 2000.0),
     "kernel_gap_us": (0.01, 100.0),
     "compute_capability": (5.0, 30.0),
     "power_limit_watts": (5.0, 10_000.0),
 }
 _TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
+_FLAGS = ("inline_ecc",)
 _MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
 _DISAGREE = 4.0  # an fp32 peak this far from two flop per core and clock; dual issue is a factor of 2
 
@@ -64,8 +67,8 @@ def make_device(key: str, table: dict[str, Any]) -> Device:
     peaks = table.get("peak_tflops")
     if not isinstance(peaks, dict) or "fp32" not in peaks:
         raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
-    check_known_fields(key, table, (*_RANGES, *_TEXTS, "also_named", "peak_tflops"))
-    check_known_fields(key, peaks, _PEAKS)
+    check_known_fields(key, table, (*_RANGES, *_TEXTS, *_FLAGS, "also_named", "peak_tflops"))
+    check_known_fields(key, peaks, (*_PEAKS, _FP16_ACCUMULATION))
     boost = _read_number(key, table, "boost_clock_mhz")
     arch, vendor, capability = _read_architecture(key, table)
     device = Device(
@@ -80,17 +83,20 @@ def make_device(key: str, table: dict[str, Any]) -> Device:
         cores_per_sm=int(_read_number(key, table, "cores_per_sm", integer=True)),
         boost_clock_mhz=boost,
         sustained_clock_mhz=_read_number(key, table, "sustained_clock_mhz", default=boost),
-        peak_flops={name: 1e12 * _read_peak(key, peaks, name) for name in peaks},
+        peak_flops={name: 1e12 * _read_peak(key, peaks, name) for name in peaks if name != _FP16_ACCUMULATION},
         l2_bytes=1e6 * _read_number(key, table, "l2_mb"),
         smem_per_sm_bytes=1e3 * _read_number(key, table, "smem_kb_per_sm"),
         nvlink_bandwidth=1e9 * _read_number(key, table, "nvlink_gbs", default=0.0),
         pcie_gen=int(_read_number(key, table, "pcie_gen", integer=True)),
+        host_link_bandwidth=1e9 * (_read_optional_number(key, table, "host_link_gbs") or 0.0),
         source=str(table.get("source", "user")),
         host=str(table.get("host", _DEFAULT_HOST)),
         node=str(table.get("node", "")),
         kernel_gap=1e-6 * _read_number(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
         loaded_clock_mhz=_read_optional_number(key, table, "loaded_clock_mhz"),
         power_limit_watts=_read_optional_number(key, table, "power_limit_watts"),
+        inline_ecc=_read_flag(key, table, "inline_ecc"),
+        fp16_accumulation_flops=_read_fp16_accumulation(key, peaks),
     )
     _check_together(key, device)
     return device
@@ -106,11 +112,32 @@ def _read_optional_number(key: str, table: dict[str, Any], field: str) -> float 
     return _read_number(key, table, field) if field in table else None
 
 
+def _read_flag(key: str, table: dict[str, Any], field: str) -> bool:
+    value = table.get(field, False)
+    if not isinstance(value, bool):
+        raise TraincastError(f"platform '{key}': '{field}' is {value!r}; give true or false")
+    return value
+
+
 def _read_peak(key: str, peaks: dict[str, Any], name: str) -> float:
     value = float(read_positive_number(key, peaks, name))
     if value > _MOST_TFLOPS:
         raise TraincastError(f"platform '{key}': peak '{name}' is {value:g} TFLOPS, which no GPU has; check its unit")
     return value
+
+
+def _read_fp16_accumulation(key: str, peaks: dict[str, Any]) -> float | None:
+    """Flop/s of fp16 that accumulates in fp16, where the sheet has it; "fp16" is the rate with fp32."""
+    if _FP16_ACCUMULATION not in peaks:
+        return None
+    plain = _read_peak(key, peaks, "fp16") if "fp16" in peaks else 0.0
+    fast = _read_peak(key, peaks, _FP16_ACCUMULATION)
+    if not plain <= fast <= 4 * plain:
+        raise TraincastError(
+            f"platform '{key}': '{_FP16_ACCUMULATION}' is {fast:g} and 'fp16' {plain:g} TFLOPS; 'fp16' "
+            "accumulates in fp32, at the same rate or half of it"
+        )
+    return 1e12 * fast
 
 
 def _read_architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
@@ -151,6 +178,12 @@ def _check_together(key: str, device: Device) -> None:
 def _check_peaks(key: str, device: Device) -> None:
     """Peaks in another unit than fp32's: alone they may be those of some GPU."""
     plain = device.peak_flops["fp32"]
+    half, brain = (device.peak_flops.get(name, plain) for name in ("fp16", "bf16"))
+    if device.vendor == "nvidia" and half > 1.5 * brain > 1.5 * plain:
+        raise TraincastError(
+            f"platform '{key}': peak 'fp16' is {half / 1e12:g}, far above 'bf16': it accumulates in fp16, which "
+            f"PyTorch does not; give the rate with fp32 accumulation, and this one as '{_FP16_ACCUMULATION}'"
+        )
     for name, (least, most) in _PEAK_RATIOS.items():
         ratio = device.peak_flops.get(name, plain * least) / plain
         if not least <= ratio * (1 + 1e-9) <= most:

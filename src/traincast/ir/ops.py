@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -59,20 +60,16 @@ class StorageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's form without its identity. `shape` and `stride` count elements."""
+    """A tensor's form without its identity. `shape` and `stride` count elements; `numel` is how many there are."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     device: str = "cuda"
+    numel: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", math.prod(self.shape))
 
     @property
     def itemsize(self) -> int:

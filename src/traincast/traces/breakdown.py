@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.traces.intervals import Intervals
-from traincast.traces.link import Linked
+from traincast.traces.link import Linked, Step
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray, group_positions
 from traincast.utils.totals import sum_by_key
 
 NO_OP = "(no op)"
 """What the device time is called of kernels that no op of the trace launched."""
+_AHEAD = 1.1  # device time of steps over their host time from which the host ran ahead
 _NO_OP, _END = -1, -2  # instead of the number of a name: no op, and no kernel but the end of the step
 
 PARTS = (
@@ -76,7 +77,30 @@ def compute_breakdown(linked: Linked) -> list[StepBreakdown]:
         synchronised=_compute_covered(linked, np.flatnonzero(linked.is_synchronise)),
     )
     rows = {index: device[places] for index, places in group_positions(linked.step[device])}
-    return [_compute_step(linked, index, covered, rows.get(index, device[:0])) for index in range(len(linked.steps))]
+    steps = find_device_steps(linked) or linked.steps
+    return [_compute_step(linked, step, covered, rows.get(index, device[:0])) for index, step in enumerate(steps)]
+
+
+def find_device_steps(linked: Linked) -> tuple[Step, ...]:
+    """Steps by the device's clock, from the first kernel of one to the first of the next, where the host runs ahead:
+    the device needs longer for what each step launched than the host to launch it. Else none, and the host's count.
+
+    Markers are on the host. One that only fills the queue passes them at its own pace, which nobody waits for.
+    """
+    if len(linked.steps) < 2 or not linked.launched:
+        return ()
+    device = linked.device[linked.step[linked.device] >= 0]
+    numbers, first = np.unique(linked.step[device], return_index=True)  # rows of devices are by start
+    if len(numbers) < len(linked.steps):
+        return ()
+    starts = linked.events["start"][device[first]]
+    ends = np.append(starts[1:], linked.end[device].max())
+    busy = _compute_covered(linked, device).total
+    on_host = linked.steps[-1].end - linked.steps[0].start
+    if busy <= _AHEAD * on_host or (ends <= starts).any():
+        return ()
+    moments = zip(linked.steps, starts.tolist(), ends.tolist(), strict=True)
+    return tuple(Step(step.number, start, end) for step, start, end in moments)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,8 +117,7 @@ def _compute_covered(linked: Linked, rows: IndexArray | IntArray) -> Intervals:
     return Intervals.from_spans(linked.events["start"][rows], linked.end[rows])
 
 
-def _compute_step(linked: Linked, index: int, covered: _Covered, rows: IntArray) -> StepBreakdown:
-    step = linked.steps[index]
+def _compute_step(linked: Linked, step: Step, covered: _Covered, rows: IntArray) -> StepBreakdown:
     inside = covered.compute.clip_to(step.start, step.end)
     exchanging = covered.communication.clip_to(step.start, step.end)
     idle, evidence = _find_idle_reasons(

@@ -26,6 +26,7 @@ _SYNCHRONISE = re.compile(
     r"(?:cuda|hip|cu|ze)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
     r"|urQueueFinish$|urEventWait$"
 )
+_COVERED = 0.5  # share of a trace that steps told by their kernels alone have to make up
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _BEGUN = 0.1  # of the usual length: a last step that is shorter and launched nothing had only begun
@@ -60,7 +61,8 @@ class Linked:
     whether steps could be told; if not, the whole trace is one. `period` is the number of kernels of a step where
     nothing but their sequence told them, else 0; `marker` is what marks them ("#" for numbers) where neither the
     profiler did nor anybody named it, else "". `cut` is the number of a last step that the profiler had only begun,
-    which is none of `steps`; -1 where there is none.
+    which is none of `steps`; -1 where there is none. `repeats` is how often a sequence of kernels comes again inside of
+    a trace that is one step: layers, not steps.
     """
 
     trace: TimelineTrace
@@ -76,6 +78,7 @@ class Linked:
     period: int = 0
     marker: str = ""
     cut: int = -1
+    repeats: int = 0
 
     @property
     def events(self) -> Table:
@@ -227,6 +230,9 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     if not len(markers):
         markers, period = find_periodic_rows(trace, thread, scope, launch)
     steps, marked = _find_steps(trace, markers)
+    repeats = 0
+    if period and not _cover_trace(trace, steps):
+        steps, marked, period, repeats = *_find_steps(trace, markers[:0]), 0, len(steps)
     steps, cut = _drop_unfinished_step(steps, trace.events["start"][launch[launch >= 0]])
     starts = np.array([step.start for step in steps])
     before = find_previous_launched(trace, launch)
@@ -240,7 +246,15 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
         follows=before, waited_for=_find_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
+        repeats=repeats,
     )  # fmt: skip
+
+
+def _cover_trace(trace: TimelineTrace, steps: tuple[Step, ...]) -> bool:
+    """Whether these steps are what a trace is made of; else they are alike parts of a step, such as layers."""
+    rows = trace.find_rows(*HOST_KINDS, *DEVICE_KINDS)
+    start, end = trace.events["start"][rows], (trace.events["start"] + trace.events["duration"])[rows]
+    return steps[-1].end - steps[0].start >= _COVERED * float(end.max() - start.min())
 
 
 def _find_steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:

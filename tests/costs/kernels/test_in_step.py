@@ -89,3 +89,15 @@ def test_attention_is_held_to_the_rate_of_its_implementation() -> None:
 
 def test_numbers_survive_the_way_through_names() -> None:
     assert make_in_step(SHIPPED.by_name()) == SHIPPED
+
+
+def test_boards_of_one_architecture_share_a_law_of_power_and_differ_by_their_watts() -> None:
+    def on(device):
+        return factor(gemm(), 2 * 8192.0**3 / (0.7 * device.get_peak_flops("bf16")), device)
+
+    assert on(H100.with_power_limit(350)) == pytest.approx(
+        1.4 * 2**0.5 * 0.813, rel=0.01
+    )  # kernels alone slow down too
+    assert on(load_platform("h20").device) == 1.0
+    assert on(load_platform("h100-pcie").device) > on(H100) == pytest.approx(1.4)
+    assert on(load_platform("rtx-3090").device) == 1.0

@@ -100,8 +100,10 @@ def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, messa
         ('tables: [{name: "a\\nb", rows: 10, dim: 2}]', "table 1: name 'a.*give a printable word"),
         ("tables: [a]", "table 1: give a mapping"),
         ("tables: []", "no tables"),
-        ("tables: {}", "give one key, 'tables'"),
-        ("[1, 2]", "give one key, 'tables'"),
+        ("tables: {}", "give `tables` with a list"),
+        ("[1, 2]", "table 1: give a mapping"),
+        ("tables: [{name: a, rows: 10, num_embeddings: 10, dim: 2}]", "num_embeddings and another field both say"),
+        ("tables: [{name: a, rows: 10, dim: 2, feature_names: [a, b]}]", "the one that the table serves"),
         ("tables: [", "not valid YAML"),
     ],
 )
@@ -137,3 +139,27 @@ def test_raw_indices_outside_the_folder_of_the_tables_are_refused(tmp_path):
     (inner / "below").mkdir()
     np.savez(inner / "below" / "raw.npz", indices=np.array([1, 2, 3]), lengths=[3])
     assert load_tables(_write(inner, "tables: [{name: a, rows: 5, dim: 4, access: {indices: below/raw.npz}}]"))
+
+
+FORMS = {
+    "sizes.json": '{"items": 40, "ad.id": 7}',
+    "named.yaml": "dim: 128\ntables: {items: 40, ad.id: 7}",
+    "fields.yaml": "tables: {items: {rows: 40, dim: 128}, ad.id: {num_embeddings: 7, embedding_dim: 128}}",
+    "list.json": '[{"name": "items", "num_embeddings": 40, "embedding_dim": 128, "pooling": "SUM"},'
+    ' {"name": "ad.id", "rows": 7, "dim": 128, "pooling_factors": [1.0]}]',
+    "ours.json": '{"tables": [{"name": "items", "rows": 40, "dim": 128}, {"name": "ad.id", "rows": 7, "dim": 128}]}',
+    "modules.json": '{"modules": {"m": {"is_weighted": false, "tables": [{"name": "items", "num_embeddings": 40,'
+    ' "embedding_dim": 128, "data_type": "DataType.FP32", "feature_names": ["f"]}, {"name": "ad.id",'
+    ' "num_embeddings": 7, "embedding_dim": 128}]}}}',
+    "tables.csv": "name,num_embeddings,embedding_dim\nitems,40,128\nad.id,7,128\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_describes_the_same_tables(tmp_path, name):
+    (tmp_path / name).write_text(FORMS[name])
+    tables = load_tables(tmp_path / name)
+    assert [(t.name, t.rows, t.dim, t.pooling.mean, t.dtype, t.weighted) for t in tables] == [
+        ("items", 40, 128, 1.0, "fp32", False),
+        ("ad.id", 7, 128, 1.0, "fp32", False),
+    ]

@@ -104,7 +104,7 @@ def test_torchrec_s_planner_gets_a_part_of_the_time(tables, monkeypatch, limit, 
     planner = pytest.importorskip("traincast.planner.torchrec.planner")
     asked = []
     monkeypatch.setattr(sharding, "find_spec", lambda _: True)
-    monkeypatch.setattr(planner, "torchrec_plan", lambda task, timeout_seconds: asked.append(timeout_seconds))
+    monkeypatch.setattr(planner, "plan_with_torchrec", lambda task, timeout_seconds: asked.append(timeout_seconds))
 
     assert list(make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), limit, [])) == [TORCHREC]
     assert asked == [seconds]
@@ -117,7 +117,7 @@ def test_a_planner_that_fails_is_a_note(tables, monkeypatch):
         raise TraincastError("no plan fits")
 
     monkeypatch.setattr(sharding, "find_spec", lambda _: True)
-    monkeypatch.setattr(planner, "torchrec_plan", fails)
+    monkeypatch.setattr(planner, "plan_with_torchrec", fails)
     notes = []
 
     assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}

@@ -13,7 +13,6 @@ from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import list_edits, parse_edits
 from traincast.planner.what_if.edits.sizes import get_batch_size
 from traincast.planner.what_if.money import Prices, compute_cost
-from traincast.planner.what_if.result import check_fits, get_memory_bytes
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.fields import make_scenario
@@ -25,13 +24,15 @@ from traincast_evaluation.published.catalog import published_programs
 VALUES = {
     "mode": "training",
     "on": "a100-80gb", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",
+    "power-limit-w": "200",
     "clock-mhz": "1000", "clock-speed": "2", "link-speed": "2", "nic-speed": "2", "link-latency": "0.5", "speed": "2",
     "embedding-dim": "32", "pooling": "x2", "tables": "30", "drop-table": "0", "add-table": "1000x2", "rows": "x2",
     "mlp-width": "2", "bottom-mlp": "512-256-64", "top-mlp": "256-1", "layers": "2", "ffn": "1024", "vocab": "1000",
     "tp": "4", "pp": "2", "cp": "2", "sharding": "zero1", "kernels": "compiled", "global-batch": "64",
     "recompute": "full", "batch-size": "x2", "seq-len": "64", "dtype": "tf32", "optimizer": "none",
-    "attention": "sdpa", "embedding": "fbgemm", "bucket-mb": "4", "overlap": "none", "program": "torchrec-pipelined",
-    "plan": "search", "accumulate": "2", "stream": "1", "checkpoint": "layers", "micro-batch": "2",
+    "optimizer-impl": "foreach", "attention": "sdpa", "embedding": "fbgemm", "bucket-mb": "4", "overlap": "none",
+    "program": "torchrec-pipelined", "plan": "search", "accumulate": "2", "stream": "1", "checkpoint": "layers",
+    "micro-batch": "2",
     "fp8-scaling": "row", "checkpoint-every": "2", "vp": "2", "ep": "2", "etp": "2", "fsdp": "2", "zero": "1",
     "shard-group": "8", "schedule": "1f1b", "stage-layers": "1,1", "cp-exchange": "gather", "dispatch": "once",
     "lora-rank": "16", "frozen-layers": "1", "document-len": "512", "dense": "mlp.yaml", "skew-ms": "1",
@@ -127,7 +128,7 @@ def check_edit(model: str, text: str) -> str:
     check_answer(result)
     name = text.partition("=")[0].partition(":")[0]
     if name in MACHINE:
-        assert get_memory_bytes(result) == get_memory_bytes(predict(base)), text
+        assert result.needed_bytes == predict(base).needed_bytes, text
     _check_undone(scene, changed, text, name)
     return ""
 
@@ -142,7 +143,7 @@ def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> N
     before = predict(prepare_both_sides(scene, parse_edits([text]))[0] if start.dlrm is not None else scene)
     after = predict(again)
     assert math.isclose(after.iteration, before.iteration, rel_tol=1e-9), f"{text}, then {back}"
-    assert math.isclose(get_memory_bytes(after), get_memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
+    assert math.isclose(after.needed_bytes, before.needed_bytes, rel_tol=1e-9), f"{text}, then {back}"
 
 
 def check_answer(result: Prediction) -> None:
@@ -150,8 +151,8 @@ def check_answer(result: Prediction) -> None:
     low, high = result.interval
     assert math.isfinite(high)
     assert 1e-6 < low <= result.iteration <= high < 1e4
-    assert get_memory_bytes(result) > 0
-    assert check_fits(result) == (get_memory_bytes(result) <= result.platform.device.memory_bytes)
+    assert result.needed_bytes > 0
+    assert result.fits == (result.needed_bytes <= result.platform.device.memory_bytes)
     cost = compute_cost(result, Prices(per_gpu_hour=3.0))
     hours = cost.gpus * result.iteration / 3600
     assert math.isclose(cost.to_dict()["gpu_hours_per_million_samples"], 1e6 * hours / cost.samples)

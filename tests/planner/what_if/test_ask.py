@@ -120,8 +120,26 @@ def test_bad_edits_are_refused_with_what_would_work(edits, said):
 def test_a_layout_is_edited_too():
     faster = traincast.whatif("llama3-8b", on="dgx-h100", gpus=8, tp=2, edits=["link-speed=2", "tp=4"])
     assert faster.after.parallel.layout.tp == 4 and faster.change.sigma > 0
-    with pytest.raises(TraincastError, match="written anew for every layout"):
-        traincast.whatif("llama3-8b", on="dgx-h100", gpus=8, tp=2, edits=["speed:aten::mm=2"])
+
+
+def test_ops_of_every_stage_of_a_layout_are_edited():
+    # given a Transformer over stages
+    asked = {"on": "dgx-h100", "gpus": 8, "tp": 2, "pp": 2, "seq_len": 2048}
+
+    # when its GEMMs run twice as fast, then they take about half as long (beside collectives more), in equal memory
+    faster = traincast.whatif("mpt-1b", edits=["speed:aten::mm=2"], **asked)
+    assert faster.after.by_family["gemm"] == pytest.approx(faster.before.by_family["gemm"] / 2, rel=0.05)
+    assert faster.after.needed_bytes == faster.before.needed_bytes
+
+    # and where element-wise ops are joined, there are fewer kernels, on all stages
+    fused = traincast.whatif("mpt-1b", edits=["fuse-elementwise"], **asked)
+    assert fused.after.iteration < fused.before.iteration
+    kernels = [[program.num_ops for program in side.workload.programs] for side in (fused.before, fused.after)]
+    assert all(after < before for before, after in zip(*kernels, strict=True))
+
+    # and an op that it does not have is an error
+    with pytest.raises(TraincastError, match=r"unknown op 'aten::mn'.*aten::mm"):
+        traincast.whatif("mpt-1b", edits=["speed:aten::mn=2"], **asked)
 
 
 def test_json_is_plain(bags):

@@ -11,7 +11,7 @@ import pytest
 import traincast
 from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.result import get_memory_bytes, split_parts
+from traincast.planner.what_if.result import split_parts
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
@@ -128,7 +128,7 @@ def _assert_nothing(result):
     assert result.change.seconds == 0 and result.change.sigma == 0 and result.per_sample.ratio == 1
     low, high = result.change.interval
     assert low <= 0 <= high and not result.change.certain
-    assert get_memory_bytes(result.after) == get_memory_bytes(result.before)
+    assert result.after.needed_bytes == result.before.needed_bytes
     assert "nothing changes" in result.verdict
 
 
@@ -162,7 +162,7 @@ def _outcome(source, edits):
         _assert_whole(step)
     alone = predict(prepare_both_sides(resolve(Scenario(workload=source, on="a100-80gb")), parse_edits(edits))[1])
     assert alone.iteration == result.after.iteration
-    return result.after.iteration, get_memory_bytes(result.after)
+    return result.after.iteration, result.after.needed_bytes
 
 
 def _assert_whole(step):

@@ -98,3 +98,14 @@ def test_types_without_units_are_told(platform, told):
 def test_int8_has_the_rate_of_tensor_cores():
     device = load_platform("a100-80gb").device
     assert device.get_peak_flops("int8") == 2 * device.get_peak_flops("fp16")
+
+
+@pytest.mark.parametrize(("key", "carried"), [("a100-80gb", False), ("rtx-a6000", True)])
+def test_a_chip_that_nobody_measured_widens_the_interval(key, carried):
+    result = traincast.predict("dlrm-default", on=key)
+    assert ("new_chip" in result.interval_terms) == carried
+
+
+def test_pcie_between_gpus_widens_the_interval_with_what_is_exposed():
+    result = traincast.predict("bert-large", on="rtx-3090", gpus=8, batch_size=1)
+    assert result.interval_terms["wiring"] == pytest.approx(0.5 * result.exposed_comm / result.iteration)

@@ -64,3 +64,43 @@ def test_a_step_of_several_gpus_has_no_curve():
     step = workload(RankProgram().compute(64), RankProgram().compute(64))
     with pytest.raises(TraincastError, match="was made for 2 GPUs; a curve needs one made for one GPU"):
         predict_scaling(Scenario(workload=step, on="dgx-a100"), [1, 2])
+
+
+@pytest.mark.parametrize("model", ["wide-deep", "deepfm", "dlrm-default", "dlrm-v2", "vgg13", "mpt-1b"])
+def test_one_gpu_of_a_curve_is_the_step_that_predict_gives(model):
+    (point,) = predict_scaling(question(model), [1]).points
+
+    assert point.answer.iteration == predict(question(model)).iteration
+
+
+def test_a_laid_out_transformer_has_a_weak_curve():
+    # given a Transformer whose layout says what ranks share
+    asked = question("mpt-1b", fsdp=2, seq_len=1024, micro_batch=2)
+
+    # when the number of GPUs grows, then so does the data-parallel part of the layout, and micro-batches stay
+    curve = predict_scaling(asked, [1, 2, 8])
+    assert [(p.gpus, p.global_batch, p.answer.parallel.layout.micro_batch) for p in curve.points] == [
+        (1, 2, 2), (2, 4, 2), (8, 16, 2)
+    ]  # fmt: skip
+    for point in curve.points:
+        assert point.answer.iteration == predict(asked.replace(gpus=point.gpus)).iteration
+    assert all(point.throughput == point.global_batch / point.answer.iteration for point in curve.points)
+
+
+def test_a_laid_out_transformer_has_a_strong_curve():
+    curve = predict_scaling(question("mpt-1b", tp=2, seq_len=1024, global_batch=32), [2, 8], "strong")
+
+    assert [(p.global_batch, p.answer.parallel.layout.accumulation) for p in curve.points] == [(32, 32), (32, 8)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "kind", "said"),
+    [
+        ({"tp": 4}, [2, 4], "weak", "2 GPUs are no multiple of tp 4"),
+        ({"global_batch": 8}, [1, 2], "weak", "`global_batch` is for one prediction"),
+        ({"batch_size": 6}, [4], "strong", "a global batch of 6 is no multiple of dp 4"),
+    ],
+)
+def test_impossible_curves_of_layouts_are_refused(fields, gpus, kind, said):
+    with pytest.raises(TraincastError, match=said):
+        predict_scaling(question("mpt-1b", seq_len=1024, **fields), gpus, kind)

@@ -21,8 +21,10 @@ from traincast.utils.errors import TraincastError
 TABLES = "tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: item, rows: 500000, dim: 64}\n"
 PLAN = json.dumps(convert_plan_to_json(Plan(("user", "item"), (Placement.make_row_wise(2),) * 2, 2)))
 VALUES = {
-    "gpus": 2, "clock_mhz": 900.0, "batch_size": 3, "seq_len": 64, "micro_batch": 3, "global_batch": 24,
-    "dtype": "tf32", "fp8_scaling": "row", "mode": "training", "optimizer": "none", "attention": "eager",
+    "gpus": 2, "clock_mhz": 900.0, "power_limit_w": 150.0, "batch_size": 3, "seq_len": 64, "micro_batch": 3,
+    "global_batch": 24,
+    "dtype": "tf32", "fp8_scaling": "row", "mode": "training", "optimizer": "none", "optimizer_impl": "foreach",
+    "attention": "eager",
     "embedding": "bag", "kernels": "compiled", "program": "torchrec-pipelined", "checkpoint": "full",
     "checkpoint_every": 2, "tp": 2, "pp": 2, "vp": 2, "cp": 2, "ep": 1, "etp": 1, "fsdp": 2, "zero": 1,
     "shard_group": 2, "schedule": "zero-bubble", "stage_layers": "5,7", "cp_exchange": "gather", "dispatch": "once",
@@ -62,7 +64,7 @@ def steps(tmp_path_factory):
         "model": {"workload": "vgg13", "on": "dgx-a100", "batch_size": 2},
         "workload": {"workload": load_model("vgg13"), "on": "dgx-a100", "batch_size": 2},
         "dlrm": {"workload": "dlrm-ddp", "on": "dgx-a100", "batch_size": 64},
-        "transformer": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512},
+        "transformer": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "mode": "inference"},
         "parallel": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "tp": 1},
         "program": {"workload": "nvidia-dlrm", "on": "dgx-a100", "batch_size": 512},
         "tables": {"workload": str(folder / "tables.yaml"), "on": "dgx-a100", "gpus": 2, "batch_size": 64,
@@ -76,8 +78,7 @@ def asked(steps, kind, name):
     value = VALUES.get(name, True)
     if name in ("costs", "dense"):
         value = str(folder / value)
-    uses = USED["parallel"] | USED[kind] if kind == "transformer" else USED[kind]
-    base = {**known[kind], **(BESIDE.get(name, {}) if name in uses else {})}
+    base = {**known[kind], **(BESIDE.get(name, {}) if name in USED[kind] else {})}
     return Scenario(**base), Scenario(**{**base, name: value})
 
 
@@ -120,7 +121,7 @@ def test_the_machine_at_hand_rejects_what_it_does_not_use(name):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("mpt-125m --on dgx-h100 --gpus 8 --fsdp --costs nonexistent.toml", "--costs is not used here"),
+        ("mpt-125m --on dgx-h100 --gpus 8 --fsdp --costs nonexistent.toml", "no file nonexistent.toml"),
         ("resnet50 --on dgx-a100 --gpus 1,2 --costs /nonexistent.toml", "no file /nonexistent.toml"),
         ("dlrm-default --on here --cuda-graph", "--cuda-graph is not used here"),
         ("dlrm-default --on here --jitter 0.1", "--jitter is not used here"),

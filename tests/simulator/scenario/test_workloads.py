@@ -86,10 +86,10 @@ def test_a_compiled_step_has_fewer_ops():
     assert "compiled" in compiled.meta
 
 
-def on_gpus(source, *, always_sharded=False, **fields):
+def on_gpus(source, **fields):
     """A step on GPUs of a DGX A100, and the first note on it."""
     resolved = resolve(Scenario(workload=str(source), on="dgx-a100", **fields))
-    step, notes = load_step(resolved, always_sharded=always_sharded)
+    step, notes = load_step(resolved)
     return step, next((note for note in notes if note), "")
 
 
@@ -105,13 +105,6 @@ def test_a_dlrm_of_several_gpus_is_sharded_and_says_so(described):
 
     assert len(workload.ranks) == 2
     assert assumed.startswith("mine is taken as hybrid parallel: FBGEMM tables placed greedy by lookups")
-
-
-def test_a_curve_shards_a_dlrm_on_one_gpu_too(described):
-    workload, assumed = on_gpus(described, gpus=1, always_sharded=True)
-
-    assert len(workload.ranks) == 1
-    assert "hybrid parallel" in assumed
 
 
 def test_inference_of_a_dlrm_is_not_sharded(described):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+import traincast
 from tests.traces import damaged
 from tests.traces.test_signatures import op
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.app.cli.main import main
 from traincast.costs.host.profile import load_host_profile
 from traincast.hardware.platform import load_platform
+from traincast.simulator.prediction.document import PredictionDocument
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
 from traincast.traces.profiler.ops import infer_framework_version
@@ -273,6 +277,19 @@ def test_the_verb_predicts(trace_file, capsys, tmp_path):
     tracks = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert tracks[-2:] == ["rank 0: device, predicted", "rank 0: critical path"]
     assert sum(e["ph"] == "X" and e["cat"] == "critical" for e in events) > 3
+
+
+def test_a_predicted_trace_has_the_document_of_every_prediction(trace_file):
+    # given a traced run predicted on a platform
+    (rank,) = traincast.trace(trace_file, on="v100").to_dict()["ranks"]
+    told = json.loads(json.dumps(rank["prediction"]["document"], allow_nan=False))
+
+    # then its mean step is a document of the one schema, with why the rest is not known
+    msgspec.convert(told, PredictionDocument)
+    steps = [step["predicted_ms"] for step in rank["prediction"]["steps"]]
+    assert told["iteration_ms"] == pytest.approx(sum(steps) / len(steps))
+    assert (told["platform"], told["scenario"]["on"], told["workload"]) == ("v100", "v100", Path(trace_file).name)
+    assert set(told["reasons"]) == {name for name, value in told.items() if value is None} and told["memory_gb"] is None
 
 
 def test_the_verb_gives_the_shares_as_json(trace_file, capsys):

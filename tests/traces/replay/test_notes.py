@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, op, small_events, step, write_trace
 from traincast.traces.replay.analysis import analyse_traces
+from traincast.traces.replay.notes import note_missing_ranks
 
 
 def notes(path, *others):
@@ -95,3 +97,63 @@ def test_kernels_that_begin_before_their_calls_are_said(tmp_path):
     said = notes(write_trace(tmp_path / "t.json", events))
     assert "2 of 2 kernels begin before the call that launched them, half of these by more than 50.0 us" in said
     assert "begin before the call" not in notes(write_trace(tmp_path / "t.json", small_events()))
+
+
+def _make_steps(count, device_us):
+    """Steps that the host passes every 100 us, with a kernel each that the device runs one after the other."""
+    events = []
+    for number in range(count):
+        start = 100 * number
+        events += [event("user_annotation", f"ProfilerStep#{number}", start, 100), launch(number + 1, start + 10)]
+        begin = 20 + device_us * number if device_us > 100 else start + 20
+        events.append(kernel(number + 1, begin, device_us))
+    return events
+
+
+def test_a_host_that_runs_ahead_does_not_set_the_length_of_steps(tmp_path):
+    report = analyse_traces([write_trace(tmp_path / "t.json", _make_steps(5, 2000))]).ranks[0]
+    assert "the host runs ahead of the device" in " ".join(report.notes)
+    assert report.median_step.step == pytest.approx(2000e-6)
+    assert report.median_step.active == pytest.approx(2000e-6)
+
+
+def test_a_host_that_keeps_pace_does(tmp_path):
+    report = analyse_traces([write_trace(tmp_path / "t.json", _make_steps(5, 60))]).ranks[0]
+    assert "runs ahead" not in " ".join(report.notes)
+    assert report.median_step.step == pytest.approx(100e-6)
+
+
+def test_launches_without_kernels_are_said(tmp_path):
+    events = _make_steps(4, 60)
+    kept = [one for one in events if one["cat"] != "kernel" or one["args"]["correlation"] == 1]
+    assert "have no kernel in the trace" not in notes(write_trace(tmp_path / "t.json", events))
+    assert "3 of 4 launches have no kernel in the trace" in notes(write_trace(tmp_path / "lost.json", kept))
+
+
+def test_layers_that_come_again_in_a_small_part_of_a_trace_are_no_steps(tmp_path):
+    names = ("gemm", "softmax", "layer_norm", "gelu", "copy")
+    events = [event("cpu_op", "aten::load", 0, 50_000)]
+    for place in range(45):
+        events += [
+            launch(place + 1, 50_000 + 20 * place),
+            kernel(place + 1, 50_010 + 20 * place, 10, name=names[place % 5]),
+        ]
+    report = analyse_traces([write_trace(tmp_path / "t.json", events)]).ranks[0]
+    assert "comes again" in " ".join(report.notes) and "the whole trace counts as one step" in " ".join(report.notes)
+    assert len(report.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([(0, 8), (1, 8), (7, 8)], r"5 ranks of the run are missing \(2, 3, 4, 5, 6\)"),
+        ([(0, 2), (1, 4)], "of worlds of 2, 4 ranks: of several runs"),
+    ],
+)
+def test_ranks_that_were_not_given_are_named(ranks, told):
+    assert re.search(told, note_missing_ranks(ranks)[0])
+
+
+@pytest.mark.parametrize("ranks", [[(0, 2), (1, 2)], [(0, None), (1, None)], [(3, 8)]])
+def test_whole_runs_and_single_ranks_miss_nobody(ranks):
+    assert not note_missing_ranks(ranks)

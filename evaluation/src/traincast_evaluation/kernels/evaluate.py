@@ -39,11 +39,13 @@ def summarise_by_device(
 
 
 def summarise_unseen_chips(
-    suite: str, samples: AnySamples, judged: BoolArray, fit: Callable[[AnySamples], Predictor]
-) -> list[ErrorRow]:
-    """A row for every device: its `judged` samples, predicted from its data sheet and the samples of other chips."""
+    suite: str, samples: AnySamples, judged: BoolArray, fit: Callable[[AnySamples], Predictor], *,
+    generation: bool = False,
+) -> list[ErrorRow]:  # fmt: skip
+    """A row for every device: its `judged` samples, predicted from its data sheet and the samples of other chips, or of
+    other generations."""
     table = []
-    for index, elsewhere in leave_one_chip_out(samples, ~samples.held_out & samples.telling):
+    for index, elsewhere in leave_one_chip_out(samples, ~samples.held_out & samples.telling, generation=generation):
         predict = fit(samples.take(elsewhere))
         table += summarise_by_device(suite, samples, judged & (samples.device == index), predict, calibrated=False)
     return table

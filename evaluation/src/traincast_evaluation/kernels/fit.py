@@ -138,10 +138,15 @@ class ModelTraining(FamilyTraining[AnySamples, AnyModel]):
         return fitted
 
 
-def leave_one_chip_out(samples: Samples, seen: BoolArray) -> Iterator[tuple[int, BoolArray]]:
-    """The position of every device with samples, and the `seen` ones of other chips that it is predicted from."""
+def leave_one_chip_out(
+    samples: Samples, seen: BoolArray, *, generation: bool = False
+) -> Iterator[tuple[int, BoolArray]]:
+    """The position of every device with samples, and the `seen` ones of other chips (or of other generations) that it
+    is predicted from."""
+    archs = np.array([device.arch for device in samples.devices])
     for index in np.unique(samples.device).tolist():
-        elsewhere = seen & ~samples.same_chip(index)
+        alike = archs[samples.device] == archs[index] if generation else samples.same_chip(index)
+        elsewhere = seen & ~alike
         if elsewhere.any():
             yield index, elsewhere
 

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from traincast.hardware.catalog import load_device
+from traincast.hardware.catalog import find_device_by_name, list_device_names, load_device
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.given import read_op_costs
 from traincast.ir.workload import Workload
@@ -35,26 +36,25 @@ class _Program(NamedTuple):
     reading_ms: float = 0.0
 
 
-_PROGRAMS = {
+_EXAMPLES = {
     "BERT-large": _Program("bert-large", "1.11"),
     "Mask R-CNN R50-FPN": _Program("mask-rcnn", "1.11", reading_ms=3.3),  # as measured, see `zoo.define.examples.coco`
     "Transformer-XL base": _Program("transformer-xl", "1.6"),
-    **{
-        name: _Program(name, "1.9", synchronised=True)
-        for name in (
-            "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0", "efficientnet-widese-b0",
-        )
-    },
-}  # fmt: skip
+    "Transformer-XL large": _Program("transformer-xl-large", "1.6"),
+    "NCF": _Program("ncf", "1.8"),
+    "SSD300": _Program("ssd300", "1.11", synchronised=True),
+}
 _NODES = {  # node, device
+    "A100-40GB": ("dgx-a100", "a100-40gb"),
     "A100-80GB": ("dgx-a100", "a100-80gb"),
+    "H100-80GB": ("dgx-h100", "h100"),
     "V100-16GB": ("dgx1-v100", "v100"),
     "V100-32GB": ("dgx1-v100", "v100-32gb"),
     "V100-32GB (DGX-2H)": ("dgx2-v100", "v100-sxm3"),
 }
 _PRECISIONS = {"AMP fp16": "amp", "TF32": "fp32", "FP32": "fp32"}
 _UPDATE = re.compile(r"optimizer_batch_size=(\d+)")  # of the ConvNets example: smaller batches are added up to it
-_HOST = "server-2022"  # of a DGX: a server with its turbo on, unlike that of the study that a V100 has by default
+_MARKS = re.compile(r"[^a-z0-9]+")
 
 
 def captured_cases(data: Path) -> list[Case | LeftOut]:
@@ -71,8 +71,8 @@ def is_held_back(row: Row) -> bool:
 
 
 def _make_case(row: Row) -> Case:
-    program = row.known("model", _PROGRAMS)
-    platform = _load_node_with_device(*row.known("device", _NODES))
+    program = _find_program(row)
+    platform = _load_node_with_device(row)
     precision, batch, gpus = row.known("precision", _PRECISIONS), row.count("micro_batch"), row.count("gpus")
     steps = _count_accumulated_steps(row, program.model, batch, gpus)
     request = Scenario(
@@ -80,7 +80,6 @@ def _make_case(row: Row) -> Case:
         on=platform,
         dtype="tf32" if row["precision"] == "TF32" else "fp32",
         gpus=gpus,
-        host=_HOST,
         loader_ms=batch * program.reading_ms if program.reading_ms else None,
     )
     repeated = None
@@ -108,10 +107,22 @@ def _count_accumulated_steps(row: Row, model: str, batch: int, gpus: int) -> int
     return max(1, int(samples[1]) // (batch * gpus)) if samples else 1
 
 
-@cache
-def _load_node_with_device(node: str, device: str) -> Platform:
-    platform = load_platform(node)
-    return platform if platform.device.key == device else replace(platform, device=load_device(device))
+def _find_program(row: Row) -> _Program:
+    """The example that a row names, however it writes the name."""
+    from traincast_evaluation.zoo.define.examples.convnets import list_convnets
+
+    nets = {name: _Program(name, "1.9", synchronised=True) for name in list_convnets()}
+    known = {_MARKS.sub("", name.lower()): program for name, program in (_EXAMPLES | nets).items()}
+    name = _MARKS.sub("", row["model"].lower())
+    return known[name] if name in known else row.known("model", _EXAMPLES | nets)
+
+
+def _load_node_with_device(row: Row) -> Platform:
+    """The DGX that a row's words for its GPU mean, or a GPU as drivers name it with its usual links."""
+    if row["device"] not in _NODES and row["device"] in list_device_names():
+        return add_default_links(load_platform(find_device_by_name(row["device"]).key))
+    node, device = row.known("device", _NODES)
+    return load_platform(node).with_device(load_device(device))
 
 
 @cache

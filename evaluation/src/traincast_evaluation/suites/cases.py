@@ -29,7 +29,8 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One measured step: how to predict it, what was measured, and what others predicted (signed error in %).
+    """One measured step: how to predict it (a function where that takes long), what was measured, and what others
+    predicted (signed error in %).
 
     `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
     `fitted` says that shared constants may have been fitted on it.
@@ -40,7 +41,7 @@ class Case:
 
     name: str
     group: str
-    question: Scenario | TrainingRequest
+    question: Scenario | TrainingRequest | Callable[[], Scenario]
     measured_ms: float
     measured_active_ms: float | None = None
     measured_memory_gb: float | None = None
@@ -125,7 +126,8 @@ def _predict_case(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
         if isinstance(case.question, TrainingRequest):
             return _make_training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
-        result = predict(case.question.replace(roofline_only=roofline_only))
+        scenario = case.question if isinstance(case.question, Scenario) else case.question()
+        result = predict(scenario.replace(roofline_only=roofline_only))
         before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from traincast.hardware.catalog import find_device_by_name
+from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
@@ -18,7 +19,10 @@ from traincast_evaluation.suites.machines import read_machine
 from traincast_evaluation.suites.published import Row, read_cases
 
 _NODES = {"DGX A100": "dgx-a100", "DGX-1": "dgx1-v100", "DGX-2": "dgx2-v100"}
-_SIZES = {"small": "nvidia-dlrm", "large": "nvidia-dlrm-large"}
+_SIZES = {
+    "small": "nvidia-dlrm", "large": "nvidia-dlrm-large", "xlarge": "nvidia-dlrm-xlarge",
+    "extra large": "nvidia-dlrm-xlarge",
+}  # fmt: skip
 _DTYPES = {"amp_fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
 _FRAMEWORKS = {"pytorch": True, "tensorflow": False, "tensorflow2": False}  # whether it is PyTorch
 _AUTOCAST_SINCE = "2022"  # README dates before this one are of the code with Apex O2
@@ -73,10 +77,11 @@ def _make_dle_case(row: Row) -> Case:
     gpus, batch, dtype = row.count("num_gpus"), row.count("global_batch"), row.known("precision", _DTYPES)
     pytorch, date = row.known("framework", _FRAMEWORKS), row["readme_date"]
     group = "dle_tf" if not pytorch else "dle_old" if date < "2021" else "dle"
-    name = row.known("model_size", _SIZES) + ("-2021" if pytorch and date < _AUTOCAST_SINCE else "")
-    platform = _load_dlrm_platform(row.known("system", _NODES), row["device"], gpus)
+    name = row.known("model_size", _SIZES)
+    name += "-2021" if pytorch and date < _AUTOCAST_SINCE and f"{name}-2021" in published_programs() else ""
+    platform = _load_dlrm_platform(_NODES.get(row["system"], ""), row["device"], gpus)
     return Case(
-        name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
+        name=f"{row.label('system')} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],
         question=Scenario(
             workload=_build_dlrm_workload(name, gpus, batch, dtype, platform.gpus_per_node),
@@ -129,9 +134,10 @@ def choose_program(row: Row) -> str:
 
 
 def _load_dlrm_platform(node: str, device: str, gpus: int) -> Platform:
-    """The node with this device; alone when only one GPU is used."""
-    node_platform = replace(load_platform(node), device=find_device_by_name(device))
-    return node_platform if gpus > 1 else replace(node_platform, topology=None, gpus_per_node=1)
+    """The node with this device, or the device with the links usual for it; alone when only one GPU is used."""
+    found = find_device_by_name(device)
+    platform = load_platform(node).with_device(found) if node else add_default_links(load_platform(found.key))
+    return platform if gpus > 1 else replace(platform, topology=None, gpus_per_node=1)
 
 
 @cache

@@ -22,6 +22,7 @@ VERBS = {
     "sweep": "many points of a step: batch sizes, platforms, GPUs, edits, into a table and a picture",
     "capture": "a training step of your own model, without a GPU",
     "trace": "what measured traces say: steps, idle time and its reasons, host overheads, replay",
+    "check": "a gate for CI: predictions against a stored baseline, without a GPU",
     "export": "a workload as PyTorch or Chakra execution trace",
     "bench": "microbenchmarks of this machine, into a store",
     "fit": "the profile of a machine, from what bench measured on it",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 from pathlib import Path
-from typing import Any
 
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_together
-from traincast.utils.results import Result
+from traincast.utils.results import Result, encode_csv
 
 FORMATS = ("csv", "parquet")
 
@@ -31,20 +28,6 @@ def write_tables(result: Result, folder: Path, kind: str) -> list[Path]:
             frame.write_parquet(buffer)
             contents[folder / f"{name}.parquet"] = buffer.getvalue()
     else:
-        contents = {folder / f"{name}.csv": _encode_csv(rows) for name, rows in result.records().items() if rows}
+        contents = {folder / f"{name}.csv": encode_csv(rows) for name, rows in result.records().items() if rows}
     write_together(contents)
     return list(contents)
-
-
-def _encode_csv(rows: list[dict[str, Any]]) -> bytes:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_encode_cell(row.get(column)) for column in columns] for row in rows)
-    return text.getvalue().encode("utf-8", "backslashreplace")
-
-
-def _encode_cell(value: Any) -> Any:
-    """A value of a cell; lists and the like as JSON."""
-    return json.dumps(value) if isinstance(value, (list, dict)) else value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from traincast.planner.sharding.result import ShardingResult
+from traincast.planner.sharding.result import ShardingResult, describe_kind, describe_ranks
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.prediction.verdict import rank_bounds
@@ -12,6 +14,8 @@ from traincast.utils.display.text import format_interval, format_milliseconds, f
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16
+_LONGEST = 400  # characters of a command that is printed
+_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as `plan`"
 
 
 def format_sharding(result: ShardingResult) -> str:
@@ -22,7 +26,9 @@ def format_sharding(result: ShardingResult) -> str:
         _format_ranks(result.best),
         _format_tables(result.task, result.best),
     ]
-    return "\n".join(["\n\n".join(parts), *result.notes])
+    command = result.command(result.best)
+    predicted = [] if command is None else [f"to predict this plan: {command}" if len(command) < _LONGEST else _WRITE]
+    return "\n".join(["\n\n".join(parts), *predicted, *result.notes])
 
 
 def _state_sharding(result: ShardingResult) -> list[str]:
@@ -34,6 +40,29 @@ def _state_sharding(result: ShardingResult) -> list[str]:
     gain = f"; {others[0].name} is {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
     limits = f"90 % interval {format_interval(step.interval)}, bound by {bounds}{gain}"
     return [asked, timed, f"{limits}. {step.trust.sentence}", *rest]
+
+
+def format_platforms(results: Sequence[ShardingResult]) -> str:
+    """The best plans of several platforms side by side, with what was assumed below."""
+    rows = []
+    for result in results:
+        best, (low, high) = result.best, result.best.prediction.interval
+        rows.append(
+            (
+                result.task.platform.key,
+                format_milliseconds(best.seconds),
+                f"{format_milliseconds(low)} to {format_milliseconds(high)}",
+                f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}",
+                f"{best.memory.device.max() / 1e9:.1f}" + ("" if best.memory.fits else " (does not fit)"),
+                ", ".join(f"{count} {kind}" for kind, count in best.kinds.items()),
+            )
+        )
+    first = results[0]
+    part = "whole step" if first.is_whole_step else "embedding part only (give `dense` for the whole step)"
+    head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
+    names = ("platform", "ms", "90 % interval", "samples/s", "GB, fullest", "tables")
+    notes = dict.fromkeys(note for result in results for note in result.notes)
+    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *notes])
 
 
 def _format_comparison(result: ShardingResult) -> str:
@@ -89,9 +118,9 @@ def _format_tables(task: Task, best: ScoredPlan) -> str:
             (
                 task.tables[number].name,
                 f"{task.tables[number].memory_bytes / 1e9:.2f}",
-                placement.kind,
+                describe_kind(placement),
                 placement.kernel + cache,
-                "all" if everyone else ", ".join(map(str, placement.ranks)),
+                "all" if everyone else describe_ranks(placement),
             )
         )
     more = "" if len(rows) == len(task.tables) else f"\nthe {len(rows)} largest of {len(task.tables)} tables"

@@ -7,7 +7,7 @@ from typing import Any
 
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Cost
-from traincast.planner.what_if.result import WhatIf, find_bottleneck, get_memory_bytes, summarise_prediction
+from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction
 from traincast.planner.what_if.sensitivity import Sensitivity
 from traincast.planner.what_if.sweeps.result import SweepResult, get_row_cost
 from traincast.simulator.prediction.verdict import state_memory, state_verdict
@@ -50,11 +50,11 @@ def _format_steps(result: WhatIf) -> str:
     rows = []
     for name, step in (("before", result.before), ("after", result.after)):
         low, high = (format_milliseconds(limit) for limit in step.interval)
-        held = get_memory_bytes(step) / 1e9
+        held = step.needed_bytes / 1e9
         room = step.platform.device.memory_bytes / 1e9
         rows.append((name, format_milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
     least, most = (1e3 * limit for limit in result.change.interval)
-    held = (get_memory_bytes(result.after) - get_memory_bytes(result.before)) / 1e9
+    held = (result.after.needed_bytes - result.before.needed_bytes) / 1e9
     change = f"{_format_change(1e3 * result.change.seconds)}"
     rows.append(("change", change, f"{_format_change(least)} to {_format_change(most)}", f"{held:+.2f}"))
     return format_table(("", "ms per step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))

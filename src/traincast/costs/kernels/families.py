@@ -24,7 +24,7 @@ from traincast.costs.kernels import (
     unmodelled,
 )
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import KernelModel, State, load_state
+from traincast.costs.kernels.model import Chips, KernelModel, State, load_state
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.hardware.device import Device
 
@@ -68,3 +68,19 @@ def load_shipped_model(family: str) -> KernelModel | None:
 def _load_profile(name: str) -> State:
     """A profile's numbers, once for the families that share it."""
     return load_state(PROFILES / name)
+
+
+def is_chip_measured(device: Device) -> bool:
+    """Whether GEMMs or element-wise kernels of this chip were measured, so that parameters of its own are fitted."""
+    return any(chips.find(device) >= 0 for chips in _load_measured_chips())
+
+
+@cache
+def _load_measured_chips() -> tuple[Chips, ...]:
+    """Of every part of the profiles of GEMMs and element-wise kernels (a part's arrays begin with its name)."""
+    parts = [
+        {key.removeprefix(part): array for key, array in state.items() if key.startswith(part)}
+        for state in map(_load_profile, ("gemm", "elementwise"))
+        for part in (key.removesuffix("chip_key") for key in state if key.endswith("chip_key"))
+    ]
+    return tuple(map(Chips.from_state, parts))

@@ -11,7 +11,7 @@ from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.work import count_flops
-from traincast.hardware.device import Device
+from traincast.hardware.device import POWER_EXPONENT, Device
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray
 
@@ -19,6 +19,8 @@ _BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
+# of the boards on which `sustained` was measured: A100 and H100 SXM, B200, by their 16-bit peaks
+_WATTS_PER_TFLOPS = {"ampere": 400 / 312, "hopper": 700 / 989.4, "blackwell": 1000 / 2250}
 _BACKWARD_FLOPS = 1.25  # five GEMMs where MFU counts four: scores are computed again
 
 
@@ -58,7 +60,7 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
     """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
     wait for memory leave power to spare, and so do kernels that end before power is regulated (of a DLRM, not of an
     LLM) and a clock that is locked below."""
-    by_type = {name: numbers.sustained.get(f"{device.arch} {bits}", 1.0) for name, bits in _BITS.items()}
+    by_type = {name: _get_sustained_factor(device, bits, numbers) for name, bits in _BITS.items()}
     full = calls.per_compute(by_type, 1.0)
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
@@ -68,10 +70,25 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
     return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND) * regulated)
 
 
+def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
+    """How much longer GEMMs (of 16 or 8 `bits`) or "attention" take at the clock that the board's power sustains.
+    `sustained` is that of the board which was measured; others of its architecture have more or less power for their
+    units. Units that wait for their own sums draw less."""
+    measured = numbers.sustained.get(f"{device.arch} {bits}", 1.0)
+    if measured <= 1.0 or device.multiplying_gain > 1.0:
+        return measured if device.multiplying_gain == 1.0 else 1.0
+    if device.power_limit_watts is None or device.arch not in _WATTS_PER_TFLOPS:
+        return measured
+    watts: float = 1e12 * device.power_limit_watts / device.peak_flops.get("bf16", device.peak_flops["fp32"])
+    held = device.sustained_clock_mhz / device.boost_clock_mhz  # what kernels alone already take
+    short: float = (_WATTS_PER_TFLOPS[device.arch] / watts) ** POWER_EXPONENT
+    return max(1.0, measured * held * short)
+
+
 def _convert_attention_seconds(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
-    factor = calls.per_compute(dict.fromkeys(_BITS, numbers.sustained.get(f"{device.arch} attention", 1.0)), 1.0)
+    factor = calls.per_compute(dict.fromkeys(_BITS, _get_sustained_factor(device, "attention", numbers)), 1.0)
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
     flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)

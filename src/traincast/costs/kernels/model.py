@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -16,6 +16,7 @@ from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
 State = dict[str, npt.NDArray[Any]]
+_SAME_CHIP = 0.025  # of the number of SMs (log): one more of T4's 40; GB200 has 152 where B200 has 148, and differs
 
 
 class KernelModel(ABC):
@@ -92,22 +93,31 @@ class Chips:
     def find(self, device: Device) -> int:
         """Row of the device, or of the card with its chip and the nearest DRAM rate; -1 when there is none.
 
-        A name alone says nothing: a user's file may be called like another chip.
+        A name alone says nothing: a user's file may be called like another chip. A few SMs more or less are the same
+        chip.
         """
+        sms = np.abs(np.log(self.numbers[:, 0] / device.num_sms))
         same = [
             row
             for row, arch in enumerate(self.archs)
-            if arch == device.arch
-            and self.numbers[row, 0] == device.num_sms
-            and self.numbers[row, 1] == device.cores_per_sm
+            if arch == device.arch and sms[row] < _SAME_CHIP and self.numbers[row, 1] == device.cores_per_sm
         ]
         if not same:
             return -1
-        named = [row for row in same if self.keys[row] == device.key]
+        nearest = [row for row in same if sms[row] == sms[same].min()]
+        named = [row for row in nearest if self.keys[row] == device.key]
         if named:
             return named[0]
-        distance = np.abs(np.log(self.numbers[same, 2] / device.dram_bandwidth))
-        return same[int(np.argmin(distance))]
+        distance = np.abs(np.log(self.numbers[nearest, 2] / device.dram_bandwidth))
+        return nearest[int(np.argmin(distance))]
+
+    def restore_sms(self, device: Device, row: int) -> Device:
+        """The device with as many SMs, and their rates, as the chip of this row (-1: as it is)."""
+        if row < 0 or self.numbers[row, 0] == device.num_sms:
+            return device
+        sms = int(self.numbers[row, 0])
+        peaks = {name: rate * sms / device.num_sms for name, rate in device.peak_flops.items()}
+        return replace(device, num_sms=sms, peak_flops=peaks)
 
     def state(self) -> State:
         """The table as arrays."""

@@ -1,4 +1,4 @@
-"""Table sets from a built-in name or from a YAML, CSV or Parquet file."""
+"""Table sets from a built-in name or from a YAML, JSON, CSV or Parquet file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from traincast.models.embeddings.access import Access, Reuse, parse_access
 from traincast.models.embeddings.builtin import BUILTIN_SETS, load_builtin_tables
+from traincast.models.embeddings.documents import list_entries, translate_fields
 from traincast.models.embeddings.measure import MeasuredAccess, measure_access
 from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
 from traincast.models.embeddings.reuse import ReuseHistogram
@@ -26,14 +27,14 @@ _ACCESS_HELP = "give 'uniform', 'zipf:EXPONENT', or a mapping with 'reuse' or 'i
 
 
 def load_tables(source: str | Path) -> tuple[Table, ...]:
-    """The tables of a built-in set, or of a `.yaml`, `.csv` or `.parquet` file."""
+    """The tables of a built-in set, or of a `.yaml`, `.json`, `.csv` or `.parquet` file."""
     if str(source) in BUILTIN_SETS:
         return load_builtin_tables(str(source))
     path = Path(source)
-    readers = {".yaml": _read_yaml, ".yml": _read_yaml, ".csv": _read_csv, ".parquet": _read_parquet}
+    readers = {**dict.fromkeys((".yaml", ".yml", ".json"), _read_entries), ".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
         raise make_unknown_error(
-            "table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .csv or .parquet file."
+            "table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .json, .csv or .parquet file."
         )
     try:
         tables = []
@@ -49,12 +50,8 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         raise TraincastError(f"{path}: {error}") from error
 
 
-def _read_yaml(path: Path) -> Iterator[Any]:
-    content = read_document(path, most=MAX_BYTES)
-    tables = content.get("tables") if isinstance(content, dict) else None
-    if not isinstance(tables, list) or set(content) != {"tables"}:
-        raise TraincastError(f"{path}: give one key, 'tables', with a list of tables")
-    yield from tables
+def _read_entries(path: Path) -> Iterator[Any]:
+    return list_entries(read_document(path, most=MAX_BYTES), str(path))
 
 
 def _read_csv(path: Path) -> Iterator[Any]:
@@ -84,6 +81,7 @@ def make_table(entry: Any, label: str, folder: Path) -> Table:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).isprintable():
             raise TraincastError(f"{label}: name {shorten_value(name)}; give a printable word")
         label = f"{label.rpartition(' ')[0]} '{name}'"
+    entry = translate_fields(entry, label)
     for field in entry:
         if field not in _FIELDS:
             raise make_unknown_error("field", str(field), _FIELDS, f"{label} may have {', '.join(_FIELDS)}.")

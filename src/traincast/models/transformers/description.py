@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NORMS = ("rms", "layer")
-ACTIVATIONS = ("swiglu", "geglu", "gelu", "relu")
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_new", "relu")
 POSITIONS = ("rotary", "learned", "alibi", "relative", "none")
 GATED = ("swiglu", "geglu")
 
@@ -46,7 +46,8 @@ class Transformer:
     `ffn` is the width of dense feed-forward layers. `encoder_layers` more blocks without a mask stand before the
     decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees, in every
     `window_every`-th layer (0: all see everything). `patch_inputs` values of every token are multiplied into the first
-    layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample).
+    layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample). `joined`:
+    query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Transformer:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    joined: bool = False
     causal: bool = True
     window: int = 0
     window_every: int = 1

@@ -23,6 +23,8 @@ _RMS_TYPES = (
 _LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gpt_neo", "gptj", "vit", "roberta")
 _ENCODERS = ("bert", "roberta", "vit")
 _ACTIVATION = {"silu": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "relu": "relu"}
+_JOINED = ("gpt2", "gpt_neox", "mpt", "bloom", "falcon", "phi3")
+"""Families whose classes have one weight for query, key and value (Phi-3 also one for gate and up)."""
 _GATED_GELU = ("gemma", "gemma2")
 # whether the last projection is the token embedding where a configuration does not say: the defaults of the classes
 _TIED = ("gemma", "gemma2", "t5", *(family for family in _LAYER_TYPES if family not in ("gpt_neox", "gptj")))
@@ -71,9 +73,9 @@ def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, wh
     table["norm"] = "layer" if layer else "rms"
     hidden_act = str(_take_first_field(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
     gelu = "gelu" in hidden_act or (not hidden_act and layer)
-    table["activation"] = (
-        "geglu" if family in _GATED_GELU else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
-    )
+    by_ops = hidden_act in ("gelu_new", "gelu_fast") or (not hidden_act and family in ("gpt2", "gpt_neo", "gptj"))
+    plain = "gelu_new" if by_ops else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
+    table["activation"] = "geglu" if family in _GATED_GELU else plain
     if family == "t5":
         gated = "gated" in str(config.get("feed_forward_proj", "relu"))
         table |= {"activation": "geglu" if gated else "relu", "position": "relative"}
@@ -85,6 +87,7 @@ def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, wh
         table["position"] = "alibi"
     table["bias"] = bool(config.get("bias", config.get("attention_bias", layer and family != "mpt")))
     table["qkv_bias"] = table["bias"] or family in ("qwen2", "qwen2_moe")
+    table["joined"] = family in _JOINED
     table["qk_norm"] = family in ("qwen3", "qwen3_moe")
     table["tied"] = bool(config.get("tie_word_embeddings", family in _TIED))
     table["causal"] = family not in _ENCODERS

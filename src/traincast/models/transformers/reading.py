@@ -24,7 +24,7 @@ from traincast.utils.files.reading import format_path, parse_toml, read_document
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
 _MOST_OF = {"layers": 4096, "encoder_layers": 4096, "count": 65536}  # each is written op by op
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
-_FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "causal")
+_FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (
     "window", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity", "rope_dim",
 )  # fmt: skip

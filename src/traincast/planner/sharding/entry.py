@@ -10,15 +10,13 @@ from typing import Any
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
-from traincast.models.embeddings.read import load_tables
-from traincast.models.embeddings.table import Table
 from traincast.models.placement.plan import Plan
 from traincast.models.placement.plan_file import load_plans
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.search import rank_plans, search
 from traincast.planner.sharding.task import Task, make_task
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.tables import load_dense, retype_tables
+from traincast.simulator.scenario.tables import load_dense, load_recommender, retype_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 from traincast.utils.parallel.where import SEARCH, Workers
@@ -53,7 +51,7 @@ def shard(
         dense=None if dense is None else str(dense),
     )  # fmt: skip
     task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
-    notes = describe_assumed_links(task)
+    notes = [*load_recommender(tables)[2], *describe_assumed_links(task)]
     if candidates is not None:
         result = rank_plans(task, load_candidates(candidates, task), workers=workers, progress=progress)
     else:
@@ -66,25 +64,17 @@ def shard(
 def load_task(
     tables: str, *, on: str, gpus: int, batch_size: int, dtype: str | None = None, dense: Path | None = None
 ) -> Task:
-    """A task from what the command line was given; `dtype` replaces that of all tables."""
-    to_place = _load_tables(tables)
-    to_place = retype_tables(to_place, dtype)
+    """A task from what the command line was given; `dtype` replaces that of all tables, `dense` the dense part of a
+    described DLRM."""
+    to_place, described, _ = load_recommender(tables)
     platform = add_default_links(load_platform(on))
-    part = None if dense is None else load_dense(dense)
-    return make_task(to_place, platform, gpus=gpus, batch_size=batch_size, dense=part)
+    part = described if dense is None else load_dense(dense)
+    return make_task(retype_tables(to_place, dtype), platform, gpus=gpus, batch_size=batch_size, dense=part)
 
 
 def describe_assumed_links(task: Task) -> list[str]:
     """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
     return [task.platform.assumed] if task.platform.assumed and task.gpus > 1 else []
-
-
-def _load_tables(source: str) -> tuple[Table, ...]:
-    if source.endswith(".json"):
-        from traincast.planner.torchrec.tables import load_tables_json
-
-        return load_tables_json(Path(source)).tables
-    return load_tables(source)
 
 
 def load_candidates(path: Path, task: Task) -> dict[str, Plan]:
@@ -103,7 +93,8 @@ def write_torchrec_plan(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
     from traincast.planner.torchrec.plans import plan_to_json
     from traincast.planner.torchrec.tables import default_modules, load_tables_json
 
-    described = tables.endswith(".json")
+    content = read_document(Path(tables)) if tables.endswith(".json") else None
+    described = isinstance(content, Mapping) and "modules" in content
     modules = load_tables_json(Path(tables)).modules if described else default_modules(task.tables)
     return plan_to_json(plan, task.tables, gpus_per_node=task.gpus_per_node, modules=modules)
 

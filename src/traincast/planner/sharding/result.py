@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import TERMS
+from traincast.models.placement.plan import Placement
 from traincast.models.placement.plan_file import convert_plan_to_json
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
@@ -35,8 +38,8 @@ class ShardingResult(Result):
         return self.task.dense is not None
 
     def command(self, plan: ScoredPlan) -> str | None:
-        """The command that predicts a plan; None where the tables are not a source of `predict`."""
-        if self.scenario is None or str(self.scenario.workload).endswith(".json"):
+        """The command that predicts a plan; None where nobody asked by name."""
+        if self.scenario is None:
             return None
         text = json.dumps(convert_plan_to_json(plan.plan), separators=(",", ":"))
         return format_predict_command(self.scenario.replace(plan=text))
@@ -83,10 +86,11 @@ class ShardingResult(Result):
     @property
     def timed(self) -> str:
         """The time of the best plan in words, and of what."""
-        ms = f"{format_milliseconds(self.best.seconds)} ms"
+        low, high = (format_milliseconds(seconds) for seconds in self.best.prediction.interval)
+        ms, within = f"{format_milliseconds(self.best.seconds)} ms", f"90 % interval {low} to {high} ms"
         if self.is_whole_step:
-            return f"{ms} per step, dense part included"
-        return f"embedding part only: {ms} (give `dense` for the whole step)"
+            return f"{ms} per step, dense part included, {within}"
+        return f"embedding part only: {ms}, {within} (give `dense` for the whole step)"
 
     def records(self) -> Records:
         """Tables "plans" (those compared), "ranks" (of the best plan: milliseconds by term, GB) and "tables" (where
@@ -102,11 +106,23 @@ class ShardingResult(Result):
                 for rank in document["ranks"]
             ],
             "tables": [
-                {"table": table.name, "gb": table.memory_bytes / 1e9, "kind": str(placement.kind),
-                 "kernel": str(placement.kernel), "ranks": ", ".join(map(str, placement.ranks))}
+                {"table": table.name, "gb": table.memory_bytes / 1e9, "kind": describe_kind(placement),
+                 "kernel": str(placement.kernel), "ranks": describe_ranks(placement)}
                 for table, placement in placed
             ],
         }  # fmt: skip
+
+
+def describe_kind(placement: Placement) -> str:
+    """How a table is cut; one slice of columns is the whole table."""
+    whole = placement.kind is ShardingKind.COLUMN_WISE and len(placement.ranks) == 1
+    return "whole" if whole or placement.kind is ShardingKind.TABLE_WISE else str(placement.kind)
+
+
+def describe_ranks(placement: Placement) -> str:
+    """The ranks that hold a table in their order, with the number of pieces where a rank has several."""
+    pieces = sorted(Counter(placement.ranks).items())
+    return ", ".join(f"{rank} ({count} pieces)" if count > 1 else str(rank) for rank, count in pieces)
 
 
 def _describe_rank(best: ScoredPlan, rank: int) -> dict[str, Any]:

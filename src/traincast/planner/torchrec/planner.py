@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from traincast.models.embeddings.table import Table
@@ -27,6 +28,7 @@ def plan_with_torchrec(task: Task, *, timeout_seconds: int | None = None, kernel
 
     With `kernels` it tries only these (with "fused" alone it is two to three times as fast, and copies no table).
     """
+    names, task = tuple(table.name for table in task.tables), _rename_tables(task)
     with silence_torchrec():
         planner = import_torchrec("distributed.planner").EmbeddingShardingPlanner(
             topology=make_topology(task),
@@ -37,7 +39,13 @@ def plan_with_torchrec(task: Task, *, timeout_seconds: int | None = None, kernel
             debug=False,
             timeout_seconds=timeout_seconds,
         )
-        return run_planner(planner, task)
+        return replace(run_planner(planner, task), tables=names)
+
+
+def _rename_tables(task: Task) -> Task:
+    """Tables under names that TorchRec can take: it makes attributes of modules of them (no dots, no `items`)."""
+    named = (replace(table, name=f"table_{number}") for number, table in enumerate(task.tables))
+    return replace(task, tables=tuple(named))
 
 
 def run_planner(planner: Any, task: Task) -> Plan:

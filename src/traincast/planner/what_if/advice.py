@@ -10,7 +10,7 @@ from typing import Any
 from traincast.planner.what_if.compare import compare_predictions, prepare_both_sides
 from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.result import WhatIf, check_fits, find_bottleneck, get_memory_bytes
+from traincast.planner.what_if.result import WhatIf, find_bottleneck
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import split_critical_path
 from traincast.simulator.scenario.predict import predict
@@ -46,7 +46,7 @@ class Suggestion:
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units."""
         low, high = self.answer.per_sample.ratio_interval
-        held = get_memory_bytes(self.answer.after) - get_memory_bytes(self.answer.before)
+        held = self.answer.after.needed_bytes - self.answer.before.needed_bytes
         cost = self.answer.cost_after.to_dict()
         return {
             "edits": list(self.answer.edits),
@@ -55,7 +55,7 @@ class Suggestion:
             "larger_than_uncertainty": self.certain,
             "iteration_ms": 1e3 * self.answer.after.iteration,
             "memory_change_gb": held / 1e9,
-            "fits": check_fits(self.answer.after),
+            "fits": self.answer.after.fits,
             **{name: cost[name] for name in _COSTS},
             "risk": self.risk,
             "why": self.why,
@@ -92,7 +92,7 @@ class Advice(Result):
             f"{first}: {format_milliseconds(self.before.iteration)} ms per step, {share:.0%} of its critical path is "
             f"{name}"
         ]
-        best = [one for one in self.suggestions if check_fits(one.answer.after)][:_EXPLAINED]
+        best = [one for one in self.suggestions if one.answer.after.fits][:_EXPLAINED]
         lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
         return "\n".join(lines if best else [*lines, "no edit makes it faster"])
 
@@ -125,7 +125,7 @@ def advise(
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
     better = {one.answer.edits[0]: one.gain for one in useful}
     together = [one for one in together if one.gain > max(better[edit] for edit in one.answer.edits) + _LEAST_GAIN]
-    ranked = sorted([*useful, *together], key=lambda one: (not check_fits(one.answer.after), -one.gain))
+    ranked = sorted([*useful, *together], key=lambda one: (not one.answer.after.fits, -one.gain))
     useless = tuple(one.answer.edits[0] for one in alone if one.gain <= _LEAST_GAIN)
     return Advice(before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless)
 

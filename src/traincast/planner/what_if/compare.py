@@ -10,7 +10,6 @@ from traincast.planner.what_if.edits.registry import Requirement, apply_edits, p
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.planner.what_if.result import WhatIf
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.kinds import is_laid_out
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
@@ -28,11 +27,6 @@ def answer_what_if(resolved: Resolved, edits: Sequence[str], prices: Prices | No
 def prepare_both_sides(resolved: Resolved, wanted: Sequence[Requirement]) -> tuple[Resolved, Resolved]:
     """The step and the edited one, both written in the same way."""
     base, changed = resolved, apply_edits(resolved, wanted)
-    if base.kind != changed.kind:
-        if is_laid_out(changed.scenario):
-            base = base.changed(tp=1)
-        else:
-            base, changed = replace(base, by_ops=True), replace(changed, by_ops=True)
     if changed.dlrm is not None and base.dlrm is None and resolved.gpus == changed.gpus:
         base = replace(base, dlrm=base.of_dlrm())
     return base, changed

@@ -110,16 +110,6 @@ def split_parts(result: Prediction) -> dict[str, float]:
     return {**split, **{f"kernels: {name}": seconds for name, seconds in result.by_family.items()}}
 
 
-def get_memory_bytes(result: Prediction) -> float:
-    """Peak memory of the fullest rank."""
-    return result.needed_bytes
-
-
-def check_fits(result: Prediction) -> bool:
-    """Whether the fullest rank fits on its device."""
-    return result.fits
-
-
 def summarise_prediction(result: Prediction) -> dict[str, Any]:
     """The figures of a prediction that a change is told by."""
     document = result.to_dict()
@@ -127,8 +117,8 @@ def summarise_prediction(result: Prediction) -> dict[str, Any]:
             "device_active_ms", "device_idle_ms", "exposed_comm_ms", "warnings")  # fmt: skip
     return {
         **{key: document[key] for key in keys},
-        "memory_gb": get_memory_bytes(result) / 1e9,
-        "fits": check_fits(result),
+        "memory_gb": result.needed_bytes / 1e9,
+        "fits": result.fits,
         "parts_ms": {name: 1e3 * seconds for name, seconds in split_parts(result).items()},
         "prediction": document,
     }

@@ -112,6 +112,7 @@ def make_style(layout: Layout) -> Style:
         together=layout.kernels in ("compiled", "graph"),
         joined=bool(layout.joined),
         autocast=layout.gather_bytes == 4 and layout.precision not in ("fp32", "tf32"),
+        wide=layout.autocast,
         dropout=layout.dropout,
         accumulate="epilogue" if layout.kernels in ("fused", "graph") else "first",
         compiled_loss=layout.kernels == "compiled",

@@ -115,15 +115,15 @@ class LayerCosts:
         key = ("head", shard, style, groups, split)
         return self._priced(key, lambda: build_head_block(self.model, shard, style, groups=groups, split=split))
 
-    def optimizer(self, elements: float, *, one_by_one: bool, master: bool) -> Pass:
+    def optimizer(self, elements: float, optimizer: str, *, master: bool) -> Pass:
         """The update of this many weights."""
 
         def piece() -> LayerBlock:
             return LayerBlock(
-                build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, one_by_one=one_by_one), 0, 0
+                build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, optimizer=optimizer), 0, 0
             )
 
-        cost = self._priced(("optimizer", one_by_one, master), piece)
+        cost = self._priced(("optimizer", optimizer, master), piece)
         return Pass().plus(cost.update, elements / _OPTIMIZER_ELEMENTS)
 
     def _priced(self, key: tuple[object, ...], write: Callable[[], LayerBlock]) -> LayerCost:

@@ -19,6 +19,7 @@ PYTORCH = ("eager", "compiled")
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
 SCALINGS = ("tensor", "row", "block", "mx")
+OPTIMIZERS = ("adam", "adam-foreach", "adam-loop", "none")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1 << 20
 
@@ -41,18 +42,21 @@ class Layout:
     `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
     gather parameters, and tokens of tensor-parallel ranks, in eight bits.
 
-    `stage_layers` are the layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of
-    words are not trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len`
-    tokens of a sample see each other (0: all of them): samples are packed from documents of that length.
+    `bucket_mb` is the size of gradients that are reduced together, MiB (0: Megatron's). `stage_layers` are the
+    layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of words are not
+    trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len` tokens of a
+    sample see each other (0: all of them): samples are packed from documents of that length.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
     CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
-    PyTorch's models do not). `overlap_*` lets collectives of gradients, of parameters, of expert-parallel ranks and of
-    stages run alongside kernels; those of tensor-parallel ranks "none" of the time, in the
-    "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once"
-    to every node (DeepEP).
+    PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
+    fp32 and cast for 16-bit GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-
+    foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
+    of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
+    in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
+    or "once" to every node (DeepEP).
     """
 
     gpus: int
@@ -79,6 +83,7 @@ class Layout:
     joined: bool | None = None
     attention: str = "flash"
     dropout: bool = False
+    autocast: bool = False
     precision: str = "bf16"
     scaling: str = "tensor"
     wide_gradients: bool = False
@@ -95,6 +100,12 @@ class Layout:
     frozen_layers: int = 0
     document_len: int = 0
     stage_layers: tuple[int, ...] = ()
+    bucket_mb: float = 0.0
+
+    @property
+    def wide(self) -> bool:
+        """Whether weights and what stands between layers are in fp32."""
+        return self.autocast or self.precision in ("fp32", "tf32")
 
     @property
     def dp(self) -> int:
@@ -143,6 +154,7 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         ("attention", layout.attention, ATTENTIONS),
         ("way to send tokens to experts", layout.dispatch, DISPATCHES),
         ("scaling of 8-bit GEMMs", layout.scaling, SCALINGS),
+        ("optimizer", layout.optimizer, OPTIMIZERS),
         ("overlap of tensor-parallel collectives", layout.overlap_tp, TENSOR_OVERLAPS),
     ):
         if name not in known:
@@ -261,6 +273,13 @@ def _check_trained(layout: Layout, model: Transformer) -> None:
             f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to "
             "be frozen; give one of them"
         )
+    if layout.autocast and (layout.kernels != "eager" or layout.precision not in ("fp16", "bf16")):
+        raise TraincastError(
+            f"autocast is for 16-bit GEMMs that PyTorch launches op by op, not for {layout.precision} and "
+            f"{layout.kernels} kernels; give bf16 and eager, or leave it out"
+        )
+    if layout.autocast and model.experts is not None:
+        raise TraincastError(f"autocast of the experts of {model.name} is not known; leave it out")
     if layout.document_len and layout.seq_len % layout.document_len:
         near = _format_nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
         raise TraincastError(

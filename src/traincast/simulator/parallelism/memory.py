@@ -55,7 +55,7 @@ def _count_state_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
         frozen = {"fp8": 1, "fp4": 0.5625}.get(layout.precision, 2) * elements["parameters"]
         return {"parameters": frozen + 2 * stage.trained.dense, "gradients": 4 * elements["gradients"],
                 "optimizer": 12 * elements["optimizer"]}  # fmt: skip
-    if layout.precision == "fp32" or layout.sharding == "zero3":
+    if layout.wide or layout.sharding == "zero3":
         # FSDP keeps the fp32 weights themselves and gathers them in 16 bits
         sizes = {"parameters": 4, "gradients": 4, "optimizer": 8}
     else:

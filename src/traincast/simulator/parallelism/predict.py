@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
+from traincast.ir.program import compute_peak_memory
+from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import count_model_flops
 from traincast.simulator.parallelism.figures import (
@@ -36,8 +38,12 @@ def predict_parallel(
     *,
     host: HostProfile | None = None,
     roofline_only: bool = False,
+    prepare: Callable[[Workload], Workload] | None = None,
+    late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
 ) -> Prediction:
-    """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected."""
+    """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected. `prepare`
+    edits the ops of all stages before; `late` and `op_speed` as in `predict_step`."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
@@ -46,7 +52,11 @@ def predict_parallel(
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
         workload = build_parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
-        result = remove_stage_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
+        edited = workload if prepare is None else prepare(workload)
+        step = predict_step(edited, platform, host=profile, roofline_only=roofline_only, late=late, op_speed=op_speed)
+        if edited is not workload:
+            changes.append(_find_peak(edited) - _find_peak(workload))
+        result = remove_stage_waiting(step)
         exposed, bubble, compute = split_exposed_and_bubble(result, stages=layout.pp)
         figures = _make_figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
         terms, interval = compute_layout_interval(result, exposed)
@@ -63,11 +73,17 @@ def predict_parallel(
             device_idle=max(0.0, result.iteration - compute - shown),
         )
 
+    changes: list[int] = []
     simulated, period = count_simulated_micro_batches(layout)
     result = simulate(simulated)
     if simulated < layout.accumulation:
         result = _extend_prediction(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
-    return _add_memory(result, platform, layout, stages)
+    return _add_memory(result, platform, layout, stages, changes[0] if changes else 0)
+
+
+def _find_peak(workload: Workload) -> int:
+    """Bytes that the fullest stage holds at once in what is simulated."""
+    return max(compute_peak_memory(program).peak_bytes for program in workload.programs)
 
 
 def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
@@ -131,8 +147,11 @@ def _make_figures(
     )
 
 
-def _add_memory(result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
-    """The prediction with the memory of the whole step, and what is to be known of it."""
+def _add_memory(
+    result: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage], change: int
+) -> Prediction:
+    """The prediction with the memory of the whole step, and what is to be known of it. `change` is how many bytes more
+    edits of its ops take."""
     per_stage = layout.gpus // layout.pp
     ranks = tuple(
         replace(
@@ -145,6 +164,12 @@ def _add_memory(result: Prediction, platform: Platform, layout: Layout, stages: 
     )
     kinds, needed = find_peak_memory(layout, stages)
     device, warnings = platform.device, list[str]()
+    if change:
+        needed += change
+        kinds["activations"] = max(0.0, kinds.get("activations", 0.0) + change)
+        figures = result.parallel
+        assert figures is not None
+        result = replace(result, parallel=replace(figures, needed=needed))
     if needed > device.memory_bytes:
         warnings.append(
             f"the fullest rank needs {needed / 1e9:.1f} GB but {device.key} has {device.memory_bytes / 1e9:.0f} GB: "

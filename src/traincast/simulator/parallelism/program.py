@@ -75,7 +75,8 @@ class StageProgram:
         self._units: dict[tuple[int, int, int], Unit] = {}
         self._gathered: set[tuple[int, int]] = set()
         self._waiting: list[tuple[int, float, float]] = []  # gradients of (event) that wait for a full bucket
-        self._bucket = max(_BUCKET_ELEMENTS, _BUCKET_PER_RANK * layout.dp * layout.cp)
+        asked = layout.bucket_mb * (1 << 20) / layout.reduce_bytes
+        self._bucket = asked or max(_BUCKET_ELEMENTS, _BUCKET_PER_RANK * layout.dp * layout.cp)
         self._parameter_events: dict[tuple[int, int], int] = {}
 
     def write(self, turns: Sequence[Turn]) -> Columns:

@@ -10,9 +10,8 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import BETWEEN_STAGES, VARIANT
 from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
-from traincast.models.layers.optimizers import make_optimizer_state, write_single_tensor_step
 from traincast.models.transformers.program.communication import write_collective
-from traincast.models.transformers.program.step import write_adam
+from traincast.models.transformers.program.step import write_update
 from traincast.simulator.parallelism.groups import (
     DATA,
     RECEIVE_BACKWARD,
@@ -145,15 +144,10 @@ class Snippets:
             return None
         tensors = max(1, round(elements / _TENSOR_ELEMENTS))
         builder = self._builder("aten::_foreach_norm", "update")
-        dtype = "float32" if layout.precision == "fp32" else "bfloat16"
-        each = max(1, elements // tensors)
-        weights = [builder.add_resident_tensor((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
-        gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
-        builder.add_op("inductor::fused", [("inputs", gradients)], [builder.add_tensor((1,))], module="optimizer")
-        if layout.optimizer == "adam-loop":
-            write_single_tensor_step(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
-        else:
-            write_adam(builder, weights, gradients)
+        write_update(
+            builder, elements, tensors, dtype="float32" if layout.wide else "bfloat16", optimizer=layout.optimizer,
+            norm=True,
+        )  # fmt: skip
         return builder.build_program()
 
     def _between_copies(

@@ -155,7 +155,7 @@ class StageUnits:
 
     def _saved(self, cost: LayerCost, *, again: bool) -> float:
         """Bytes that a micro-batch keeps of a layer until its backward pass."""
-        entry = self.shard.rows * self.model.hidden * (4 if self.layout.precision == "fp32" else 2)
+        entry = self.shard.rows * self.model.hidden * (4 if self.layout.wide else 2)
         if not again or self.layout.checkpoint == "none":
             return float(cost.saved_bytes)
         if self.layout.checkpoint == "full":
@@ -164,7 +164,7 @@ class StageUnits:
 
     def _message(self) -> float:
         """Bytes of all tokens of a micro-batch in the residual stream."""
-        return float(self.shard.tokens * self.model.hidden * (4 if self.layout.precision == "fp32" else _HALF))
+        return float(self.shard.tokens * self.model.hidden * (4 if self.layout.wide else _HALF))
 
     def _after_tables(self) -> Price:
         """The collective that joins the parts of the token embedding."""

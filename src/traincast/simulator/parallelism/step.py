@@ -241,9 +241,7 @@ class _Composer:
         shared = layout.sharing if layout.sharding != "none" else 1
         inner = layout.gpus // layout.pp // (layout.ep * layout.etp)
         elements = stage.trained.dense / shared + stage.trained.sparse / (inner if layout.sharding != "none" else 1)
-        done = self.pieces.optimizer(
-            elements, one_by_one=layout.optimizer == "adam-loop", master=layout.precision != "fp32"
-        )
+        done = self.pieces.optimizer(elements, layout.optimizer, master=not layout.wide)
         norm = 4 * elements / self.pieces.device.dram_bandwidth
         return done.device + norm
 

@@ -11,19 +11,23 @@ import numpy as np
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.call import Estimate, KernelCall
 from traincast.costs.kernels.cost import Costs, price_in_step
+from traincast.costs.kernels.families import is_chip_measured
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
-from traincast.simulator.prediction.outside import list_outside_ops
-from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
+from traincast.simulator.prediction.breakdown import (
+    list_marked_ops,
+    list_outside_ops,
+    sum_seconds_by_phase,
+    sum_seconds_by_source,
+)
 from traincast.simulator.prediction.rank_results import compute_imbalance, find_slowest_class, list_rank_results
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step import StepSimulation, simulate_step
+from traincast.simulator.prediction.step import StepSimulation, Unevenness, simulate_step
 from traincast.simulator.prediction.warnings import describe_updates, list_warnings
 from traincast.simulator.timeline import Timeline
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
@@ -37,6 +41,12 @@ RELEASE_SPREAD = 0.04
 SETUP_SPREAD = 0.12
 """Log-sigma of a system of several GPUs: how it is wired, fed and tuned. MLPerf's 8 x A100 80 GB in one configuration
 differ by 17 %, by 8 % without the three slowest."""
+
+NEW_CHIP_SPREAD = 0.12
+"""Log-sigma of kernels on a chip of which none was measured: they err together. Set on Lambda's boards that were not
+held back, see docs/evidence/one-gpu.md"""
+WIRING_SPREAD = 0.5
+"""Log-sigma of what is exposed of communication over PCIe: two servers of eight cards differ by a factor of 2."""
 
 
 def predict_step(
@@ -100,7 +110,10 @@ def _make_prediction(
     slowest = find_slowest_class(simulated, results)
     timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
     errors = compute_kernel_errors(timeline, costs)
-    terms = compute_spread_terms(timeline, errors, host, result.device_active, several=len(workload.ranks) > 1)
+    terms = compute_spread_terms(
+        timeline, errors, host, platform, result.device_active, several=len(workload.ranks) > 1,
+        exposed=result.exposed_comm,
+    )  # fmt: skip
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = simulated.instructions.lowered[simulated.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = list_marked_ops(timeline, estimated)
@@ -162,11 +175,12 @@ def compute_kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, 
 
 
 def compute_spread_terms(
-    timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, active: float, *, several: bool
-) -> dict[str, float]:
+    timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, platform: Platform, active: float, *,
+    several: bool, exposed: float = 0.0,
+) -> dict[str, float]:  # fmt: skip
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the
-    host on their own; the software's release, on several GPUs how the system is set up, and ops whose arithmetic only
-    their authors know, come on top."""
+    host on their own; the software's release, on several GPUs how the system is set up, ops whose arithmetic only
+    their authors know, a chip that nobody measured, and PCIe between GPUs (`exposed` seconds of it), come on top."""
     if timeline.seconds <= 0:
         return {}
     by_family: dict[str, float] = {}
@@ -179,4 +193,9 @@ def compute_spread_terms(
     terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
     if unknown:
         terms["unknown_arithmetic"] = unknown / timeline.seconds
+    if not is_chip_measured(platform.device):
+        terms["new_chip"] = NEW_CHIP_SPREAD * active / timeline.seconds
+    topology = platform.topology
+    if exposed and topology is not None and topology.island == 1 and not topology.curves:
+        terms["wiring"] = WIRING_SPREAD * exposed / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms

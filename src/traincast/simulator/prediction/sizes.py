@@ -61,7 +61,7 @@ def predict_sizes(
     for c, result in enumerate(list_rank_results(simulated)):
         timeline = simulated.timeline(c)
         terms = compute_spread_terms(
-            timeline, compute_kernel_errors(timeline, costs), profile, result.device_active, several=False
+            timeline, compute_kernel_errors(timeline, costs), profile, platform, result.device_active, several=False
         )
         spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
         for rank in result.ranks:

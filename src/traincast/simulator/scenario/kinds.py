@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
+from traincast.models.embeddings.documents import is_table_document
 from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
@@ -22,39 +23,36 @@ KINDS = {
     "model": "a captured model",
     "workload": "a workload of captured ops",
     "dlrm": "a description of a DLRM",
-    "transformer": "a description of a Transformer, op by op",
+    "transformer": "a description of a Transformer that only infers",
     "parallel": "a description of a Transformer, laid out over its GPUs",
     "program": "one published program",
     "tables": "a set of embedding tables",
     "here": "a step on the machine at hand",
 }
-"""What a step can come from; "parallel" is a Transformer whose fields say how it is laid out."""
+"""What a step can come from; "parallel" is a Transformer that trains, on one GPU or laid out over many."""
 _USERS = {
-    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs", "transformer": "described Transformers",
-    "parallel": "described Transformers, such as llama3-8b", "program": "published programs",
-    "tables": "sets of embedding tables", "here": "the machine at hand",
+    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs",
+    "transformer": "Transformers that infer", "parallel": "described Transformers, such as llama3-8b",
+    "program": "published programs", "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
 _EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
-_GPU = ("clock_mhz", "host", "roofline_only")
-_OPS = (
-    "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
-    "costs",
-)  # fmt: skip
+_GPU = ("clock_mhz", "power_limit_w", "host", "roofline_only")
+_FED = ("loader_ms", "workers", "pageable", "costs")
+_LAUNCHED = ("kernels", "compiled", "cuda_graph")
+_OPS = ("optimizer", *_LAUNCHED, "skew_ms", "jitter", "seed", *_FED)
 _SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
 _DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
-    *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
-    "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
+    *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint",
+    "checkpoint_every", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
     "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),
     "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
-    "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")),
-    "parallel": frozenset(
-        (*_EVERY, *_GPU, *_LAID_OUT, "seq_len", "attention", "optimizer", "kernels", "compiled", "cuda_graph")
-    ),
+    "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")) - {"optimizer"},
+    "parallel": frozenset((*_EVERY, *_GPU, *_LAID_OUT, *_FED, "seq_len", "attention", "optimizer", *_LAUNCHED)),
     "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
     "tables": frozenset(("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")),
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
@@ -78,7 +76,7 @@ def find_source_kind(source: Source) -> str:
     if path.suffix in TABLE_FILES:
         return "tables"
     if path.suffix == ".json":
-        return "transformer"
+        return "tables" if is_table_document(read_document(path)) else "transformer"
     return _find_named_kind(str(source))
 
 
@@ -122,26 +120,12 @@ def _find_described_kind(path: Path) -> str:
     content = read_document(path)
     if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
         return "transformer"
-    return "tables" if isinstance(content, Mapping) and "tables" in content else "dlrm"
+    return "tables" if is_table_document(content) else "dlrm"
 
 
-def is_laid_out(scenario: Scenario) -> bool:
-    """Whether fields say how a Transformer is laid out over GPUs."""
-    named = any(getattr(scenario, name) not in (None, False) for name in _LAID_OUT)
-    return (
-        named or (scenario.gpus or 1) > 1 or scenario.dtype in ("fp8", "fp4") or scenario.kernels in ("fused", "graph")
-    )
-
-
-def choose_step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
-    """The kind of a step, given that of its workload. A Transformer that trains is laid out over its GPUs, one of them
-    too, unless its ops are looked at one by one: `by_ops` (they are edited), or fields that only such steps use."""
-    if kind != "transformer" or is_laid_out(scenario):
-        return "parallel" if kind == "transformer" else kind
-    alone = USED["transformer"] - USED["parallel"]
-    if by_ops or scenario.mode == "inference" or any(getattr(scenario, name) not in (None, False) for name in alone):
-        return "transformer"
-    return "parallel"
+def choose_step_kind(kind: str, scenario: Scenario) -> str:
+    """The kind of a step, given that of its workload: a Transformer that trains is laid out over its GPUs."""
+    return "parallel" if kind == "transformer" and scenario.mode != "inference" else kind
 
 
 def check_used(scenario: Scenario, kind: str) -> None:
@@ -158,6 +142,18 @@ def check_used(scenario: Scenario, kind: str) -> None:
         if needs and not any(need in given for need in needs):
             others = " or ".join(f"`{need}`" for need in needs)
             raise TraincastError(f"`{name}` is used with {others} only; give one, or leave it out")
+
+
+def check_sharing(scenario: Scenario) -> None:
+    """Rejects fields of data parallelism that contradict each other."""
+    s = scenario
+    if s.fsdp and s.zero not in (None, 3):
+        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
+    if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
+        raise TraincastError(
+            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
+            "time; give one of them"
+        )
 
 
 def _explain(name: str, kind: str) -> str:

@@ -31,9 +31,9 @@ class Loader:
         if not 0 <= self.workers <= _MOST_WORKERS:
             raise TraincastError(f"`workers` {self.workers} is out of range; give 0 to {_MOST_WORKERS}")
 
-    def late(self, workload: Workload) -> float:
-        """Seconds that the training process spends on batches before their step."""
-        return 0.0 if self.workers else 1e-3 * self.ms * count_batches(workload)
+    def late(self, batches: int) -> float:
+        """Seconds that the training process spends on the batches of a step before it."""
+        return 0.0 if self.workers else 1e-3 * self.ms * batches
 
     @property
     def period(self) -> float:
@@ -51,11 +51,10 @@ class Loader:
             )
         return fed
 
-    def limit_prediction(self, result: Prediction) -> Prediction:
+    def limit_prediction(self, result: Prediction, batches: int) -> Prediction:
         """The result, as long as its batches take where workers are slower than the step."""
         notes: tuple[str, ...] = ()
-        batches = count_batches(result.workload)
-        late = self.late(result.workload)
+        late = self.late(batches)
         if late:
             made = "its batch" if batches == 1 else f"its {batches} batches"
             notes = (Note(f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}"),)

@@ -14,6 +14,7 @@ from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step import Unevenness
 from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.captured import (
     accumulate_captured,
@@ -21,7 +22,7 @@ from traincast.simulator.scenario.captured import (
     read_sharding,
     share_captured,
 )
-from traincast.simulator.scenario.loading import Loader
+from traincast.simulator.scenario.loading import Loader, count_batches
 from traincast.simulator.scenario.programs import (
     PIPELINED,
     TORCHREC,
@@ -33,21 +34,19 @@ from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import list_settings
 from traincast.simulator.scenario.workloads import compile_workload, load_single_gpu_step, spread_on_gpus
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
 
 
-def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> Prediction:
-    """The prediction of a scenario; what was assumed and edited is among its warnings. `always_sharded`: a DLRM shards
-    its tables on one GPU too, so that a curve compares like with like."""
+def predict(scenario: Scenario | Resolved) -> Prediction:
+    """The prediction of a scenario; what was assumed and edited is among its warnings."""
     resolved = resolve(scenario) if isinstance(scenario, Scenario) else scenario
     if resolved.kind == "parallel":
         result = _predict_parallel(resolved)
     else:
-        step, notes = load_step(resolved, always_sharded=always_sharded)
+        step, notes = load_step(resolved)
         result = _simulate(resolved, step, notes)
     return replace(result, scenario=list_settings(resolved, result))
 
@@ -65,11 +64,11 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
         host=resolved.host,
         roofline_only=scenario.roofline_only,
         uneven=_make_unevenness(scenario),
-        late=0.0 if loader is None else loader.late(step),
+        late=0.0 if loader is None else loader.late(count_batches(step)),
         op_speed=resolved.op_speed,
     )
     if loader is not None:
-        result = loader.limit_prediction(result)
+        result = loader.limit_prediction(result, count_batches(step))
     missing = describe_missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
     said = (missing, *notes, platform.assumed if many and len(step.ranks) > 1 else "")
     warnings = (*result.warnings, *(Note(note) for note in said if note))
@@ -88,9 +87,9 @@ def _make_unevenness(scenario: Scenario) -> Unevenness | None:
     return Unevenness(skew_ms=scenario.skew_ms or 0.0, jitter=scenario.jitter or 0.0, seed=scenario.seed or 0)
 
 
-def load_step(resolved: Resolved, *, always_sharded: bool = False) -> tuple[Workload, list[str]]:
+def load_step(resolved: Resolved) -> tuple[Workload, list[str]]:
     """The workload of a scenario with all its edits on all its GPUs, and notes on it."""
-    step, notes = _load_on_gpus(resolved, always_sharded=always_sharded)
+    step, notes = _load_on_gpus(resolved)
     if resolved.costs:
         step = replace(step, costs=merge_op_costs(step.costs, resolved.costs))
     step, more = _apply_edits(step, resolved.across)
@@ -106,15 +105,15 @@ def load_step(resolved: Resolved, *, always_sharded: bool = False) -> tuple[Work
     return step, [*notes, *list_step_notes(step)]
 
 
-def _load_on_gpus(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list[str]]:
+def _load_on_gpus(resolved: Resolved) -> tuple[Workload, list[str]]:
     """The step on its GPUs with its structural edits."""
     platform = add_default_links(resolved.platform)
-    if not _is_divided(resolved, always_sharded=always_sharded):
+    if not _is_divided(resolved):
         whole, assumed = _load_single_gpu_step(resolved, platform)
         step, notes = _apply_edits(whole, resolved.structural)
         if resolved.scenario.is_compiled and resolved.source != "transformer":
             step = compile_workload(step)
-        step, said = _spread_over_gpus(resolved, step, platform, always_sharded=always_sharded)
+        step, said = _spread_over_gpus(resolved, step, platform)
         return step, [assumed, *said, *notes]
     check_undivided(resolved)
     step, division = _load_divided_step(resolved, platform)
@@ -123,10 +122,10 @@ def _load_on_gpus(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload
     return step, [division, *notes]
 
 
-def _is_divided(resolved: Resolved, *, always_sharded: bool) -> bool:
+def _is_divided(resolved: Resolved) -> bool:
     """Whether the step on several GPUs is another program than that of one GPU under data parallelism."""
     trained = resolved.source == "dlrm" and resolved.scenario.mode != "inference"
-    if trained and (resolved.gpus > 1 or always_sharded or resolved.plan is not None):
+    if trained and (resolved.gpus > 1 or resolved.plan is not None):
         return True
     return resolved.source in ("program", "tables") or resolved.scenario.program is not None
 
@@ -180,7 +179,7 @@ def _load_single_gpu_step(resolved: Resolved, platform: Platform) -> tuple[Workl
     written compiled."""
     scenario = resolved.scenario
     if resolved.source == "transformer":  # sizes decide what is written
-        from traincast.simulator.scenario.transformers import build_described_step
+        from traincast.simulator.scenario.layouts import build_described_step
 
         return build_described_step(resolved.of_transformer(), scenario), ""
     if resolved.dlrm is not None:
@@ -208,24 +207,22 @@ def _load_resized(variant: Scenario, kind: str, content: str, batch_size: int | 
     return own.resized(batch_size=batch_size, seq_len=seq_len)
 
 
-def _spread_over_gpus(
-    resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
-) -> tuple[Workload, list[str]]:
+def _spread_over_gpus(resolved: Resolved, step: Workload, platform: Platform) -> tuple[Workload, list[str]]:
     """The step on its GPUs with the passes of an update, and notes on it."""
     _check_buckets(resolved, step)
     if read_sharding(resolved.scenario) is not None:
         return share_captured(resolved, step)
-    spread_out, notes = _replicate_step(resolved, step, platform, always_sharded=always_sharded)
+    spread_out, notes = _replicate_step(resolved, step, platform)
     spread_out, more = accumulate_captured(resolved, spread_out)
     return spread_out, [notes, more]
 
 
 def _replicate_step(
-    resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
+    resolved: Resolved, step: Workload, platform: Platform
 ) -> tuple[Workload, str]:  # fmt: skip
     """The step on GPUs that each hold all of the model, but for tables."""
     if resolved.bucket_mb is None:
-        return spread_on_gpus(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
+        return spread_on_gpus(step, resolved.scenario.gpus, platform)
     from traincast.models.data_parallel import apply_data_parallel
     from traincast.models.sharded_dlrm.recommender import is_shardable
 
@@ -280,25 +277,36 @@ def _apply_edits(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> t
 
 
 def _predict_parallel(resolved: Resolved) -> Prediction:
-    """A Transformer laid out over GPUs."""
-    refused = {
-        "edits of ops": resolved.structural or resolved.across,
-        "speeds of ops": resolved.op_speed,
-        "bucket-mb": resolved.bucket_mb is not None,
-    }
-    for what, given in refused.items():
-        if given:
-            raise TraincastError(
-                f"{what} cannot be applied to {resolved.name}: its step on {resolved.gpus} GPUs is written anew for "
-                "every layout; leave it out"
-            )
-    from traincast.simulator.parallelism.predict import predict_parallel  # only layouts need it
+    """A Transformer that trains, laid out over its GPUs; edits of ops change every stage."""
+    from traincast.simulator.parallelism.layout import complete_layout  # only layouts need them
+    from traincast.simulator.parallelism.predict import predict_parallel
 
+    model, loader, notes = resolved.of_transformer(), make_loader(resolved.scenario), list[str]()
     assert resolved.layout is not None
-    return predict_parallel(
-        resolved.of_transformer(), add_default_links(resolved.platform), resolved.layout, host=resolved.host,
-        roofline_only=resolved.scenario.roofline_only,
+    layout = complete_layout(resolved.layout, model)
+
+    def prepare(step: Workload) -> Workload:
+        edited, said = _edit_step(resolved, step)
+        notes[:] = said
+        return edited
+
+    changes = bool(resolved.structural or resolved.across or resolved.costs or loader is not None)
+    result = predict_parallel(
+        model, add_default_links(resolved.platform), layout, host=resolved.host,
+        roofline_only=resolved.scenario.roofline_only, prepare=prepare if changes else None, op_speed=resolved.op_speed,
+        late=0.0 if loader is None else loader.late(layout.accumulation),
     )  # fmt: skip
+    result = replace(result, warnings=(*result.warnings, *(note for note in notes if note)))
+    return result if loader is None else loader.limit_prediction(result, layout.accumulation)
+
+
+def _edit_step(resolved: Resolved, step: Workload) -> tuple[Workload, list[str]]:
+    """A step laid out over GPUs with costs and edits of ops, and notes on it."""
+    if resolved.costs:
+        step = replace(step, costs=merge_op_costs(step.costs, resolved.costs))
+    step, notes = _apply_edits(step, (*resolved.structural, *resolved.across))
+    loader = make_loader(resolved.scenario)
+    return (step if loader is None else loader.feed_workload(step)), [*notes, *_list_given_costs(step)]
 
 
 def list_step_notes(step: Workload) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import OpCost
+from traincast.ir.given import OpCost, read_op_costs
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.costs import read_costs
 from traincast.simulator.scenario.kinds import KINDS, check_used, choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import get_default_dtype
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from traincast.models.placement.plan import Plan
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.parallelism.layout import Layout
+
 
 Structural = Callable[[Workload], tuple[Workload, str]]
 """An edit of the ops of a step: the edited workload, and a note on it ("": nothing)."""
@@ -39,7 +40,7 @@ class Resolved:
     edits the ops of the step in this order, before data parallelism where the step is one GPU's; `across` those of all
     ranks. `bucket_mb` is DDP's, `plan` places tables. `op_speed` is how many times as fast the kernels of an op run, by
     its name. `software` names what edits change about who launches kernels: with another one, errors of a release are
-    not shared. `content` tells files of one name apart. `by_ops`: a Transformer is simulated op by op, not as laid out.
+    not shared. `content` tells files of one name apart.
     """
 
     scenario: Scenario
@@ -56,13 +57,11 @@ class Resolved:
     op_speed: Mapping[str, float] = field(default_factory=dict)
     software: tuple[str, ...] = ()
     content: str = ""
-    by_ops: bool = False
 
     @property
     def kind(self) -> str:
         """The kind of the step: that of its source, or "parallel"."""
-        edited = bool(self.structural or self.across or self.op_speed)
-        return choose_step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
+        return choose_step_kind(self.source, self.scenario)
 
     @property
     def name(self) -> str:
@@ -84,7 +83,7 @@ class Resolved:
             return None
         from traincast.simulator.scenario.layouts import make_layout
 
-        return make_layout(self.scenario)
+        return replace(make_layout(self.scenario), bucket_mb=self.bucket_mb or 0.0)
 
     def of_dlrm(self) -> DlrmConfig:
         """The description of the recommender, or why there is none."""
@@ -95,7 +94,7 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
                 "one in YAML"
             )
-        from traincast.simulator.scenario.recommenders import load_described_dlrm
+        from traincast.simulator.scenario.dlrm_file import load_described_dlrm
 
         config = load_described_dlrm(str(self.scenario.workload))
         if self.scenario.optimizer not in (None, "none"):
@@ -111,7 +110,7 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a Transformer; name one such as llama3-8b "
                 "or describe it in YAML"
             )
-        from traincast.simulator.scenario.transformers import load_described_transformer
+        from traincast.simulator.scenario.layouts import load_described_transformer
 
         return load_described_transformer(self.scenario.workload)
 
@@ -120,7 +119,7 @@ class Resolved:
         scenario = self.scenario.replace(**fields)
         check_used(scenario, replace(self, scenario=scenario).kind)
         loaded: dict[str, Any] = {}
-        if {"on", "clock_mhz"} & set(fields):
+        if {"on", "clock_mhz", "power_limit_w"} & set(fields):
             loaded["platform"] = _resolve_platform(scenario)
         if "host" in fields:
             loaded["host"] = _resolve_host(scenario, self.source)
@@ -179,8 +178,10 @@ def resolve(scenario: Scenario) -> Resolved:
 
 
 def _resolve_platform(scenario: Scenario) -> Platform:
-    """The platform asked for, its clock locked where one is given."""
+    """The platform asked for, its power limited and its clock locked where they are given."""
     platform = load_platform(scenario.on) if isinstance(scenario.on, str) else scenario.on
+    if scenario.power_limit_w is not None:
+        platform = platform.with_power_limit(scenario.power_limit_w)
     return platform if scenario.clock_mhz is None else platform.with_clock(scenario.clock_mhz)
 
 
@@ -208,3 +209,24 @@ def _resolve_plan(resolved: Resolved) -> Plan:
             f"the `plan` is for {only.world_size} ranks and the step on {resolved.gpus} GPUs; give its number"
         )
     return only
+
+
+_LARGEST_FILE = 1 << 20  # bytes
+
+
+def read_costs(costs: str | Path | Sequence[OpCost] | None) -> tuple[OpCost, ...]:
+    """The costs of a `.toml` file (`["lib::op"]` with `seconds`, `flops`, `bytes`), or those given; None is none."""
+    if costs is None:
+        return ()
+    if not isinstance(costs, str | Path):
+        return tuple(costs)
+    path = Path(costs)
+    if not path.is_file():
+        raise TraincastError(f'no file {path} with costs; write a .toml file with a table ["lib::op"] for each op')
+    if path.stat().st_size > _LARGEST_FILE:
+        raise TraincastError(f"{path} is larger than a file of costs can be ({_LARGEST_FILE >> 20} MiB)")
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TraincastError(f"{path} is no TOML: {error}") from None
+    return read_op_costs(table, str(path))

@@ -21,26 +21,46 @@ def predict_scaling(scenario: Scenario, gpus: Sequence[int], scaling: str = "wea
         raise TraincastError(f"scaling '{scaling}' is unknown; choose {' or '.join(SCALINGS)}")
     counts = _check_gpu_counts(gpus)
     resolved = resolve(scenario.replace(gpus=None))
-    _check_curve(resolved)
+    _check_curve(resolved, scaling)
+    laid_out = resolved.kind == "parallel"
     whole = _get_whole_batch(resolved)
     points: list[ScalingPoint] = []
-    for count, batch in [(count, _get_batch_per_gpu(whole, count, scaling)) for count in counts]:
-        result = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
-        throughput = count * batch / result.iteration
+    for count in counts:
+        sizes = _size_layout if laid_out else _size_step
+        result = predict(resolved.changed(gpus=count, **sizes(resolved.scenario, whole, count, scaling)))
+        figures = result.parallel
+        samples = count * result.workload.batch_size if figures is None else figures.layout.global_batch
+        throughput = samples / result.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
         nodes = -(-count // result.platform.gpus_per_node)
-        points.append(ScalingPoint(count, nodes, count * batch, throughput, throughput / count / alone, result))
+        points.append(ScalingPoint(count, nodes, samples, throughput, throughput / count / alone, result))
     return ScalingCurve(scaling, tuple(points))
 
 
-def _check_curve(resolved: Resolved) -> None:
+def _size_step(scenario: Scenario, whole: int, gpus: int, scaling: str) -> dict[str, int | None]:
+    """The batch of a GPU."""
+    return {"batch_size": _get_batch_per_gpu(whole, gpus, scaling)}
+
+
+def _size_layout(scenario: Scenario, whole: int, gpus: int, scaling: str) -> dict[str, int | None]:
+    """The batches of a Transformer that is laid out: micro-batches stay, and of a strong curve so does the step's
+    number of samples; layouts check that they divide."""
+    if scaling == "weak":
+        return {}
+    return {"batch_size": None, "micro_batch": scenario.micro_batch or 1, "global_batch": whole}
+
+
+def _check_curve(resolved: Resolved, scaling: str) -> None:
     """Rejects steps that have no curve."""
-    if resolved.source in ("transformer", "tables"):
+    if resolved.source == "tables":
         raise TraincastError(
             f"{resolved.name} is laid out for one number of GPUs at a time; give one number of `gpus`, or 'traincast "
             "sweep' with `gpus` varied"
         )
-    for name in ("skew_ms", "jitter", "loader_ms", "pageable", "plan", "micro_batch", "global_batch"):
+    passes: tuple[str, ...] = ("micro_batch", "global_batch")
+    if resolved.kind == "parallel":
+        passes = () if scaling == "strong" else ("global_batch",)
+    for name in ("skew_ms", "jitter", "loader_ms", "pageable", "plan", *passes):
         if getattr(resolved.scenario, name):
             raise TraincastError(f"`{name}` is for one prediction; give one number of `gpus`")
 
@@ -48,6 +68,8 @@ def _check_curve(resolved: Resolved) -> None:
 def _get_whole_batch(resolved: Resolved) -> int:
     """The batch size asked for, or the workload's own; one made for several GPUs is rejected."""
     scenario = resolved.scenario
+    if resolved.kind == "parallel":
+        return scenario.global_batch or scenario.samples_per_pass or 1
     if scenario.trains_eagerly and resolved.source == "dlrm":
         return resolved.of_dlrm().batch_size if scenario.batch_size is None else scenario.batch_size
     workload = load_single_gpu_step(scenario, resolved.source)

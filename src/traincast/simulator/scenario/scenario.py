@@ -48,9 +48,9 @@ MAX_RANKS = 1 << 20
 """The most GPUs of a step, and the largest degree of any kind of parallelism."""
 
 
-def _make_field_meta(
+def _describe(
     group: str, help: str, *, least: float | None = None, most: float | None = None, unit: str = "",
-    default: str = "", needs: tuple[str, ...] = (), file: bool = False,
+    default: str = "", needs: tuple[str, ...] = (), file: bool = False
 ) -> Meta:  # fmt: skip
     """What is known of a field: its group, help, range and unit; `default` is what stands for it where it is not given,
     `needs` are fields of which one must be given too, `file` says that it names a file."""
@@ -58,8 +58,8 @@ def _make_field_meta(
     return Meta(description=help, ge=least, le=most, extra=extra)
 
 
-def _make_count_meta(group: str, help: str, *, most: int = MAX_RANKS, **known: Any) -> Meta:
-    return _make_field_meta(group, help, least=1, most=most, **known)
+def _count(group: str, help: str, *, most: int = MAX_RANKS, **known: Any) -> Meta:
+    return _describe(group, help, least=1, most=most, **known)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,81 +70,86 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `.yaml`), "here" (the machine at hand), or a `Platform`.
     """
 
-    workload: Annotated[
-        Source, _make_field_meta("source", "what is trained: a model by name, a file, or an object")
-    ] = ""
-    on: Annotated[On, _make_field_meta("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
-    gpus: Annotated[int, _make_count_meta("hardware", "how many GPUs", default="1")] | None = None
-    clock_mhz: (
-        Annotated[
-            float,
-            _make_field_meta(
-                "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
-            ),
-        ]
-        | None
-    ) = None
+    workload: Annotated[Source, _describe("source", "what is trained: a model by name, a file, or an object")] = ""
+    on: Annotated[On, _describe("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
+    gpus: Annotated[int, _count("hardware", "how many GPUs", default="1")] | None = None
+    clock_mhz: Annotated[float, _describe(
+        "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
+    )] | None = None  # fmt: skip
+    power_limit_w: Annotated[float, _describe(
+        "hardware", "the power limit of a board", least=1, most=1e5, unit="W", default="the GPU's own"
+    )] | None = None  # fmt: skip
 
     batch_size: (
-        Annotated[
-            int, _make_count_meta("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")
-        ]
+        Annotated[int, _count("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")]
         | None
     ) = None
     seq_len: (
         Annotated[
             int,
-            _make_count_meta("sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"),
+            _count("sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"),
         ]
         | None
     ) = None
     micro_batch: (
         Annotated[
             int,
-            _make_count_meta("sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"),
+            _count("sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"),
         ]
         | None
     ) = None
     global_batch: Annotated[
         int,
-        _make_count_meta("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
+        _count("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
                default="one micro-batch per data-parallel rank"),
     ] | None = None  # fmt: skip
 
     dtype: Annotated[
-        Dtype, _make_field_meta("numerics", "arithmetic; of a set of tables, their type",
+        Dtype, _describe("numerics", "arithmetic; of a set of tables, their type",
                           default="fp32; bf16 of described Transformers; of tables as they say")
     ] | None = None  # fmt: skip
     fp8_scaling: (
         Annotated[
             Literal["tensor", "row", "block", "mx"],
-            _make_field_meta("numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)),
+            _describe("numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)),
         ]
         | None
     ) = None
     fp8_gather: Annotated[
-        bool, _make_field_meta("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
+        bool, _describe("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
     ] = False  # fmt: skip
 
-    mode: Annotated[Mode, _make_field_meta("program", "training, or inference alone", default="training")] | None = None
+    autocast: Annotated[
+        bool, _describe("numerics", "weights in fp32, cast for 16-bit GEMMs as torch.autocast does",
+                               default="off: weights in the type of `dtype`")
+    ] = False  # fmt: skip
+
+    mode: Annotated[Mode, _describe("program", "training, or inference alone", default="training")] | None = None
     optimizer: (
-        Annotated[
-            Optimizer, _make_field_meta("program", "the optimizer; none leaves its step out", default="the model's own")
-        ]
+        Annotated[Optimizer, _describe("program", "the optimizer; none leaves its step out", default="the model's own")]
         | None
     ) = None
+    optimizer_impl: Annotated[
+        Literal["fused", "foreach", "loop"],
+        _describe("program", "how PyTorch runs Adam: one kernel, lists of tensors, tensor by tensor",
+                         default="fused"),
+    ] | None = None  # fmt: skip
+    dropout: Annotated[
+        bool, _describe("program", "dropout after embedding, attention and both projections of a layer",
+                               default="off")
+    ] = False  # fmt: skip
     attention: Annotated[
         Attention,
-        _make_field_meta("program", "attention of Transformers: op by op, or one fused kernel",
+        _describe("program", "attention of Transformers: op by op, or one fused kernel",
               default="eager; sdpa of described Transformers"),
     ] | None = None  # fmt: skip
     embedding: Annotated[
-        Embedding, _make_field_meta("program", "how a DLRM looks up its tables", default="the model's own")
+        Embedding, _describe("program", "how a DLRM looks up its tables", default="the model's own")
     ] | None = None  # fmt: skip
     kernels: (
         Annotated[
             Kernels,
-            _make_field_meta(
+            _describe(
                 "program",
                 "who launches kernels: PyTorch op by op, fused modules, torch.compile, a CUDA graph",
                 default="eager",
@@ -152,47 +157,37 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
-    compiled: Annotated[bool, _make_field_meta("program", "as torch.compile(model) runs it: kernels compiled")] = False
-    cuda_graph: Annotated[bool, _make_field_meta("program", "the step replayed as CUDA graphs")] = False
+    compiled: Annotated[bool, _describe("program", "as torch.compile(model) runs it: kernels compiled")] = False
+    cuda_graph: Annotated[bool, _describe("program", "the step replayed as CUDA graphs")] = False
     program: Annotated[
-        ProgramName, _make_field_meta("program", "what trains a DLRM on several GPUs", default="torchrec")
+        ProgramName, _describe("program", "what trains a DLRM on several GPUs", default="torchrec")
     ] | None = None  # fmt: skip
     checkpoint: Annotated[
-        Checkpoint, _make_field_meta("program", "what backward computes again", default="none")
+        Checkpoint, _describe("program", "what backward computes again", default="none")
     ] | None = None  # fmt: skip
     checkpoint_every: (
-        Annotated[
-            int, _make_count_meta("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))
-        ]
-        | None
+        Annotated[int, _count("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))] | None
     ) = None
 
-    tp: (
-        Annotated[int, _make_count_meta("parallelism", "tensor-parallel ranks: they share every matrix", default="1")]
-        | None
-    ) = None
-    pp: Annotated[int, _make_count_meta("parallelism", "pipeline stages", default="1")] | None = None
+    tp: Annotated[int, _count("parallelism", "tensor-parallel ranks: they share every matrix", default="1")] | None = (
+        None
+    )
+    pp: Annotated[int, _count("parallelism", "pipeline stages", default="1")] | None = None
     vp: (
         Annotated[
             int,
-            _make_count_meta(
-                "parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)
-            ),
+            _count("parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)),
         ]
         | None
     ) = None
-    cp: (
-        Annotated[int, _make_count_meta("parallelism", "ranks that share the tokens of a sample", default="1")] | None
-    ) = None
-    ep: Annotated[int, _make_count_meta("parallelism", "ranks that share the experts", default="1")] | None = None
-    etp: Annotated[int, _make_count_meta("parallelism", "ranks that share one expert", default="1")] | None = None
-    fsdp: (
-        Annotated[Literal[1, 2], _make_field_meta("parallelism", "fully sharded data parallel", default="off")] | None
-    ) = None
+    cp: Annotated[int, _count("parallelism", "ranks that share the tokens of a sample", default="1")] | None = None
+    ep: Annotated[int, _count("parallelism", "ranks that share the experts", default="1")] | None = None
+    etp: Annotated[int, _count("parallelism", "ranks that share one expert", default="1")] | None = None
+    fsdp: Annotated[Literal[1, 2], _describe("parallelism", "fully sharded data parallel", default="off")] | None = None
     zero: (
         Annotated[
             Literal[1, 2, 3],
-            _make_field_meta(
+            _describe(
                 "parallelism", "data-parallel ranks share the optimizer (1), gradients (2), all (3)", default="off"
             ),
         ]
@@ -201,38 +196,36 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shard_group: (
         Annotated[
             int,
-            _make_count_meta(
+            _count(
                 "parallelism", "ranks that share parameters (hybrid sharding)", default="all", needs=("fsdp", "zero")
             ),
         ]
         | None
     ) = None
     no_reshard: Annotated[
-        bool, _make_field_meta("parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"))
+        bool, _describe("parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"))
     ] = False
     no_sequence_parallel: Annotated[
-        bool, _make_field_meta("parallelism", "tensor parallel without sharing tokens", needs=("tp",))
+        bool, _describe("parallelism", "tensor parallel without sharing tokens", needs=("tp",))
     ] = False  # fmt: skip
     schedule: Annotated[
-        Schedule, _make_field_meta("parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",))
+        Schedule, _describe("parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",))
     ] | None = None  # fmt: skip
     stage_layers: (
-        Annotated[
-            str, _make_field_meta("parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",))
-        ]
+        Annotated[str, _describe("parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",))]
         | None
     ) = None
     cp_exchange: (
         Annotated[
             Literal["ring", "gather"],
-            _make_field_meta("parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)),
+            _describe("parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)),
         ]
         | None
     ) = None
     dispatch: (
         Annotated[
             Literal["each", "once"],
-            _make_field_meta(
+            _describe(
                 "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
             ),
         ]
@@ -241,7 +234,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap: (
         Annotated[
             str,
-            _make_field_meta(
+            _describe(
                 "parallelism",
                 "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
                 default="gradients,parameters,stages, and tp in the backward pass",
@@ -249,11 +242,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
-    no_overlap: Annotated[bool, _make_field_meta("parallelism", "no communication overlaps kernels")] = False
+    no_overlap: Annotated[bool, _describe("parallelism", "no communication overlaps kernels")] = False
     lora_rank: (
         Annotated[
             int,
-            _make_count_meta(
+            _count(
                 "parallelism", "train low-rank adapters of attention of this rank; the model is frozen", default="off"
             ),
         ]
@@ -262,14 +255,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     frozen_layers: (
         Annotated[
             int,
-            _make_count_meta("parallelism", "the first n layers and the token embedding are not trained", default="0"),
+            _count("parallelism", "the first n layers and the token embedding are not trained", default="0"),
         ]
         | None
     ) = None
     document_len: (
         Annotated[
             int,
-            _make_count_meta(
+            _count(
                 "parallelism", "tokens of the documents that samples are packed from", unit="tokens", default="seq_len"
             ),
         ]
@@ -277,56 +270,48 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ) = None
 
     plan: Annotated[
-        PlanText, _make_field_meta("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
+        PlanText, _describe("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
                         default="greedy by lookups")
     ] | None = None  # fmt: skip
     dense: (
         Annotated[
             PlanText,
-            _make_field_meta(
-                "tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone"
-            ),
+            _describe("tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone"),
         ]
         | None
     ) = None
 
     host: (
-        Annotated[
-            Host, _make_field_meta("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")
-        ]
+        Annotated[Host, _describe("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")]
         | None
     ) = None
     skew_ms: (
         Annotated[
             float,
-            _make_field_meta("host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0"),
+            _describe("host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0"),
         ]
         | None
     ) = None
     jitter: (
-        Annotated[
-            float, _make_field_meta("host", "ranks take longer by this share, at random", least=0, most=10, default="0")
-        ]
+        Annotated[float, _describe("host", "ranks take longer by this share, at random", least=0, most=10, default="0")]
         | None
     ) = None
     seed: (
         Annotated[
             int,
-            _make_field_meta(
-                "host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter")
-            ),
+            _describe("host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter")),
         ]
         | None
     ) = None
 
     loader_ms: Annotated[
         float,
-        _make_field_meta("loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0"),
+        _describe("loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0"),
     ] | None = None  # fmt: skip
     workers: (
         Annotated[
             int,
-            _make_field_meta(
+            _describe(
                 "loader",
                 "processes of the data loader; 0: the training loop makes batches",
                 least=0,
@@ -337,13 +322,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
-    pageable: Annotated[bool, _make_field_meta("loader", "inputs are copied from pageable memory")] = False
+    pageable: Annotated[bool, _describe("loader", "inputs are copied from pageable memory")] = False
 
     costs: (
-        Annotated[Costs, _make_field_meta("costs", "what ops of your own cost (.toml)", file=True, default="none")]
-        | None
+        Annotated[Costs, _describe("costs", "what ops of your own cost (.toml)", file=True, default="none")] | None
     ) = None
-    roofline_only: Annotated[bool, _make_field_meta("costs", "rooflines instead of the fitted kernel models")] = False
+    roofline_only: Annotated[bool, _describe("costs", "rooflines instead of the fitted kernel models")] = False
 
     def __post_init__(self) -> None:
         for name, info in list_scenario_fields().items():

@@ -45,7 +45,9 @@ def list_settings_of_kind(scenario: Scenario, kind: str, result: Prediction) -> 
 
 def _list_model_choices(resolved: Resolved) -> dict[str, Any]:
     """Optimizer, attention and embedding that a model has where none was asked for."""
-    if resolved.source == "transformer":
+    if resolved.kind == "transformer":
+        return {"attention": "sdpa"}
+    if resolved.kind == "parallel":
         return {"optimizer": "adam", "attention": "sdpa"}
     if resolved.source == "dlrm":
         config = resolved.of_dlrm()

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
+from traincast.models.dlrm.config import STUDY_DLRMS
+from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.embeddings.documents import ASSUMED_DIM, lacks_width
 from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
 from traincast.models.placement.plan import Plan
@@ -64,6 +67,21 @@ def load_dense(path: Path) -> Dense:
     return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
 
 
+def load_recommender(source: str) -> tuple[tuple[Table, ...], Dense | None, list[str]]:
+    """The tables of a set or of a DLRM, the dense part of the latter, and what was assumed."""
+    path = Path(source)
+    written = path.suffix in (".yaml", ".yml", ".json") and path.is_file()
+    content = read_document(path) if written else None
+    described = isinstance(content, Mapping) and "rows_per_table" in content
+    if described or source in STUDY_DLRMS or source == DLRM_V2.name:
+        from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+        from traincast.simulator.scenario.dlrm_file import load_described_dlrm
+
+        config = load_described_dlrm(source)
+        return make_dlrm_tables(config), Dense.from_dlrm(config), []
+    return load_tables(source), None, [ASSUMED_DIM] if lacks_width(content) else []
+
+
 def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
     """One training step of a set of tables under a plan, and what it leaves out."""
     from traincast.models.sharded_dlrm.step import build_sharded_dlrm
@@ -73,7 +91,8 @@ def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform,
             f"{scenario.workload} is a set of tables, and nothing says where they go; give a `plan`, or let "
             "'traincast shard' find the best"
         )
-    tables = check_tables(retype_tables(load_tables(str(scenario.workload)), scenario.dtype))
+    loaded, _, assumed = load_recommender(str(scenario.workload))
+    tables = check_tables(retype_tables(loaded, scenario.dtype))
     if tuple(table.name for table in tables) != plan.tables:
         raise TraincastError(f"the `plan` places other tables than those of {scenario.workload}; give one made for it")
     dense = None if scenario.dense is None else load_dense(Path(scenario.dense))
@@ -81,4 +100,5 @@ def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform,
         dense, tables, plan, batch_size=scenario.batch_size or DEFAULT_BATCH,
         gpus_per_node=min(platform.gpus_per_node, gpus), name=Path(str(scenario.workload)).stem,
     )  # fmt: skip
-    return step, "" if dense else "embedding part only: give `dense` for the whole step"
+    left_out = [] if dense else ["embedding part only: give `dense` for the whole step"]
+    return step, "; ".join((*left_out, *assumed))

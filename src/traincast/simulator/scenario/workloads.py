@@ -38,7 +38,7 @@ def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workloa
 
         return build_published_step(find_published_program(str(scenario.workload)), 1, scenario)[0]
     if kind == "transformer":
-        from traincast.simulator.scenario.transformers import build_described_step
+        from traincast.simulator.scenario.layouts import build_described_step
 
         return build_described_step(scenario.workload, scenario)
     if kind == "tables":
@@ -49,14 +49,12 @@ def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workloa
     return _resize_and_compile(_load_named(str(source), kind, scenario), scenario)
 
 
-def spread_on_gpus(
-    workload: Workload, gpus: int | None, platform: Platform, *, always_sharded: bool = False
-) -> tuple[Workload, str]:
+def spread_on_gpus(workload: Workload, gpus: int | None, platform: Platform) -> tuple[Workload, str]:
     """A workload that was loaded on `gpus` GPUs (None: its own), and what was assumed: one that trains FBGEMM tables
     shards them, every other one is data parallel."""
     if gpus is None:
         return workload, ""
-    if gpus > 1 or always_sharded:
+    if gpus > 1:
         from traincast.models.sharded_dlrm.recommender import is_shardable
         from traincast.simulator.scenario.programs import shard_workload
 

@@ -22,7 +22,14 @@ from traincast.traces.profiler.communication import make_shared_communication_ro
 from traincast.traces.profiler.tables import profile_tables
 from traincast.traces.ranks import read_ranks
 from traincast.traces.replay.attribution import Attribution, attribute_error, choose_profile, compute_host_scale
-from traincast.traces.replay.notes import launch_notes, note_devices, note_execution, replay_notes, step_notes
+from traincast.traces.replay.notes import (
+    launch_notes,
+    note_devices,
+    note_execution,
+    note_missing_ranks,
+    replay_notes,
+    step_notes,
+)
 from traincast.traces.replay.path import make_path_report
 from traincast.traces.replay.path_together import find_ranks_path
 from traincast.traces.replay.predicted_together import predict_ranks
@@ -70,7 +77,7 @@ def analyse_traces(paths: Sequence[str | Path], request: TraceOptions | None = N
 def _analyse_together(ranks: Sequence[RankReport], request: TraceOptions) -> TogetherReport:
     numbers, linked = tuple(report.rank for report in ranks), [report.linked for report in ranks]
     matches = match_collectives(linked, [report.collectives for report in ranks])
-    notes = list(matches.notes)
+    notes = [*note_missing_ranks([(one.rank, one.linked.trace.world_size) for one in ranks]), *matches.notes]
     launched = all(one.launched for one in linked)
     replayed = replay_ranks(
         linked, [report.instructions for report in ranks], matches, [report.steps for report in ranks]

@@ -15,6 +15,8 @@ import numpy as np
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.platform import Platform
+from traincast.simulator.prediction.document import make_prediction_document
+from traincast.simulator.scenario.scenario import list_scenario_fields
 from traincast.simulator.schedule import Code
 from traincast.traces.link import Linked
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
@@ -72,6 +74,7 @@ class Attribution:
     """
 
     platform: str
+    device: str
     host_profile: str
     host_scale: float
     circular: bool
@@ -142,6 +145,32 @@ class Attribution:
             "kernels_by_source": {known.name.lower(): self._describe_source(known) for known in Known},
         }
 
+    def make_document(self, name: str, notes: Sequence[str]) -> dict[str, Any]:
+        """The mean predicted step as the document that every prediction has; `name` is that of the traced run."""
+        known = {"workload": name, "on": self.platform, "host": self.host_profile, "gpus": 1}
+        n = len(self.steps)
+        return make_prediction_document(
+            {
+                "scenario": {field: known.get(field) for field in list_scenario_fields()},
+                "workload": name,
+                "platform": self.platform,
+                "device": self.device,
+                "gpus": 1,
+                "iteration_ms": 1e3 * sum(step.full for step in self.steps) / n,
+                "host_ms": 1e3 * sum(pooled for _, pooled in self.sum_by_type().values()),
+                "per_family": {name: 1e3 * p for name, (_, p) in self.sum_by_family().items()},
+                "by_op": {name: 1e3 * p for name, (_, p) in self.sum_by_op().items()},
+                "kernels": round(len(self.kernels.op) / n),
+                "estimated_ops": [],
+                "estimated_ms": 0.0,
+                "host_profile": self.host_profile,
+                "warnings": list(notes),
+                "assumptions": [],
+                "given_costs": {},
+            },
+            reason="a trace does not tell it",
+        )
+
     def _describe_source(self, known: Known) -> dict[str, Any]:
         chosen = self.kernels.known == known
         milliseconds = 1e3 * float(self.kernels.measured[chosen].sum()) / len(self.steps)
@@ -210,6 +239,7 @@ def attribute_error(
     )
     return Attribution(
         platform=platform.key,
+        device=platform.device.name,
         host_profile=OWN_HOST if own_host else profile.name,
         host_scale=scale,
         circular=not own_host and is_measured_here(profile, linked),

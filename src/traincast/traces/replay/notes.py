@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
+from traincast.traces.breakdown import find_device_steps
 from traincast.traces.calls import number_processes
 from traincast.traces.intervals import Intervals
 from traincast.traces.join import compute_shape_mismatch
@@ -14,6 +18,8 @@ from traincast.utils.arrays import IntArray
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
 _SAME_MOMENT_NS, _FEW = 1_000, 0.01  # what clocks in microseconds round, and a share of kernels that is no pattern
+_LAUNCH_KERNEL = re.compile(r"(?:cuda|hip|cu)\w*Launch\w*Kernel\w*")
+_LOST = 0.05  # share of launches without a kernel that some profilers leave at the end of a trace
 _WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
@@ -29,6 +35,16 @@ def step_notes(linked: Linked) -> list[str]:
         return [f"no ProfilerStep marker: steps begin at '{linked.marker[:80]}'; name another with `step_marker`"]
     if linked.cut >= 0:
         return [f"the profiler stopped when step {linked.cut} had begun but launched nothing: it is left out"]
+    if linked.repeats:
+        return [
+            f"no marker of steps: a sequence of kernels comes again {linked.repeats} times, but in a small part of the "
+            "trace, as layers do; the whole trace counts as one step; name a marker with `step_marker`"
+        ]
+    if find_device_steps(linked):
+        return [
+            "the host runs ahead of the device: its markers pass at the pace of launches, so steps are taken from the "
+            "first kernel of one to the first of the next"
+        ]
     if linked.marked:
         return []
     return ["no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"]
@@ -73,6 +89,7 @@ def launch_notes(linked: Linked) -> list[str]:
             f"{empty} of {len(graphs)} launches of graphs have no kernels in the trace: what ran in them was not "
             "recorded, and the device reads idle while it did"
         )
+    notes += _note_lost_kernels(linked)
     device, every = linked.device, len(linked.device)
     unlinked = linked.launch[device] < 0
     if not linked.launched:
@@ -98,6 +115,38 @@ def launch_notes(linked: Linked) -> list[str]:
             "its stream, and to have been launched when it began"
         )
     return notes
+
+
+def _note_lost_kernels(linked: Linked) -> list[str]:
+    """Launches whose kernels are not in the trace: the device did more than it shows."""
+    calls = np.flatnonzero(linked.find_runtime_rows(_LAUNCH_KERNEL))  # memsets of nothing leave no trace either
+    if not len(calls) or not len(linked.device):
+        return []
+    without = int((linked.first_start[calls] == np.iinfo(np.int64).max).sum())
+    if without <= _LOST * len(calls):
+        return []
+    return [
+        f"{without} of {len(calls)} launches have no kernel in the trace: the profiler lost them or stopped before "
+        "they ran. Active time is too short by as much, idle time and its reasons say little; record fewer steps at "
+        "a time"
+    ]
+
+
+def note_missing_ranks(ranks: Sequence[tuple[int, int | None]]) -> list[str]:
+    """What ranks of a run were not given, by pairs of rank and size of its world."""
+    worlds = {world for _, world in ranks if world}
+    if len(worlds) > 1:
+        return [f"the files are of worlds of {', '.join(map(str, sorted(worlds)))} ranks: of several runs"]
+
+    given = {rank for rank, _ in ranks}
+    missing = sorted(set(range(worlds.pop() if worlds else 0)) - given)
+    if not missing or len(ranks) < 2:
+        return []
+    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return [
+        f"{len(missing)} ranks of the run are missing ({named}): who is late, what collectives cost and the path over "
+        "ranks are told among the others only"
+    ]
 
 
 def _note_clocks(linked: Linked) -> list[str]:

@@ -82,7 +82,11 @@ class RankReport:
             },
             "profile": self.profile.to_dict(),
             "critical_path": self.path.to_dict(),
-            "prediction": self.attribution and self.attribution.to_dict(),
+            "prediction": self.attribution
+            and {
+                **self.attribution.to_dict(),
+                "document": self.attribution.make_document(self.linked.trace.path.name, self.notes),
+            },
         }
 
     def list_kernels(self) -> list[dict[str, Any]]:

@@ -44,12 +44,21 @@ def test_longer_and_wider_takes_longer_on_blackwell(key):
     assert wide > 1.4 * narrow
 
 
-def test_before_blackwell_it_is_a_multiple_of_the_forward_and_says_so():
-    forward = predict("h100", attention())
-    backward = predict("h100", attention(kind="backward"))
+def test_before_hopper_it_is_a_multiple_of_the_forward_and_says_so():
+    forward = predict("a100-80gb", attention())
+    backward = predict("a100-80gb", attention(kind="backward"))
     assert backward.seconds[0] == pytest.approx(2.8 * forward.seconds[0])
     assert backward.sigma[0] > forward.sigma[0] + 0.2
-    assert predict("b200", attention(kind="backward")).sigma[0] < backward.sigma[0]
+    assert predict("h100", attention(kind="backward")).sigma[0] < backward.sigma[0]
+
+
+def test_hopper_s_backward_grows_faster_with_length_and_head_size_than_its_forward():
+    def ratio(length, dim):
+        calls = (attention(2, 16, length, dim, kind=kind) for kind in ("backward", "forward"))
+        return np.divide(*predict("h100", *calls).seconds)
+
+    assert ratio(2048, 128) < ratio(8192, 128) < ratio(32768, 128)
+    assert ratio(8192, 64) < ratio(8192, 128) < ratio(8192, 256)
 
 
 def test_few_heads_keep_the_backward_busier_than_the_forward():

@@ -12,6 +12,7 @@ _WINDOW = {"stride": (2, 2), "padding": (3, 3), "dilation": (1, 1), "transposed"
 _FIRST_LAYER = CONV.call(
     "forward", batch=32, in_channels=3, out_channels=64, in_h=224, in_w=224, kernel_h=7, kernel_w=7,
     stride_h=2, stride_w=2, pad_h=3, pad_w=3, dilation_h=1, dilation_w=1, groups=1, channels_last=0,
+    direct=0,
 )  # fmt: skip
 
 
@@ -70,11 +71,12 @@ def test_tf32_where_allowed():
     assert call.compute == "tf32"
 
 
-def test_channels_last_is_read_from_the_strides():
-    def last(*shape):
-        spec = tensor(*shape)
-        return replace(spec, stride=(shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1]))
+def last(*shape, dtype="float32"):
+    spec = tensor(*shape, dtype=dtype)
+    return replace(spec, stride=(shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1]))
 
+
+def test_channels_last_is_read_from_the_strides():
     window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": 1}
     weight = tensor(64, 32, 3, 3)
     for source, output, expected in (
@@ -83,4 +85,19 @@ def test_channels_last_is_read_from_the_strides():
         (tensor(8, 32, 14, 14), tensor(8, 64, 14, 14), 0.0),
     ):
         (call,) = lowered("aten::convolution", {"input": source, "weight": weight}, output, **window)
-        assert call.values[-1] == expected
+        assert field(call, "channels_last") == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "version", "layout", "direct"),
+    [
+        (8, (1, 11), last, 1), (8, (1, 12), last, 0), (2, (1, 12), last, 1), (32, (1, 11), last, 0),
+        (2, (2, 13), last, 0), (2, (1, 12), tensor, 0), (64, (1, 11), last, 0),
+    ],
+)  # fmt: skip
+def test_old_releases_have_gemms_for_some_groups_only(groups, version, layout, direct):
+    image = layout(16, 64, 14, 14, dtype="float16")
+    inputs = {"input": image, "weight": tensor(64, 64 // groups, 3, 3, dtype="float16")}
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": groups}
+    (call,) = lowered("aten::convolution", inputs, image, LoweringContext(framework_version=version), **window)
+    assert field(call, "direct") == direct

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,12 +16,24 @@ from traincast.costs.kernels.model import load_state
 from traincast.hardware import list_device_keys, load_device
 
 
-def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", compute="fp32", groups=1, channels_last=0):
+def conv(
+    batch,
+    channels,
+    filters,
+    size,
+    kernel=3,
+    stride=1,
+    kind="forward",
+    compute="fp32",
+    groups=1,
+    channels_last=0,
+    direct=0,
+):
     pad = kernel // 2
     return CONV.call(
         kind, compute, batch=batch, in_channels=channels, out_channels=filters, in_h=size, in_w=size, kernel_h=kernel,
         kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1, dilation_w=1,
-        groups=groups, channels_last=channels_last,
+        groups=groups, channels_last=channels_last, direct=direct,
     )  # fmt: skip
 
 
@@ -144,3 +158,53 @@ def test_channels_last_saves_the_copies_that_turn_the_layout(key, compute, saves
     turned = 2 * 2 * 2 * 64 * 256 * 56 * 56 / (0.82 * load_device(key).dram_bandwidth)  # in and out, read and written
 
     assert first - last == pytest.approx(turned if saves else 0.0)
+
+
+def test_groups_without_a_gemm_take_many_times_as_long_and_less_so_the_wider_they_are():
+    device = load_device("rtx-3090")
+    shapes = [(64 * groups, 64 * groups, groups) for groups in (2, 4)] + [(512, 512, 2)]
+    ratio = [
+        np.divide(*seconds(device, *(
+            conv(64, channels, filters, 28, compute="fp16", groups=groups, channels_last=1, direct=direct)
+            for direct in (1, 0)
+        )))
+        for channels, filters, groups in shapes
+    ]  # fmt: skip
+    assert ratio[0] > 8 and ratio[1] > 8
+    assert ratio[2] < ratio[0]
+
+
+def test_channels_that_do_not_fill_an_instruction_are_padded_in_channels_last():
+    device = load_device("rtx-3090")
+    whole, odd = seconds(device, *(conv(64, c, 256, 56, 1, compute="fp16", channels_last=1) for c in (256, 250)))
+    assert odd > 1.5 * whole
+
+
+def test_units_that_wait_for_their_sums_come_near_their_peak_in_pointwise_convolutions():
+    device = load_device("rtx-3090")
+    (took,) = seconds(device, conv(256, 1024, 1024, 28, 1, compute="fp16", channels_last=1))
+    flops = 2 * 256 * 28 * 28 * 1024 * 1024
+    assert 0.9 < flops / took / device.peak_flops["fp16"] < 1.0
+
+
+@pytest.mark.parametrize("key", ["t4", "v100", "a100-40gb", "p100"])
+def test_one_more_sm_makes_no_convolution_slower(key):
+    device = load_device(key)
+    sms = device.num_sms + 1
+    peaks = {name: rate * sms / device.num_sms for name, rate in device.peak_flops.items()}
+    more = replace(device, num_sms=sms, peak_flops=peaks)
+    for compute in ("fp32", "fp16"):
+        calls = many(90, compute)
+        ratio = (
+            load_shipped_model("conv").predict(calls, more).seconds
+            / load_shipped_model("conv").predict(calls, device).seconds
+        )
+        assert ratio.max() < 1.02, (compute, ratio.max(), np.mean(ratio > 1.01))
+
+
+@pytest.mark.parametrize("kind", CONV.kinds)
+def test_no_convolution_beats_what_winograd_saves(kind):
+    device = load_device("v100-sxm3")
+    for batch, channels, size in ((64, 512, 28), (256, 512, 28), (256, 256, 56), (128, 512, 14)):
+        (took,) = seconds(device, conv(batch, channels, channels, size, kind=kind))
+        assert 2 * batch * size**2 * channels**2 * 9 / took <= 2.2501 * device.peak_flops["fp32"]

@@ -7,6 +7,7 @@ import pytest
 from tests.costs.kernels.signatures import OLD, field, kernels, lowered, tensor
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.operands import choose_reduction_kind
+from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 
 _HIDDEN = tensor(8, 512, 1024)
@@ -62,7 +63,19 @@ def test_bfloat16_batch_norm_is_pytorchs_own_unless_rows_are_of_channels():
     assert call.kind == "batch_backward_own"
     nhwc = replace(spec, stride=(64 * 56 * 56, 1, 64 * 56, 64))
     (call,) = lowered("aten::native_batch_norm", {"input": nhwc}, [nhwc], training=True)
-    assert call.kind == "batch_forward"
+    assert call.kind == "batch_forward_last"
+    (call,) = lowered("aten::cudnn_batch_norm_backward", {"input": nhwc, "grad_output": nhwc}, [nhwc])
+    assert call.kind == "batch_backward_last"
+
+
+def test_layer_norm_s_weights_had_a_block_for_some_columns_in_old_releases():
+    inputs = {"grad_out": _HIDDEN, "input": _HIDDEN}
+    for version, expected in (((1, 10), "norm:layer_backward_columns"), ((1, 11), "norm:layer_backward_weights")):
+        calls = lowered(
+            "aten::native_layer_norm_backward", inputs, [_HIDDEN], LoweringContext(framework_version=version),
+            normalized_shape=(1024,), output_mask=(False, True, True),
+        )  # fmt: skip
+        assert kernels(calls) == [expected]
 
 
 @pytest.mark.parametrize(

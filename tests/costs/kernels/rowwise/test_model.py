@@ -89,3 +89,23 @@ def test_only_measured_kernels_are_in_domain():
     assert known.in_domain[forward].any()
     assert not known.in_domain[~forward].any()
     assert not model.predict(everything(NORM), load_device("h100")).in_domain.any()
+
+
+def test_batch_norm_in_bfloat16_takes_the_same_on_two_cards_with_one_chip():
+    cards = [load_device(key) for key in ("a100-40gb", "a100-80gb")]
+    for channels, positions in ((64, 2**18), (64, 2**16), (2048, 2**13)):
+        small, large = (seconds(NORM, "batch_statistics", channels, positions, card, "bf16")[0] for card in cards)
+        assert 0.7 < large / small <= 1.0
+
+
+def test_all_sms_share_a_few_channels_where_they_are_last():
+    device = load_device("rtx-3090")
+    first, last = (seconds(NORM, f"batch_forward{end}", 16, 2**22, device, "fp16")[0] for end in ("", "_last"))
+    assert first > 3 * last
+    assert last > 3 * 2 * 16 * 2**22 / device.dram_bandwidth
+
+
+def test_few_columns_leave_most_sms_idle_in_old_releases():
+    device = load_device("rtx-3090")
+    old, new = (seconds(NORM, f"layer_backward_{end}", 100_000, 192, device)[0] for end in ("columns", "weights"))
+    assert old > 5 * new

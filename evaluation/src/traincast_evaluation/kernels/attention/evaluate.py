@@ -9,7 +9,7 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.attention.fit import TRAINING, predict_as_served
-from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
+from traincast_evaluation.kernels.attention.measurements import read_encoder, read_pointwise, read_trained
 from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips
 
 _LONG_SECONDS = 1e-4  # below, launches and tails decide, and frameworks differ
@@ -30,7 +30,8 @@ def evaluate_attention(data: Path) -> list[ErrorRow]:
 
 
 def _in_training(data: Path, shipped: AttentionModel) -> list[ErrorRow]:
-    """B200 in training runs: forward was never fitted to them, backward to four fifths of the shapes."""
+    """B200 in training runs: forward was never fitted to them, backward to four fifths of the shapes. HSTU on H100:
+    backward fitted to the rows of 4 heads."""
     samples = read_trained(data)
     backward = samples.calls.is_kind("backward")
     suite = "attention in training runs"
@@ -39,7 +40,16 @@ def _in_training(data: Path, shipped: AttentionModel) -> list[ErrorRow]:
         "b200 backward, shapes fitted": backward & ~samples.held_out,
         "b200 backward, shapes never seen": backward & samples.held_out,
     }
-    return [summarise_samples(suite, group, samples.take(part), shipped.predict) for group, part in parts.items()]
+    rows = [summarise_samples(suite, group, samples.take(part), shipped.predict) for group, part in parts.items()]
+    pointwise = read_pointwise(data)
+    backward = pointwise.calls.is_kind("backward")
+    parts = {
+        "h100 (HSTU) forward, never fitted": ~backward,
+        "h100 (HSTU) backward, 4 heads, fitted": backward & ~pointwise.held_out,
+        "h100 (HSTU) backward, 8 heads, never seen": backward & pointwise.held_out,
+    }
+    rows += [summarise_samples(suite, group, pointwise.take(part), shipped.predict) for group, part in parts.items()]
+    return rows
 
 
 def _without_mask(data: Path, shipped: AttentionModel) -> list[ErrorRow]:

@@ -27,8 +27,11 @@ from traincast_evaluation.kernels import efficiency
 from traincast_evaluation.kernels.attention.measurements import (
     FILE,
     FRAMEWORK,
+    POINTWISE,
+    POINTWISE_SOURCE,
     AttentionSamples,
     read_attention,
+    read_pointwise,
     read_trained,
 )
 from traincast_evaluation.kernels.fit import ModelTraining, Predictor, compute_device_spreads, compute_unseen_spread
@@ -40,6 +43,7 @@ from traincast_evaluation.solve import compute_spread_90, fit_relative
 
 _SAME_KERNEL = 16.0  # how much more a device with the same kernel says about one never measured
 _TOWARDS_POOL = 0.1  # decides only what a device's own rows leave open, such as head dimensions it lacks
+_ANY_SPREAD = 0.4  # log-sigma of what was not measured
 _KNEE = 0.1  # relative error beyond which a sample counts linearly (Huber); set by hand
 
 
@@ -73,8 +77,9 @@ def fit_weights(data: Measurements) -> AttentionParameters:
     weights = [_towards(pooled[name], *part) for name, part in zip(kernels, parts, strict=True)]
     size = len(data.devices)
     return AttentionParameters(
-        Chips.of(data.devices), np.array(weights), np.array(list(pooled.values())), np.full(size, 0.15), 0.4,
-        np.array(limits), np.zeros(len(BACKWARD_FEATURES)), 0.4,
+        Chips.of(data.devices), np.array(weights), np.array(list(pooled.values())), np.full(size, 0.15), _ANY_SPREAD,
+        np.array(limits),
+        np.zeros((len(KERNEL_NAMES), len(BACKWARD_FEATURES))), np.full(len(KERNEL_NAMES), _ANY_SPREAD),
     )  # fmt: skip
 
 
@@ -100,21 +105,29 @@ def _towards(pooled: FloatArray, matrix: FloatArray, seconds: FloatArray) -> Flo
 
 
 def with_backward(model: AttentionModel, data: Path) -> AttentionModel:
-    """The model with a backward fitted to the rows that are not held out, and its spread on them."""
-    samples = read_trained(data)
-    samples = samples.take(samples.calls.is_kind("backward") & ~samples.held_out)
-    features = compute_attention_backward_features(samples.calls, samples.devices[0])
-    weights = fit_relative(features, samples.seconds)
-    spread = compute_spread_90(features @ weights, samples.seconds)
-    return AttentionModel(replace(model.parameters_, backward=weights, backward_sigma=spread))
+    """The model with a backward of every measured kernel, fitted to the rows that are not held out, and its spread on
+    them."""
+    weights = np.zeros((len(KERNEL_NAMES), len(BACKWARD_FEATURES)))
+    sigma = np.full(len(KERNEL_NAMES), _ANY_SPREAD)
+    for samples in (read_trained(data), read_pointwise(data)):
+        seen = samples.take(samples.calls.is_kind("backward") & ~samples.held_out)
+        kernel = KERNEL_NAMES.index(choose_attention_kernel(seen.devices[0]))
+        features = compute_attention_backward_features(seen.calls, seen.devices[0])
+        weights[kernel] = fit_relative(features, seen.seconds)
+        sigma[kernel] = compute_spread_90(features @ weights[kernel], seen.seconds)
+    return AttentionModel(replace(model.parameters_, backward=weights, backward_sigma=sigma))
 
 
 class AttentionTraining(ModelTraining[AttentionSamples, AttentionModel]):
     """Weights of the kernel's features, as a server's calls show them."""
 
     profile: ClassVar[str] = "attention"
-    sources: ClassVar[tuple[str, ...]] = ("ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)", efficiency.SOURCE)
-    files: ClassVar[tuple[str, ...]] = (FILE, efficiency.FILE)
+    sources: ClassVar[tuple[str, ...]] = (
+        "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)",
+        efficiency.SOURCE,
+        POINTWISE_SOURCE,
+    )
+    files: ClassVar[tuple[str, ...]] = (FILE, efficiency.FILE, POINTWISE)
 
     def read(self, data: Path) -> AttentionSamples:
         """The rows of one framework, prefill only."""

@@ -1,4 +1,4 @@
-"""Measured attention: prefill of servers, training runs on B200, encoders."""
+"""Measured attention: prefill of servers, training runs on B200, HSTU on H100, encoders."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ FILE = "kernels/attention_mixed.parquet"
 FRAMEWORK = "vllm"  # calls the FlashAttention kernels that PyTorch also carries; the others use kernels of their own
 _SHORTEST = 16  # a single query is decoding, which training never does
 ENCODER = "kernels/attention_encoder.parquet"
+POINTWISE = "kernels/hstu_attention_h100.csv"
+POINTWISE_SOURCE = "NVIDIA/recsys-examples @ 43465aea (BSD-3-Clause)"
+_HELD_HEADS = 8
 _BACKWARD_FLOP = 2.5  # times the forward's, as the table counts
 
 
@@ -83,6 +86,25 @@ def read_trained(data: Path) -> AttentionSamples:
     apart = select_held_out(length, heads, kv_heads, dim)
     device = np.zeros(len(table), dtype=np.int64)
     return AttentionSamples((load_device(DEVICE),), device, calls, convert_efficiency_to_seconds(table, flop), apart)
+
+
+def read_pointwise(data: Path) -> AttentionSamples:
+    """HSTU's causal attention on H100, forward (never fitted) and backward. The rows of 8 heads are held out.
+
+    Its scores go through SiLU where a Transformer's go through softmax: GEMMs, tiles and traffic are the same.
+    """
+    sizes = ("batch", "seq_len", "heads", "head_dim")
+    table = read_table(
+        data, POINTWISE, ("device", "direction", "dtype"), (*sizes, "latency_us"), positive=(*sizes, "latency_us"),
+        among={"dtype": ("bfloat16",), "direction": ("forward", "backward", "forward_backward")},
+    )  # fmt: skip
+    table = table.take(np.asarray(table.text("direction") != "forward_backward", dtype=np.bool_))
+    batch, length, heads, dim = (table.number(name) for name in sizes)
+    devices = tuple(list_devices(table))
+    values = np.stack([batch, heads, heads, length, length, dim, np.ones(len(table))], axis=1)
+    calls = Calls.from_columns(ATTENTION, list(table.text("direction")), ["bf16"] * len(table), values)
+    seconds = 1e-6 * table.number("latency_us")
+    return AttentionSamples(devices, number_devices(table, devices), calls, seconds, heads == _HELD_HEADS)
 
 
 def read_encoder(data: Path) -> AttentionSamples:

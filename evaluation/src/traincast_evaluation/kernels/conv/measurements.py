@@ -103,9 +103,8 @@ def _deepbench(data: Path) -> MeasuredTable:
 
 def _columns(table: MeasuredTable, stride: tuple[str, str], pad: tuple[str, str]) -> FloatArray:
     names = ("batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w", *stride, *pad)
-    ones = np.ones(len(table))
-    channels_first = np.zeros(len(table))
-    return np.stack([*(table.number(name) for name in names), ones, ones, ones, channels_first], axis=1)
+    ones, zeros = np.ones(len(table)), np.zeros(len(table))  # no dilation, one group; channels first, by any way
+    return np.stack([*(table.number(name) for name in names), ones, ones, ones, zeros, zeros], axis=1)
 
 
 def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...], calls: Calls) -> None:

@@ -35,10 +35,16 @@ def evaluate_vectors(
     split = training.prepare(samples, ~samples.test)
     of_train_split = training.predictor(training.fit(split.take(~split.test & split.telling)))
     unseen = f"{op}: GPU never seen (data sheet only)"
+    older = f"{op}: generation never seen"
+
+    def fit(others: VectorSamples) -> Predictor:
+        return training.predictor(training.fit(others))
+
     return [
         *summarise_by_device(f"{op}: shapes never seen", fair, held, shipped),
         *_test_split(op, split, of_train_split),
-        *summarise_unseen_chips(unseen, fair, held, lambda others: training.predictor(training.fit(others))),
+        *summarise_unseen_chips(unseen, fair, held, fit),
+        *summarise_unseen_chips(older, fair, held, fit, generation=True),
     ]
 
 

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from traincast_evaluation.zoo.build.example_optimizers import FusedLamb, FusedSgd, JitLamb
+from traincast_evaluation.zoo.build.lambda_steps import make_ncf_step, make_ssd_step
 from traincast_evaluation.zoo.define.examples import bert, mask_rcnn, transformer_xl
 from traincast_evaluation.zoo.define.examples.coco import Images
-from traincast_evaluation.zoo.define.examples.convnets import make_convnet
+from traincast_evaluation.zoo.define.examples.convnets import count_image_pixels, make_convnet
 
 Step = Callable[[], object]
-CONVNETS = ("resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0", "efficientnet-widese-b0")
 
 
 def make_example_step(model: str, precision: str, *, update: bool) -> Callable[[int], Step]:
-    """`make_step` of a model: one of `CONVNETS`, "bert-large", "transformer-xl" or "mask-rcnn"."""
-    makers = {
+    """`make_step` of a model: one of `list_convnets`, "bert-large", "transformer-xl", "transformer-xl-large",
+    "mask-rcnn", "ncf" or "ssd300"."""
+    makers: dict[str, Callable[[int, bool, bool], Step]] = {
         "bert-large": _make_bert_step,
-        "transformer-xl": _make_transformer_xl_step,
+        "transformer-xl": partial(_make_transformer_xl_step, sizes=transformer_xl.BASE),
+        "transformer-xl-large": partial(_make_transformer_xl_step, sizes=transformer_xl.LARGE_PUBLISHED),
+        "ncf": make_ncf_step,
+        "ssd300": make_ssd_step,
         "mask-rcnn": _make_mask_rcnn_step,
     }
     if model in makers:
@@ -41,7 +46,8 @@ def _make_convnet_step(name: str, batch: int, mixed: bool, update: bool) -> Step
     """Channels last under AMP; label smoothing; the host waits for the device after every step."""
     layout = torch.channels_last if mixed else torch.contiguous_format
     model = make_convnet(name).cuda().to(memory_format=layout)  # type: ignore[call-overload]
-    images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=layout)
+    pixels = count_image_pixels(name)
+    images = torch.randn(batch, 3, pixels, pixels, device="cuda").contiguous(memory_format=layout)
     labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
     optimizer: torch.optim.Optimizer
     if name.startswith("efficientnet"):
@@ -97,9 +103,8 @@ def _make_bert_step(batch: int, mixed: bool, update: bool) -> Step:
     return step
 
 
-def _make_transformer_xl_step(batch: int, mixed: bool, update: bool) -> Step:
+def _make_transformer_xl_step(batch: int, mixed: bool, update: bool, *, sizes: transformer_xl.Dimensions) -> Step:
     """Half weights with an fp32 copy (Apex O2); gradients are clipped; LAMB parameter by parameter, jitted."""
-    sizes = transformer_xl.BASE
     length = sizes.length
     model = transformer_xl.TransformerXl(sizes).cuda()
     model = model.half() if mixed else model

@@ -31,8 +31,8 @@ def make_lambda_step(model: str, precision: str) -> Callable[[int], Step]:
         "bert_base_squad": lambda batch: _make_squad_step(batch, bert.BASE, mixed),
         "bert_large_squad": lambda batch: _make_squad_step(batch, bert.LARGE, mixed),
         "resnet50": lambda batch: _make_resnet_step(batch, precision),
-        "ncf": lambda batch: _make_ncf_step(batch, mixed),
-        "SSD": lambda batch: _make_ssd_step(batch, mixed),
+        "ncf": lambda batch: make_ncf_step(batch, mixed),
+        "SSD": lambda batch: make_ssd_step(batch, mixed),
     }
     return makers[model]
 
@@ -103,7 +103,7 @@ def _make_resnet_step(batch: int, precision: str) -> Step:
     return step
 
 
-def _make_ncf_step(batch: int, mixed: bool) -> Step:
+def make_ncf_step(batch: int, mixed: bool, update: bool = True) -> Step:
     """The epoch's own set-up (negative items drawn, pairs shuffled) is in the measured time: a batch's share of it."""
     model = ncf.NeuMf().cuda()
     model = model.half() if mixed else model
@@ -117,12 +117,13 @@ def _make_ncf_step(batch: int, mixed: bool) -> Step:
         user, item, label = (torch.cat((every,))[order] for every in (pairs[0], drawn, labels))
         loss = F.binary_cross_entropy_with_logits(model(user, item).float(), label.view(-1, 1), reduction="none")
         (loss.float().view(-1).mean(0) * _SCALE).backward()
-        optimizer.step(optimizer.unscale())
+        if update:
+            optimizer.step(optimizer.unscale())
 
     return step
 
 
-def _make_ssd_step(batch: int, mixed: bool) -> Step:
+def make_ssd_step(batch: int, mixed: bool, update: bool = True) -> Step:
     """Channels last, autocast; the host waits for the device around every step."""
     model = ssd.Ssd300().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, 300, 300, device="cuda")
@@ -139,9 +140,10 @@ def _make_ssd_step(batch: int, mixed: bool) -> Step:
             wanted = places.transpose(1, 2).contiguous()
             loss = ssd.compute_ssd_loss(found.float(), scores.float(), wanted, labels.long(), boxes)
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if update:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
 
     return step

@@ -18,7 +18,7 @@ from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
 from traincast.app.report.training import format_plan
-from traincast.planner.parallelism.entry import PLANNED
+from traincast.planner.parallelism.plan import PLANNED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.attention.physics import (
-    BACKWARD_KERNEL,
     FEATURES,
     FUSED_TYPES,
     KERNEL_NAMES,
@@ -32,7 +31,7 @@ _BACKWARD = 2.8
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
 # of the tensor cores' peak that it reaches in half precision (assumed: it re-reads what flash keeps in registers)
 _EFFICIENT_SHARE = 0.35
-_UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Blackwell, fp32): assumed, a factor of 1.4
+_UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Hopper, fp32): assumed, a factor of 1.4
 # PyTorch's fused attention on AMD's chips is written in Triton, which reaches 0.73 of the second flash attention's
 # rate: what training steps on NVIDIA's chips say of the two (costs/data/in_step.toml). None was measured on AMD's
 _TRITON = 0.73
@@ -49,8 +48,8 @@ class AttentionParameters:
     sigma: FloatArray
     unseen_sigma: float
     limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
-    backward: FloatArray  # weights of `BACKWARD_FEATURES` on chips of `BACKWARD_KERNEL`
-    backward_sigma: float
+    backward: FloatArray  # weights of `BACKWARD_FEATURES`, a row for each of `KERNEL_NAMES`; 0 where none was measured
+    backward_sigma: FloatArray  # of each kernel
 
     def state(self) -> State:
         """As arrays."""
@@ -62,16 +61,16 @@ class AttentionParameters:
             "unseen_sigma": np.array([self.unseen_sigma]),
             "limits": self.limits,
             "backward": self.backward,
-            "backward_sigma": np.array([self.backward_sigma]),
+            "backward_sigma": self.backward_sigma,
         }
 
     @staticmethod
     def from_state(state: Mapping[str, npt.NDArray[Any]]) -> AttentionParameters:
         """Read back from arrays."""
-        names = ("weights", "pooled", "sigma", "limits", "backward")
-        weights, pooled, sigma, limits, backward = (np.asarray(state[name], dtype=np.float64) for name in names)
-        unseen, spread = (float(state[name][0]) for name in ("unseen_sigma", "backward_sigma"))
-        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits, backward, spread)
+        names = ("weights", "pooled", "sigma", "limits", "backward", "backward_sigma")
+        weights, pooled, sigma, limits, *backward = (np.asarray(state[name], dtype=np.float64) for name in names)
+        unseen = float(state["unseen_sigma"][0])
+        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits, *backward)
 
     def weights_on(self, device: Device) -> FloatArray:
         """Weights of the device, of its chip, or of its kernel on other devices."""
@@ -82,8 +81,8 @@ class AttentionParameters:
 
 
 class AttentionModel(ParametricModel[AttentionParameters]):
-    """Flash-style attention. Fitted state: `parameters_`. fp32, and the backward before Blackwell, are
-    derived, and say so."""
+    """Flash-style attention. Fitted state: `parameters_`. fp32, and the backward before Hopper, are derived, and say
+    so."""
 
     family: ClassVar[Family] = ATTENTION
     parameters = AttentionParameters
@@ -100,12 +99,12 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         if not fused.all():
             seconds = np.where(fused, seconds, _estimate_plain_seconds(calls, device))
         backward = calls.is_kind("backward", "efficient_backward")
-        known_backward = backward & fused & self._measured_backward(device)
+        kernel = KERNEL_NAMES.index(choose_attention_kernel(device))
+        known_backward = backward & fused & bool(parameters.backward[kernel].any() and device.vendor == "nvidia")
         seconds = np.where(backward, _BACKWARD, 1.0) * seconds
         if known_backward.any():
-            seconds = np.where(
-                known_backward, compute_attention_backward_features(calls, device) @ parameters.backward, seconds
-            )
+            measured_backward = compute_attention_backward_features(calls, device) @ parameters.backward[kernel]
+            seconds = np.where(known_backward, measured_backward, seconds)
         row = parameters.chips.find(device)
         sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
         sigma = math.hypot(sigma, _UNMEASURED) if foreign else sigma
@@ -116,12 +115,9 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         open_ = fused & ~backward & (calls["causal"] == 0)
         spread = np.where(measured, sigma, np.hypot(sigma, np.where(open_, _UNMASKED, _UNMEASURED)))
         # another chip of the generation is known as well as its forward is
-        spread = np.where(known_backward, np.hypot(parameters.backward_sigma, sigma), spread)
+        spread = np.where(known_backward, np.hypot(parameters.backward_sigma[kernel], sigma), spread)
         new_gpu = np.full(len(calls), row < 0)
         return Estimate(seconds, spread, measured & ~new_gpu, factor, new_gpu)
-
-    def _measured_backward(self, device: Device) -> bool:
-        return choose_attention_kernel(device) == BACKWARD_KERNEL and bool(self.parameters_.backward.any())
 
 
 def _measure_factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:

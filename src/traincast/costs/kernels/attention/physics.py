@@ -18,9 +18,12 @@ _BLACKWELL_ULTRA = 10.3  # compute capability
 _CACHE_THREADS = 512.0  # most threads of the block that copies one token's keys and values
 _KEPT = 1.4  # a call of this many times the L2 within reach finds half of its data there
 WARM_SECONDS = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there
-BACKWARD_FEATURES = ("start", "products", "longest block", "heat", "heads beyond 128")
-BACKWARD_KERNEL = "tensorrt"
-"""The generation whose backward was measured; elsewhere it is a multiple of the forward."""
+BACKWARD_FEATURES = (
+    "start", "products", "longest block", "heat", "heads beyond 128", "exponentials", "traffic",
+)  # fmt: skip
+# bytes of an element: queries, output, its gradient and that of queries once; sums of the latter in fp32 are cleared,
+# written and read. Keys, values and their gradients once
+_QUERY_BYTES, _KEY_BYTES = 4 * 2.0 + 3 * 4.0, 4 * 2.0
 _TILE = 128.0  # keys of a block, and queries of a step
 _PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five GEMMs, one of them made again
 # of the sustained rate; set by hand, see the record's sigma
@@ -159,9 +162,12 @@ def compute_attention_backward_features(calls: Calls, device: Device) -> FloatAr
     steps = np.where(calls["causal"] > 0, 0.5 * (most + 1.0), most)
     total = turn * blocks * steps / sms
     warm = np.square(total / WARM_SECONDS)
+    queries, keys = calls["q_heads"] * calls["q_len"], calls["kv_heads"] * calls["kv_len"]
+    moved = calls["batch"] * dim * (_QUERY_BYTES * queries + _KEY_BYTES * keys)
     columns = [
         np.full(len(calls), 1e3 / (1e6 * device.effective_clock_mhz)), total, turn * most,
         total * warm / (1.0 + warm), np.where(dim > 128, total, 0.0),
+        _TILE * _TILE * blocks * steps / (sms * get_exponential_rate(device)), moved / device.dram_bandwidth,
     ]  # fmt: skip
     return np.stack(columns, axis=1)
 

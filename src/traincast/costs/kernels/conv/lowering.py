@@ -18,6 +18,8 @@ from traincast.costs.kernels.streaming.launches import make_iterated_call, make_
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
+_GROUPS_AT_ONCE, _WIDE_GROUP = 32, 32  # groups; channels of one
+
 
 @dataclass(frozen=True, slots=True)
 class _Window:
@@ -50,7 +52,7 @@ def _choose_conv_compute(source: TensorSpec, context: LoweringContext) -> str:
 
 
 def _make_conv_call(
-    kind: str, image: TensorSpec, result: TensorSpec, weight: TensorSpec, window: _Window, compute: str
+    kind: str, image: TensorSpec, result: TensorSpec, weight: TensorSpec, window: _Window, context: LoweringContext
 ) -> Item:
     """One convolution kernel: `image` is the wide side of the (not transposed) convolution, `result` its output.
 
@@ -67,9 +69,10 @@ def _make_conv_call(
     stride_h, stride_w = (*pad, *window.stride[cut:])
     pad_h, pad_w = (*(0 for _ in pad), *window.padding[cut:])
     dilation_h, dilation_w = (*pad, *window.dilation[cut:])
+    last = _is_channels_last(image) and _is_channels_last(result)
     return CONV.call(
         kind,
-        compute,
+        _choose_conv_compute(image, context),
         batch=image.shape[0] * planes,
         in_channels=image.shape[1] * depth,
         out_channels=result.shape[1],
@@ -84,8 +87,17 @@ def _make_conv_call(
         dilation_h=dilation_h,
         dilation_w=dilation_w,
         groups=window.groups,
-        channels_last=int(_is_channels_last(image) and _is_channels_last(result)),
+        channels_last=int(last),
+        direct=int(last and image.itemsize == 2 and _lacks_grouped_gemm(window.groups, image.shape[1], context)),
     )
+
+
+def _lacks_grouped_gemm(groups: int, channels: int, context: LoweringContext) -> bool:
+    """Whether cuDNN, as PyTorch came with it, computes these groups without matrix units in channels last. Before 1.13
+    it had kernels for multiples of 32 groups (and others for one channel a group), from 1.12 for narrow groups too."""
+    if groups == 1 or groups == channels or groups % _GROUPS_AT_ONCE == 0 or context.framework_version >= (1, 13):
+        return False
+    return context.framework_version < (1, 12) or channels // groups >= _WIDE_GROUP
 
 
 def _is_channels_last(spec: TensorSpec) -> bool:
@@ -105,11 +117,10 @@ def lower_convolution(signature: Signature, context: LoweringContext) -> tuple[I
     source, weight, bias = signature.inputs[0], signature.inputs[1], find_operand(signature, "bias", 2)
     output = signature.outputs[0]
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = _choose_conv_compute(source, context)
     if window.transposed:
-        calls: tuple[Item, ...] = (_make_conv_call("backward_data", output, source, weight, window, compute),)
+        calls: tuple[Item, ...] = (_make_conv_call("backward_data", output, source, weight, window, context),)
     else:
-        calls = (_make_conv_call("forward", source, output, weight, window, compute),)
+        calls = (_make_conv_call("forward", source, output, weight, window, context),)
     if bias is not None:
         calls += (make_iterated_call("add", (output, bias), (output,)),)
     return calls
@@ -120,9 +131,7 @@ def lower_fused_convolution(signature: Signature, context: LoweringContext) -> t
     """A convolution whose bias and activation run in its epilogue."""
     source, weight = signature.inputs[:2]
     window = _Window.of(signature, len(source.shape) - 2)
-    return (
-        _make_conv_call("forward", source, signature.outputs[0], weight, window, _choose_conv_compute(source, context)),
-    )
+    return (_make_conv_call("forward", source, signature.outputs[0], weight, window, context),)
 
 
 @lowers(
@@ -134,16 +143,15 @@ def lower_convolution_backward(signature: Signature, context: LoweringContext) -
     grad, source = _read_grad_and_source(signature)
     weight = require_operand(signature, "weight", 2)
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = _choose_conv_compute(grad, context)
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, False)
     calls: tuple[Item, ...] = ()
     image, result = (grad, source) if window.transposed else (source, grad)
     if wanted[0]:
         kind = "forward" if window.transposed else "backward_data"
-        calls += (_make_conv_call(kind, image, result, weight, window, compute),)
+        calls += (_make_conv_call(kind, image, result, weight, window, context),)
     if wanted[1]:
-        calls += (_make_conv_call("backward_weights", image, result, weight, window, compute),)
+        calls += (_make_conv_call("backward_weights", image, result, weight, window, context),)
     if len(wanted) > 2 and wanted[2]:
         dims = [d for d in range(len(grad.shape)) if d != 1]
         bias = TensorSpec((grad.shape[1],), (1,), grad.dtype, grad.device)

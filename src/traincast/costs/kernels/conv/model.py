@@ -17,9 +17,11 @@ from traincast.costs.kernels.conv.physics import (
     compute_nonfused_winograd_features,
     compute_winograd_features,
     estimate_depthwise_seconds,
+    estimate_direct_seconds,
 )
 from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
 from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
 from traincast.utils.arrays import BoolArray, FloatArray
@@ -32,6 +34,7 @@ _FIRST_COLUMN_SECONDS = 10e-6  # of the implicit GEMM's first column
 GEMM_COLUMNS = {"forward": slice(0, 3), "backward_data": slice(3, 6), "backward_weights": slice(6, 9)}
 FUSED, NONFUSED = slice(9, 12), slice(12, 16)
 LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+_WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78  # multiplications of 3x3 (tiles of 2x2) and 5x5 windows
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 
@@ -92,6 +95,10 @@ def estimate_algorithm_seconds(
     for kind, columns in GEMM_COLUMNS.items():
         mine = calls.is_kind(kind)
         direct[mine] = (blocks[0][mine] * per_gemm[mine, columns]).sum(axis=1)
+    if device.multiplying_gain > 1.0:  # units that wait for their own sums, see the GEMMs
+        slower = np.where(g.taps == 1, device.multiplying_gain, 1.0)
+        waiting = g.flops * slower / (WAITING_SHARE * rate * device.num_sms)
+        direct = np.where(tensor, np.maximum(direct, waiting), direct)
     fused = np.where(g.winograd & ~g.weights & ~tensor, FIXED_SECONDS[0] + blocks[1] @ plain[FUSED], np.inf)
     nonfused = np.where((g.winograd | g.winograd5) & ~tensor, FIXED_SECONDS[1] + blocks[2] @ plain[NONFUSED], np.inf)
     return np.stack([direct, fused, nonfused], axis=1)
@@ -106,7 +113,9 @@ def get_conv_flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> Floa
     table = {name: device.get_sustained_flops(name) / device.num_sms for name in device.peak_flops}
     plain = device.get_sustained_flops("fp32") / device.num_sms
     halved = calls.is_compute("tf32") & calls.is_kind("backward_weights")
-    return np.where(tensor, calls.per_compute(table, plain) * np.where(halved, 0.5, 1.0), plain)
+    pointwise = calls["kernel_h"] * calls["kernel_w"] == 1  # plain GEMMs; windows feed units no faster
+    gain = np.where(halved, 0.5, np.where(pointwise, device.multiplying_gain, 1.0))
+    return np.where(tensor, calls.per_compute(table, plain) * gain, plain)
 
 
 def compute_algorithm_features(calls: Calls, g: Geometry, device: Device, rate: FloatArray) -> list[FloatArray]:
@@ -139,17 +148,28 @@ class ConvModel(KernelModel):
         by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, device, tensor)
         seconds = by_algorithm.min(axis=1)
         row = self.parameters_.chips.find(device)
-        learned = self._correct(seconds, by_algorithm, calls, g, device, tensor)
+        measured = self.parameters_.chips.restore_sms(device, row)
+        if measured is not device:  # trees know the rounding of tiles on the chip that was measured
+            by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, measured, tensor)
+        learned = self._correct(seconds, by_algorithm, calls, g, measured, tensor)
         unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
-        turns = tensor & (calls["channels_last"] == 0)
+        padded = (g.channels % LEAST_TENSOR_CHANNELS != 0) | (g.filters % LEAST_TENSOR_CHANNELS != 0)
+        turns = tensor & ((calls["channels_last"] == 0) | padded)
         seconds = seconds + _estimate_layout_seconds(g, device, calls.item_bytes(), turns)
+        if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
+            saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
+            least = g.flops / (saved * device.get_peak_flops("fp32"))
+            seconds = np.where(tensor, seconds, np.maximum(seconds, least))
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + estimate_depthwise_seconds(g, device, calls.item_bytes()), seconds)
+        direct = calls["direct"] == 1
+        if direct.any():
+            seconds = np.where(direct, estimate_direct_seconds(g, device), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
         sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
-        sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
+        sigma = np.where(depthwise | direct, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
         factor = self.parameters_.factor_outside(g)
         known, new_gpu = learned & (factor <= 1.0), np.full(len(calls), row < 0)
         return Estimate(seconds, sigma, known, np.where(learned, factor, 1.0), new_gpu)

@@ -30,6 +30,8 @@ _FORWARD_BATCHED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
 _WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not end at one time
 _FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
 _WINOGRAD = 1.5  # fewer multiplications of 3x3 windows at stride 1, after the cost of its transforms
+# of cuDNN's direct kernels in channels last: wide groups of RTX 3090's nfnets and regnets in timm's steps
+_DIRECT_SHARE, _DIRECT_CHANNELS = 0.15, 58.0
 _CONV_SHARE = 0.85  # of a plain product of the same size
 
 
@@ -99,6 +101,11 @@ class Geometry:
     def filter_size(self) -> FloatArray:
         """Elements of all filters."""
         return self.groups * self.channels * self.filters * self.taps
+
+    @property
+    def flops(self) -> FloatArray:
+        """Operations of any of the three directions."""
+        return 2.0 * self.output_size * self.channels * self.taps
 
 
 def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArray) -> FloatArray:
@@ -201,6 +208,13 @@ def estimate_depthwise_seconds(g: Geometry, device: Device, item: FloatArray) ->
     cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
     moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)
     return np.asarray(np.hypot(cycles / lanes, moved))
+
+
+def estimate_direct_seconds(g: Geometry, device: Device) -> FloatArray:
+    """Grouped convolutions that plain cores multiply one by one: at most a share of their rate, less the fewer channels
+    of a group there are to share a loaded value."""
+    rate = _DIRECT_SHARE * device.get_sustained_flops("fp32") / (1.0 + _DIRECT_CHANNELS / g.channels)
+    return np.asarray(g.flops / rate)
 
 
 def _estimate_winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:

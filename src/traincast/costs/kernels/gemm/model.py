@@ -12,9 +12,18 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Estimate, Family
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.physics import DRAM_SHARE, ENGINES, Engine, Problem, choose_engine, describe_gemm
+from traincast.costs.kernels.gemm.physics import (
+    DRAM_SHARE,
+    ENGINES,
+    Engine,
+    Problem,
+    choose_engine,
+    describe_gemm,
+    get_engine_rate,
+)
 from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet
 from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.hardware.device import AMPERE, VOLTA, Device
 from traincast.hardware.sheet import ARCHITECTURES
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
@@ -104,6 +113,8 @@ def estimate_engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device
     trust = 1.0 if row >= 0 else _UNSEEN_TRUST
     factor = np.exp(trust * fit.correction(features, row, device))
     corrected = (physical - engine.least_seconds) * factor
+    if device.multiplying_gain > 1.0:  # fed as fast as other chips' units, these wait for their own sums
+        corrected = np.maximum(corrected, problem.flop / (WAITING_SHARE * get_engine_rate(device, compute)))
     if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)
         corrected = np.where(classify_spread(calls) == 0, np.maximum(corrected, fastest), corrected)

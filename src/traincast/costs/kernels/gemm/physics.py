@@ -167,7 +167,8 @@ class Problem:
         """From calls that all compute in `compute`."""
         batch, m, n, k = np.maximum(calls.values[:, :4].T, 1.0)
         contiguous = ((calls["trans_a"] == 0) & (calls["trans_b"] == 1)).astype(np.float64)
-        return Problem(batch, m, n, k, contiguous, item_bytes, get_engine_rate(device, compute), device)
+        rate = get_engine_rate(device, compute) * (device.multiplying_gain if compute in HALF else 1.0)
+        return Problem(batch, m, n, k, contiguous, item_bytes, rate, device)
 
 
 def describe_gemm(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[np.float32]]:

@@ -12,6 +12,8 @@ NORM = Family(
     (
         "layer_forward", "layer_backward", "layer_backward_weights",
         "batch_forward", "batch_backward", "batch_inference", "batch_statistics", "batch_backward_own",
+        "batch_forward_last", "batch_backward_last",  # channels last: all SMs share every channel
+        "layer_backward_columns",  # weights, before PyTorch 1.11: a block for every 32 columns goes through all rows
     ),
     ("rows", "cols"),
 )  # fmt: skip

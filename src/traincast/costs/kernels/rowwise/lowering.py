@@ -105,7 +105,8 @@ def lower_layer_norm_backward(signature: Signature, context: LoweringContext) ->
             )
         items += (NORM.call("layer_backward", compute, rows=rows, cols=cols),)
     if any(wanted[1:]):
-        items += (NORM.call("layer_backward_weights", compute, rows=rows, cols=cols),)
+        weights = "layer_backward_weights" if context.framework_version >= (1, 11) else "layer_backward_columns"
+        items += (NORM.call(weights, compute, rows=rows, cols=cols),)
     return items
 
 
@@ -114,11 +115,12 @@ def _make_batch_norm_call(kind: str, spec: TensorSpec) -> KernelCall:
     return NORM.call(kind, get_compute_type(spec), rows=channels, cols=spec.numel // max(1, channels))
 
 
-def _uses_own_kernels(signature: Signature, spec: TensorSpec) -> bool:
-    """Whether PyTorch's own kernels do it: neither cuDNN nor MIOpen is asked for bfloat16. Rows of channels (NHWC) have
-    others, which are as fast as a library's."""
-    rows_of_channels = len(spec.shape) > 2 and spec.shape[1] > 1 and spec.stride[1] == 1
-    return "native" in signature.name and spec.dtype == "bfloat16" and len(spec.shape) > 1 and not rows_of_channels
+def _choose_batch_norm(signature: Signature, spec: TensorSpec) -> str:
+    """Ending of the kind of its kernels. PyTorch's own do it where neither cuDNN nor MIOpen is asked, for bfloat16;
+    rows of channels (NHWC) have others."""
+    if len(spec.shape) > 2 and spec.shape[1] > 1 and spec.stride[1] == 1:
+        return "_last"
+    return "_own" if "native" in signature.name and spec.dtype == "bfloat16" and len(spec.shape) > 1 else ""
 
 
 @lowers(
@@ -134,8 +136,9 @@ def lower_batch_norm(signature: Signature, context: LoweringContext) -> tuple[It
     trains = bool(signature.scalar("training", signature.scalar("train", True)))
     if not trains or signature.name.endswith(("no_training", "no_update")):
         return (_make_batch_norm_call("batch_inference", spec),)
-    if not _uses_own_kernels(signature, spec):
-        return (_make_batch_norm_call("batch_forward", spec),)
+    ending = _choose_batch_norm(signature, spec)
+    if ending != "_own":
+        return (_make_batch_norm_call(f"batch_forward{ending}", spec),)
     running = make_small_kernel("mul", elements=spec.shape[1], compute=get_compute_type(spec))
     return (_make_batch_norm_call("batch_statistics", spec), running, _make_batch_norm_call("batch_inference", spec))
 
@@ -147,9 +150,7 @@ def lower_batch_norm(signature: Signature, context: LoweringContext) -> tuple[It
 def lower_batch_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for all three gradients."""
     spec = signature.inputs[0]
-    return (
-        _make_batch_norm_call("batch_backward_own" if _uses_own_kernels(signature, spec) else "batch_backward", spec),
-    )
+    return (_make_batch_norm_call(f"batch_backward{_choose_batch_norm(signature, spec)}", spec),)
 
 
 @lowers("aten::native_group_norm")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.model import Chips, KernelModel, ParametricModel, State
+from traincast.costs.kernels.physics import get_clock_hz
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.rowwise.physics import (
     Features,
@@ -28,12 +29,13 @@ ROW_KNOTS, COL_KNOTS = 23, 29  # up to 2**22 rows and 2**14 columns, what was me
 LEAST_TRAFFIC = 1.8  # one read and one write, on a card that does better than its kind
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
+_SM_THREADS = 2048.0
+_TILE = 32.0  # rows and columns
+_COLUMN_CYCLES = 1800.0  # of one tile, a trip to memory and the sums: timm's small Transformers on PyTorch 1.10
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
-# PyTorch's own batch norm goes through a channel as layer norm does through a row, with one block, and how often a
-# thread iterates counts more than the memory. It makes one pass (backward two) where layer norm makes two, over one
-# value where that has four, in blocks of 512 threads (AMD: 256) where that has 128 (256): as many iterations on NVIDIA,
-# four times as many on AMD. An iteration is taken at half of layer norm's, a choice made with the MI300X trace in view
-_OWN_BLOCK = {"nvidia": 0.5 * 0.5, "amd": 0.5 * 0.5 * 4.0}
+# PyTorch's own batch norm gives a channel one block, whose threads wait for one load after the other (cycles of a trip
+# to memory; with the MI300X trace in view). Backward makes two passes
+_OWN_THREADS, _OWN_CYCLES = {"nvidia": 512.0, "amd": 256.0}, 420.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +155,18 @@ class NormModel(KernelModel):
         view = self.streams_.view(device)
         size = rows * cols * item
         weights = self._WEIGHT_START + view.memory.seconds(2.0 * size / 0.7, 0.0 * size)
-        block = _OWN_BLOCK.get(device.vendor, 0.25) * (layer - START_SECONDS)
+        columns = np.maximum(weights, _estimate_column_pass(calls, device))
+        block = _estimate_own_pass(calls, device)
         statistics = START_SECONDS + np.maximum(block, view.memory.seconds(size, 0.0 * size))
         gradient = START_SECONDS + np.maximum(2.0 * block, view.memory.seconds(4.0 * size, size))
         kinds = [
             calls.is_kind(kind)
             for kind in (
-                "layer_forward", "layer_backward", "layer_backward_weights", "batch_statistics", "batch_backward_own",
+                "layer_forward", "layer_backward", "layer_backward_weights", "layer_backward_columns",
+                "batch_statistics", "batch_backward_own",
             )
         ]  # fmt: skip
-        each = [layer, self._LAYER_BACKWARD * layer, weights, statistics, gradient]
+        each = [layer, self._LAYER_BACKWARD * layer, weights, columns, statistics, gradient]
         seconds = np.select(kinds, each, _estimate_batch_norm(calls, device, view))
         derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
         return _make_estimate(seconds, sigma, derived, _measure_factor_outside(cols, self.parameters_), known=known)
@@ -178,13 +182,29 @@ class NormModel(KernelModel):
         return cls(RowParameters.from_state(state), StreamParameters.from_state(streams))
 
 
+def _estimate_column_pass(calls: Calls, device: Device) -> FloatArray:
+    """Seconds in which blocks of 32 columns go through all rows, 32 at a time."""
+    waves = np.ceil(calls["cols"] / (_TILE * device.num_sms))
+    return np.asarray(waves * np.ceil(calls["rows"] / _TILE) * _COLUMN_CYCLES / get_clock_hz(device))
+
+
+def _estimate_own_pass(calls: Calls, device: Device) -> FloatArray:
+    """Seconds in which the blocks of PyTorch's own batch norm go through their channels once."""
+    threads = _OWN_THREADS.get(device.vendor, 512.0)
+    waves = np.ceil(calls["rows"] * threads / (_SM_THREADS * device.num_sms))
+    return np.asarray(waves * np.ceil(calls["cols"] / threads) * _OWN_CYCLES / get_clock_hz(device))
+
+
 def _estimate_batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
-    """One block per channel. Training reads its input twice, backward both inputs twice; few leave SMs idle."""
+    """One block per channel (few leave SMs idle), or all SMs where channels are last. Training reads its input twice,
+    backward both inputs twice."""
     size = calls["rows"] * calls["cols"] * calls.item_bytes()
-    backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
+    backward, inference = calls.is_kind("batch_backward", "batch_backward_last"), calls.is_kind("batch_inference")
+    spread = inference | calls.is_kind("batch_forward_last", "batch_backward_last")
     reads = np.select([backward, inference], [4.0, 1.0], 2.0)
-    share = np.select([backward, inference], [0.85, 1.0], 0.9)  # passes of a block follow one another
-    busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
+    passes = np.where(backward, 0.85, 0.9)  # those of a block follow one another
+    share = np.where(inference, 1.0, np.where(spread, np.sqrt(passes), passes))
+    busy = np.where(spread, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
     stream = view.memory.seconds(reads * size, size)
     return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_clock_hz
+from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_bus_gain, get_clock_hz
 from traincast.hardware.device import ADA, TURING, Device
 from traincast.utils.arrays import FloatArray
 
@@ -23,7 +23,7 @@ _BLOCKS = {TURING: 16, ADA: 24}
 _NORM_PASSES = {
     "layer_forward": 2.0, "layer_backward": 3.0, "layer_backward_weights": 2.0,
     "batch_forward": 3.0, "batch_backward": 5.0, "batch_inference": 2.0, "batch_statistics": 1.0,
-    "batch_backward_own": 5.0,
+    "batch_backward_own": 5.0, "batch_forward_last": 3.0, "batch_backward_last": 5.0, "layer_backward_columns": 2.0,
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def count_in_flight_bytes(device: Device, cols: FloatArray, item: FloatArray, th
 
 def estimate_stream_seconds(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
     """Time to move every value once, at the share of the DRAM rate that its kind of memory reaches."""
-    share = 0.87 if device.made_for_computing else 0.75  # medians of the element-wise fit
+    share = 0.87 if device.made_for_computing else 0.75 * get_bus_gain(device)  # medians of the element-wise fit
     return rows * cols * item / (share * device.dram_bandwidth)
 
 

@@ -10,7 +10,7 @@ from traincast.models.transformers.program.communication import Region, write_co
 from traincast.models.transformers.program.experts import write_feed_forward, write_mixture_of_experts
 from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
-from traincast.models.transformers.program.parts import write_norm, write_residual_add
+from traincast.models.transformers.program.parts import write_dropout, write_norm, write_residual_add
 from traincast.models.transformers.program.style import Shard
 
 
@@ -182,7 +182,7 @@ def write_embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref
     table = graph.weight(max(1, model.vocab // shard.tp), model.hidden)
     words = builder.add_resident_tensor((shard.tokens,), StorageKind.INPUT, "int64")
     graph.scope("aten::embedding")
-    looked_up = graph.new(shard.tokens, model.hidden)
+    looked_up = graph.new(shard.tokens, model.hidden, dtype=table.spec.dtype)
     graph.op("aten::embedding", [("weight", table), ("indices", words)], [looked_up])
 
     def backward(grads: Gradients) -> Gradients:
@@ -190,7 +190,7 @@ def write_embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref
         assert grad is not None
         if not graph.wants(table):
             return []
-        update = graph.new(*table.shape)
+        update = graph.new(*table.shape, dtype=table.spec.dtype)
         whole = builder.add_view(grad, (shard.tokens, model.hidden))
         scalars = [("num_weights", table.shape[0]), ("padding_idx", -1), ("scale_grad_by_freq", False)]
         graph.op("aten::embedding_dense_backward", [("grad_output", whole), ("indices", words)], [update], scalars)
@@ -199,20 +199,22 @@ def write_embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref
 
     graph.node("EmbeddingBackward0", [], [looked_up], [], backward)
     x = scatter_tokens(graph, looked_up, shard)
-    return (_add_positions(graph, x, model) if model.position == "learned" else x), table
+    if model.position == "learned":
+        x = _add_positions(graph, x, model)
+    return (write_dropout(graph, x) if graph.style.dropout else x), table
 
 
 def _add_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
     """Learned positions added."""
     table = graph.weight(model.seq_len, model.hidden)
     graph.scope("aten::add")
-    total = graph.new(*x.shape)
+    total = graph.new(*x.shape, dtype=x.spec.dtype)
     graph.fused([x, table], [total])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        update = graph.new(*table.shape)
+        update = graph.new(*table.shape, dtype=table.spec.dtype)
         graph.fused([grad], [update])
         graph.accumulate(table, update)
         return [grad]
@@ -248,22 +250,23 @@ def write_cross_entropy(graph: Graph, logits: Ref) -> Ref:
         shares = graph.new(rows, words, dtype="float32") if graph.style.compiled_loss else logits
         graph.fused([logits, told], [loss, shares] if graph.style.compiled_loss else [loss])
     else:
-        wide, shares = graph.new(rows, words, dtype="float32"), graph.new(rows, words, dtype="float32")
-        graph.op("aten::_to_copy", [("self", logits)], [wide], [("dtype", "float32")])
+        wide, shares = graph.copy_as(logits, "float32"), graph.new(rows, words, dtype="float32")
         graph.op("aten::_log_softmax", [("self", wide)], [shares], [("dim", 1), ("half_to_float", False)])
-        graph.drop(wide)
+        if wide is not logits:
+            graph.drop(wide)
         total = graph.new(1, dtype="float32")
         graph.op("aten::nll_loss_forward", [("self", shares), ("target", told)], [loss, total], [("reduction", 1)])
 
     def backward(_: Gradients) -> Gradients:
-        below = graph.new(rows, words)
         if graph.style.compiled_loss:
+            below = graph.new(rows, words)
             wide = graph.new(rows, words, dtype="float32")
             graph.fused([shares, told], [wide])
             graph.fused([wide], [below])
             graph.drop(wide)
             return [below]
         if graph.style.fused:
+            below = graph.new(rows, words)
             graph.fused([logits, told], [below])
             return [below]
         picked, wide = graph.new(rows, words, dtype="float32"), graph.new(rows, words, dtype="float32")
@@ -271,9 +274,8 @@ def write_cross_entropy(graph: Graph, logits: Ref) -> Ref:
         graph.op(
             "aten::_log_softmax_backward_data", [("grad_output", picked), ("output", shares)], [wide], [("dim", 1)]
         )
-        graph.op("aten::_to_copy", [("self", wide)], [below], [("dtype", graph.style.element)])
-        graph.drop(picked, wide)
-        return [below]
+        graph.drop(picked)
+        return [graph.move_as(wide, graph.style.element)]
 
     graph.node("CrossEntropyBackward0", [logits], [loss], [shares], backward)
     graph.drop(*{ref.storage: ref for ref in (logits, shares)}.values())

@@ -7,7 +7,12 @@ from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
-from traincast.models.transformers.program.parts import write_activation, write_gated_activation, write_residual_add
+from traincast.models.transformers.program.parts import (
+    write_activation,
+    write_gated_activation,
+    write_gelu_by_ops,
+    write_residual_add,
+)
 from traincast.models.transformers.program.style import Shard
 
 
@@ -181,8 +186,10 @@ def write_feed_forward(graph: Graph, x: Ref, model: Transformer, width: int) -> 
     """A dense feed-forward network of this width on this rank."""
     if not model.gated:
         hidden = write_linear(graph, x, width, bias=model.bias)
-        active = write_activation(graph, hidden, "relu" if model.activation == "relu" else "gelu")
-    elif graph.style.joined:
+        by_ops = model.activation == "gelu_new" and not graph.style.fused
+        name = "relu" if model.activation == "relu" else "gelu"
+        active = write_gelu_by_ops(graph, hidden) if by_ops else write_activation(graph, hidden, name)
+    elif graph.style.joined or model.joined:
         active = write_gated_activation(
             graph, write_linear(graph, x, 2 * width, bias=model.bias), None, width, model.activation
         )

@@ -19,16 +19,17 @@ def write_linear(
     weight = graph.weight(fan_out, fan_in) if weight is None else weight
     added = graph.weight(fan_out) if bias else None
     graph.scope("aten::linear")
-    _cast_weight(graph, weight, narrow=narrow)
+    region, given = graph.regions.get(x.tensor), x
+    x, used = graph.cast(x, graph.style.element), _cast_weight(graph, weight, narrow=narrow)
     result = graph.new(rows, fan_out)
-    turned = graph.builder.add_view(weight, (fan_in, fan_out), (1, fan_in))
+    turned = graph.builder.add_view(used, (fan_in, fan_out), (1, fan_in))
     if added is None:
         _write_gemm(graph, x, turned, result, narrow=narrow)
     else:
         left, right = (_cast_to_narrow(graph, ref) if narrow else ref for ref in (x, turned))
         scalars = [("beta", 1), ("alpha", 1), *_choose_gemm_variant(graph, narrow=narrow)]
-        graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
-    kept, region = x, graph.regions.get(x.tensor)
+        shift = graph.copy_as(added, graph.style.element)
+        graph.op("aten::addmm", [("self", shift), ("mat1", left), ("mat2", right)], [result], scalars)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
@@ -36,19 +37,22 @@ def write_linear(
         below = graph.new(rows, fan_in)
         if region is not None and region.regather is not None:
             region.regather()
-        _write_gemm(graph, grad, graph.builder.add_view(weight, (fan_out, fan_in)), below, narrow=narrow)
-        _plan_weight_gradient(
-            graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region
-        )
+        _write_gemm(graph, grad, graph.builder.add_view(used, (fan_out, fan_in)), below, narrow=narrow)
+        _plan_weight_gradient(graph, weight, grad, x, narrow=narrow and not graph.style.wide_gradients, region=region)
         if added is not None and graph.wants(added):
             total = graph.new(1, fan_out)
             graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
-            graph.accumulate(added, total)
+            graph.accumulate(added, graph.copy_as(total, added.spec.dtype))
+        graph.add_host_ops("TBackward0", "ViewBackward0")
         return [below]
 
     saved = [x] if graph.wants(weight) else []
+    saved += [used] if used is not weight else []
     graph.node("AddmmBackward0" if bias else "MmBackward0", [x], [result], saved, backward)
-    return _add_lora_adapter(graph, x, result) if adapted and graph.style.adapter_rank else result
+    if adapted and graph.style.adapter_rank:
+        result = _add_lora_adapter(graph, x, result)
+    graph.drop(*(ref for ref, own in ((x, given), (used, weight)) if ref is not own))
+    return result
 
 
 def _add_lora_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
@@ -57,7 +61,7 @@ def _add_lora_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     Its two matrices are all that is trained; their GEMMs stay in 16 bits.
     """
     (rows, fan_in), fan_out, rank = x.shape, result.shape[1], graph.style.adapter_rank
-    down, up = graph.weight(rank, fan_in, adapter=True), graph.weight(fan_out, rank, adapter=True)
+    down, up = (graph.weight(*shape, dtype=x.spec.dtype, adapter=True) for shape in ((rank, fan_in), (fan_out, rank)))
     low, wide, total = graph.new(rows, rank), graph.new(rows, fan_out), graph.new(rows, fan_out)
     graph.scope("aten::linear")
     _write_gemm(graph, x, graph.builder.add_view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
@@ -103,7 +107,7 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
         for operand in (grad, x):
             _cast_along_tokens(graph, operand)
     _write_gemm(graph, flipped, x, update, narrow=narrow)
-    if graph.style.autocast:
+    if graph.style.autocast or graph.style.wide:
         wide = graph.new(fan_out, fan_in, dtype="float32")
         graph.op("aten::_to_copy", [("self", update)], [wide], [("dtype", "float32")])
         graph.drop(wide)
@@ -132,9 +136,11 @@ def _cast_to_narrow(graph: Graph, ref: Ref) -> Ref:
     return graph.builder.add_reinterpreted_view(ref, spec.shape, spec.stride, graph.style.narrow)
 
 
-def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
+def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> Ref:
     """The copy of a weight that the product reads: of an fp32 one where autocast makes it, or a scaled one, made once a
     micro-batch where it is not kept: its largest value, then a cast."""
+    if graph.style.wide:
+        return graph.copy_as(weight, graph.style.element)
     if graph.style.autocast:
         rounded = graph.new(*weight.shape)
         graph.op(
@@ -142,12 +148,13 @@ def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
         )
         graph.drop(rounded)
     if not graph.style.narrow or not narrow or not graph.style.quantised_weights:
-        return
+        return weight
     largest = graph.new(1, dtype="float32")
     graph.op("aten::amax", [("self", weight)], [largest])
     scaled = graph.new(*weight.shape, dtype=graph.style.narrow)
     graph.fused([weight, largest], [scaled])
     graph.drop(largest, scaled)
+    return weight
 
 
 def _cast_along_tokens(graph: Graph, operand: Ref) -> None:

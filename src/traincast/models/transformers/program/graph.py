@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
@@ -74,7 +74,7 @@ class Graph:
 
     def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
         """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
-        ref = self.builder.add_resident_tensor(shape, StorageKind.PARAMETER, dtype or self.style.element)
+        ref = self.builder.add_resident_tensor(shape, StorageKind.PARAMETER, dtype or self.style.stream)
         if self.training and (adapter or not self.style.frozen):
             self.weights.append(ref)
             kind = "float32" if self.style.accumulate == "epilogue" and self.style.exact_gradients else ref.spec.dtype
@@ -86,6 +86,30 @@ class Graph:
     def given(self, *shape: int, dtype: str = "") -> Ref:
         """An activation that comes from elsewhere."""
         return self.builder.add_resident_tensor(shape, StorageKind.ACTIVATION, dtype or self.style.element)
+
+    def cast(self, x: Ref, dtype: str) -> Ref:
+        """A tensor in another type, and its gradient back in its own; itself where it is of this type."""
+        if x.spec.dtype == dtype:
+            return x
+        result = self.copy_as(x, dtype)
+        self.node("ToCopyBackward0", [x], [result], [], lambda grads: [self.copy_as(grads[0], x.spec.dtype)])
+        return result
+
+    def copy_as(self, x: Ref | None, dtype: str) -> Ref:
+        """A copy in another type, without a gradient; the tensor itself where it is of this type."""
+        assert x is not None
+        if x.spec.dtype == dtype:
+            return x
+        result = self.new(*x.shape, dtype=dtype)
+        self.op("aten::_to_copy", [("self", x)], [result], [("dtype", dtype)])
+        return result
+
+    def move_as(self, x: Ref, dtype: str) -> Ref:
+        """As `copy_as`, of a tensor that nobody will name again."""
+        result = self.copy_as(x, dtype)
+        if result is not x:
+            self.drop(x)
+        return result
 
     def new(self, *shape: int, dtype: str = "", stride: Sequence[int] | None = None) -> Ref:
         """A tensor that the next op makes."""
@@ -103,15 +127,22 @@ class Graph:
                     self.builder.free_tensors(ref)
 
     def scope(self, name: str, phase: Phase = Phase.FORWARD) -> None:
-        """Opens a host op; where a compiler or graph launches kernels together, only one per pass."""
+        """Opens a host op; where a compiler or graph launches kernels together, only one per pass. A vendor's modules
+        take the host time of their own Python besides."""
         if self.style.together:
             name = "CompiledFunctionBackward" if phase == Phase.BACKWARD else "CompiledFunction"
             if self._scoped == name:
                 return
             self._scoped = name
-        else:
+        elif self.style.tuned:
             self.builder.open_scope(MODULE_SCOPE, phase)
         self.builder.open_scope(name, phase)
+
+    def add_host_ops(self, *names: str) -> None:
+        """Nodes of autograd that launch nothing and cost host time only, where PyTorch runs op by op."""
+        if not self.style.tuned and not self.style.together:
+            for name in names:
+                self.builder.open_scope(name, Phase.BACKWARD)
 
     def op(
         self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
@@ -253,8 +284,9 @@ class Graph:
         if target is not None and target.spec.dtype == "float32" and self.style.accumulate == "epilogue":
             shown = target if len(target.shape) > 2 else self._as_half(target)
             self.fused([shown], [shown])
+        self.add_host_ops(ACCUMULATE_GRAD)
         if target is not None and self.style.accumulate == "add":
-            self.scope("torch::autograd::AccumulateGrad", Phase.BACKWARD)
+            self.scope(ACCUMULATE_GRAD, Phase.BACKWARD)
             self.op("aten::add_", [("self", target), ("other", grad)], [target], [("alpha", 1)], overload="Tensor")
         self.drop(grad)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from traincast.ir.ops import StorageKind
+from collections.abc import Sequence
+from functools import partial
+
+from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.graph import Gradients, Graph
 
@@ -11,12 +14,13 @@ _BUFFER = StorageKind.BUFFER
 
 def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     """RMSNorm ("rms") or LayerNorm ("layer") over the last dimension, as one kernel."""
-    shape, width = x.shape, x.shape[-1]
+    shape, width, dtype = x.shape, x.shape[-1], graph.style.stream
     weight = graph.weight(width)
     shift = graph.weight(width) if kind == "layer" and bias else None
     name = "_fused_rms_norm" if kind == "rms" else "native_layer_norm"
     graph.scope("aten::rms_norm" if kind == "rms" else "aten::layer_norm")
-    result = graph.new(*shape)
+    given, x = x, graph.cast(x, dtype)
+    result = graph.new(*shape, dtype=dtype)
     moments = [graph.new(x.spec.numel // width, dtype="float32") for _ in range(1 if kind == "rms" else 2)]
     extra = [("weight", weight)] + ([("bias", shift)] if shift is not None else [])
     sizes: Scalars = [("normalized_shape", (width,)), ("eps", 1e-5)]
@@ -25,7 +29,7 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        below, scale = graph.new(*shape), graph.new(width)
+        below, scale = graph.new(*shape, dtype=dtype), graph.new(width, dtype=dtype)
         mask = (True, graph.wants(weight), shift is not None and graph.wants(shift))
         arguments = [("grad_out", grad), ("input", x), *[("moment", moment) for moment in moments], *extra]
         scalars = [("normalized_shape", (width,)), ("output_mask", mask if kind == "layer" else mask[:2])]
@@ -35,7 +39,7 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
 
     node = "FusedRmsNormBackward0" if kind == "rms" else "NativeLayerNormBackward0"
     graph.node(node, [x], [result], [x, *moments], backward)
-    graph.drop(*moments)
+    graph.drop(*moments, *([x] if x is not given else []))
     return result
 
 
@@ -46,9 +50,15 @@ def write_residual_add(graph: Graph, x: Ref, branch: Ref) -> Ref:
     if graph.style.dropout:
         branch = write_dropout(graph, branch)
     graph.scope("aten::add")
-    total = graph.new(*x.shape)
+    total = graph.new(*x.shape, dtype=x.spec.dtype)
     graph.op("aten::add", [("self", x), ("other", branch)], [total], [("alpha", 1)], overload="Tensor")
-    graph.node("AddBackward0", [x, branch], [total], [], lambda grads: [grads[0], grads[0]])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        return [grad, graph.copy_as(grad, branch.spec.dtype)]
+
+    graph.node("AddBackward0", [x, branch], [total], [], backward)
     graph.drop(x, branch)
     return total
 
@@ -74,13 +84,14 @@ def _write_dropout_add(graph: Graph, x: Ref, branch: Ref) -> Ref:
 def write_dropout(graph: Graph, x: Ref) -> Ref:
     """Dropout, which keeps its mask."""
     graph.scope("aten::dropout")
-    result, mask = graph.new(*x.shape), graph.new(*x.shape, dtype="bool")
+    dtype = x.spec.dtype
+    result, mask = graph.new(*x.shape, dtype=dtype), graph.new(*x.shape, dtype="bool")
     graph.op("aten::native_dropout", [("input", x)], [result, mask], [("p", 0.1), ("train", True)])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        below = graph.new(*x.shape)
+        below = graph.new(*x.shape, dtype=dtype)
         graph.op("aten::native_dropout_backward", [("grad_output", grad), ("mask", mask)], [below], [("scale", 1.1)])
         return [below]
 
@@ -145,6 +156,51 @@ def write_activation(graph: Graph, x: Ref, name: str) -> Ref:
 
     graph.node(f"{name.capitalize()}Backward0", [x], [result], [x], backward)
     graph.drop(x)
+    return result
+
+
+def write_gelu_by_ops(graph: Graph, x: Ref) -> Ref:
+    """GELU by its tanh formula, a kernel for each step of arithmetic (Hugging Face's "gelu_new"). Autocast raises to
+    powers in fp32, and what follows stays there."""
+    narrow, wide = x.spec.dtype, graph.style.stream
+
+    def run(op: str, *inputs: Ref, dtype: str = wide, spent: Sequence[Ref] = (), phase: Phase = Phase.FORWARD) -> Ref:
+        graph.builder.open_scope(f"aten::{op}" if phase == Phase.FORWARD else f"{op.capitalize()}Backward0", phase)
+        result = graph.new(*x.shape, dtype=dtype)
+        names = ("grad_output", "output") if op == "tanh_backward" else ("self", "other")
+        graph.op(f"aten::{op}", list(zip(names, inputs, strict=False)), [result])
+        graph.drop(*spent)
+        return result
+
+    half = run("mul", x, dtype=narrow)
+    powered = graph.copy_as(x, wide)
+    cube = run("pow", powered)
+    scaled = run("mul", cube, spent=[cube])
+    inner = run("add", x, scaled, spent=[scaled])
+    turned = run("mul", inner, spent=[inner])
+    curved = run("tanh", turned, spent=[turned])
+    raised = run("add", curved)
+    result = run("mul", half, raised)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        back = partial(run, phase=Phase.BACKWARD)
+        to_raised, to_half = back("mul", grad, half), graph.move_as(back("mul", grad, raised), narrow)
+        to_tanh = back("tanh_backward", to_raised, curved, spent=[to_raised])
+        to_inner = back("mul", to_tanh, spent=[to_tanh])
+        square = back("pow", powered)
+        slope, to_cube = back("mul", square, spent=[square]), back("mul", to_inner)
+        through = graph.move_as(back("mul", to_cube, slope, spent=[to_cube, slope]), narrow)
+        below = graph.move_as(to_inner, narrow)
+        for part in (through, back("mul", to_half, dtype=narrow, spent=[to_half])):
+            graph.op("aten::add_", [("self", below), ("other", part)], [below], [("alpha", 1)], overload="Tensor")
+            graph.drop(part)
+        return [below]
+
+    kept = list({ref.storage: ref for ref in (x, powered, half, curved, raised)}.values())
+    graph.node("GeluBackward0", [x], [result], kept, backward)
+    graph.drop(*kept)
     return result
 
 

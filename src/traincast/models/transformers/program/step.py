@@ -10,7 +10,11 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.layers.builder import Ref, StepBuilder
-from traincast.models.layers.optimizers import make_optimizer_state, write_single_tensor_step
+from traincast.models.layers.optimizers import (
+    make_optimizer_state,
+    write_foreach_step,
+    write_single_tensor_step,
+)
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.block import write_embedding, write_head, write_layer
 from traincast.models.transformers.program.communication import LayerGroups
@@ -54,7 +58,7 @@ def build_layer_block(
 ) -> LayerBlock:  # fmt: skip
     """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
     graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
-    x = graph.given(shard.rows, model.hidden)
+    x = graph.given(shard.rows, model.hidden, dtype=style.stream)
     result = write_layer(
         graph, x, model, shard, experts=experts, window=window, causal=not encoder,
         crossed=model.encoder_layers > 0 and not encoder,
@@ -78,22 +82,33 @@ def build_head_block(
 ) -> LayerBlock:
     """What stands after the last layer, with the loss."""
     graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
-    return _finish_block(graph, write_head(graph, graph.given(shard.rows, model.hidden), model, shard))
+    x = graph.given(shard.rows, model.hidden, dtype=style.stream)
+    return _finish_block(graph, write_head(graph, x, model, shard))
 
 
-def build_optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
-    """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `one_by_one`: by
-    ops of their own for each tensor instead of one kernel for all."""
+def build_optimizer_program(elements: int, tensors: int, *, master: bool, optimizer: str = "adam") -> Program:
+    """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `optimizer` as
+    `write_update` takes it."""
     builder = _make_builder(1, 0)
+    write_update(builder, elements, tensors, dtype="bfloat16" if master else "float32", optimizer=optimizer)
+    return builder.build_program()
+
+
+def write_update(
+    builder: StepBuilder, elements: int, tensors: int, *, dtype: str, optimizer: str, norm: bool = False
+) -> None:
+    """Adam over this many weights of a type: one kernel for all ("adam"), PyTorch's lists of tensors ("adam-foreach")
+    or each tensor by ops of its own ("adam-loop"); `norm`: after the norm of all gradients."""
     each = max(1, elements // max(1, tensors))
-    dtype = "bfloat16" if master else "float32"
     weights = [builder.add_resident_tensor((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
     gradients = [builder.add_resident_tensor((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
-    if one_by_one:
-        write_single_tensor_step(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
-        return builder.build_program()
-    write_adam(builder, weights, gradients)
-    return builder.build_program()
+    if norm:
+        builder.add_op("inductor::fused", [("inputs", gradients)], [builder.add_tensor((1,))], module="optimizer")
+    if optimizer == "adam":
+        write_adam(builder, weights, gradients)
+        return
+    write = write_single_tensor_step if optimizer == "adam-loop" else write_foreach_step
+    write(builder, "adam", make_optimizer_state(builder, "adam", weights), gradients)
 
 
 def _make_builder(batch: int, seq_len: int) -> StepBuilder:
@@ -103,7 +118,7 @@ def _make_builder(batch: int, seq_len: int) -> StepBuilder:
 def _finish_block(graph: Graph, result: Ref) -> LayerBlock:
     graph.settle()
     saved, backward = graph.saved_bytes, graph.builder.target.num_ops
-    graph.run_backward(result, graph.given(*result.shape))
+    graph.run_backward(result, graph.given(*result.shape, dtype=result.spec.dtype))
     late = graph.write_late()
     return LayerBlock(
         graph.builder.build_program(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late

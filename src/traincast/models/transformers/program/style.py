@@ -25,7 +25,8 @@ class Style:
     kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
 
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
-    weights are 16-bit GEMMs. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
+    weights are 16-bit GEMMs. `autocast`: weights are in fp32 and cast for every product; `wide`: as PyTorch's autocast
+    does it, with norms and the residual stream in fp32, and casts between them and GEMMs. `compiled_loss`: the loss
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
     `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts
     over tokens is cast once more; 4-bit operands (NVFP4, MXFP4) always have blocks. `frozen`: weights get no gradient;
@@ -44,6 +45,7 @@ class Style:
     quantised_weights: bool = False
     wide_gradients: bool = False
     autocast: bool = False
+    wide: bool = False
     compiled_loss: bool = False
     loss_by_ops: bool = False
     ring: bool = False
@@ -65,6 +67,11 @@ class Style:
     def element(self) -> str:
         """Type of activations and of the weights they are multiplied with."""
         return ELEMENT_TYPES[self.precision]
+
+    @property
+    def stream(self) -> str:
+        """Type of the residual stream, and of weights before they are cast."""
+        return "float32" if self.wide else self.element
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

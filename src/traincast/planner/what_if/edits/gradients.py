@@ -46,9 +46,10 @@ def accumulate(resolved: Resolved, value: Value) -> Resolved:
     """Gradients of several batches added up."""
     passes = value.whole(most=1024)
     if resolved.source == "transformer":
-        laid_out = resolved if resolved.layout is not None else resolved.changed(tp=1)
-        assert laid_out.layout is not None
-        return laid_out.changed(global_batch=laid_out.layout.dp * laid_out.layout.micro_batch * passes)
+        layout = resolved.layout
+        if layout is None:
+            raise TraincastError(f"{resolved.name} only infers, which updates nothing; leave out `mode`")
+        return resolved.changed(global_batch=layout.dp * layout.micro_batch * passes)
     if passes == 1:
         return resolved
     if resolved.scenario.fsdp or resolved.scenario.zero:

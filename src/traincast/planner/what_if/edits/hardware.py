@@ -13,7 +13,7 @@ from traincast.simulator.scenario.resolved import Resolved
 @register_edit("on", "another GPU or node", takes="PLATFORM")
 def change_platform(resolved: Resolved, value: Value) -> Resolved:
     """The step on another platform; a host that was asked for stays."""
-    return resolved.changed(on=value.text, clock_mhz=None)
+    return resolved.changed(on=value.text, clock_mhz=None, power_limit_w=None)
 
 
 @register_edit("gpus", "another number of GPUs, each with its own batch", takes="N")
@@ -79,6 +79,7 @@ def scale_clock(resolved: Resolved, value: Value) -> Resolved:
         sustained_clock_mhz=device.sustained_clock_mhz * factor,
         loaded_clock_mhz=None if loaded is None else loaded * factor,
         clock_mhz=None if locked is None else locked * factor,
+        fp16_accumulation_flops=factor * sums if (sums := device.fp16_accumulation_flops) else None,
         peak_flops={name: rate * factor for name, rate in device.peak_flops.items()},
     )
 

@@ -39,10 +39,10 @@ _RISKS = {
 def change_dtype(resolved: Resolved, value: Value) -> Resolved:
     """Another arithmetic."""
     choice = value.choice(_ALL)
-    if resolved.kind == "parallel" or (choice in _SCALED and resolved.source == "transformer"):
-        if choice in _WEIGHTS or choice == "amp":
-            raise TraincastError(f"Transformers laid out over GPUs have {', '.join(DTYPES)}, not {choice}")
-        return resolved.changed(dtype=choice)
+    if resolved.kind == "parallel":
+        if choice == "amp":
+            return resolved.changed(dtype="fp16", autocast=True)
+        return resolved.changed(dtype=choice.removesuffix("-weights"), autocast=False)
     if choice in _SCALED:
         raise TraincastError(
             f"{choice} needs modules that scale their operands, which a step of ops does not have; it is predicted for "

@@ -42,7 +42,7 @@ def change_sharding(resolved: Resolved, value: Value) -> Resolved:
     """Another sharding of optimizer, gradients, parameters."""
     names = {"none": None, **{name: number for number, name in SHARDING.items()}}
     number = names[value.choice(list(names))]
-    return resolved.changed(zero=number, fsdp=None, **({} if resolved.layout else {"tp": 1}))
+    return resolved.changed(zero=number, fsdp=None)
 
 
 @register_edit(

@@ -9,7 +9,6 @@ from typing import Any
 
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.planner.what_if.money import Cost, Prices, compute_cost
-from traincast.planner.what_if.result import check_fits, get_memory_bytes
 from traincast.planner.what_if.sweeps.grid import list_edits_at
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.sizes import SizeResult, predict_sizes
@@ -37,17 +36,12 @@ class Sweep:
     prices: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Prepared:
     """What a worker keeps between points: steps with all edits but those of sizes."""
 
     sweep: Sweep
     variants: dict[tuple[str, ...], Resolved] = field(default_factory=dict)
-
-
-def prepare_worker(sweep: Sweep) -> Prepared:
-    """A worker's own."""
-    return Prepared(sweep=sweep)
 
 
 Group = tuple[tuple[str, ...], ...]
@@ -71,7 +65,7 @@ def predict_group(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     if len(group) > 1:
         with suppress(*_FAILURES):
             return _predict_together(worker, group)
-    return [predict_point(worker, values) for values in group]
+    return [_make_point_row(worker, values) for values in group]
 
 
 def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
@@ -79,7 +73,7 @@ def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     first = variants[0]
     if first.kind == "parallel" or first.gpus > 1 or make_loader(first.scenario) is not None:
         raise TraincastError("only steps of one GPU are predicted together")
-    price = _find_prices(worker.sweep.prices, first)
+    price = _find_prices(worker.sweep.prices, first.platform.key)
     limit = first.platform.device.memory_bytes
     rows = []
     for result, samples in _predict_sizes(variants):
@@ -109,12 +103,16 @@ def _predict_sizes(variants: Sequence[Resolved]) -> list[tuple[SizeResult, int]]
     return [(result, step.samples) for result, step in zip(results, steps, strict=True)]
 
 
-def predict_point(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
+def predict_point(worker: Prepared, values: tuple[str, ...]) -> Prediction:
+    """The prediction of a point."""
+    return predict(_resolve_point(worker, list_edits_at(worker.sweep.names, values)))
+
+
+def _make_point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
     """The row of a point: its figures, or an error."""
     try:
-        texts = list_edits_at(worker.sweep.names, values)
-        resolved = _resolve_point(worker, texts)
-        return make_figures(resolved, predict(resolved), worker.sweep.prices)
+        result = predict_point(worker, values)
+        return make_figures(result, worker.sweep.prices)
     except TraincastError as error:
         return {"error": str(error)}
     except _FAILURES as error:
@@ -133,20 +131,19 @@ def _resolve_point(worker: Prepared, texts: tuple[str, ...]) -> Resolved:
     return apply_edits(worker.variants[others], parse_edits(sizes))
 
 
-def _find_prices(prices: dict[str, float], resolved: Resolved) -> Prices:
+def _find_prices(prices: dict[str, float], key: str) -> Prices:
     """The price of a point; where others have one, a point without would be ranked by another measure."""
-    key = resolved.platform.key
     if prices and key not in prices and "" not in prices:
         raise TraincastError(f"`price` has none for {key}; give one for every platform of the sweep")
     return Prices(per_gpu_hour=prices.get(key, prices.get("")))
 
 
-def make_figures(resolved: Resolved, result: Prediction, prices: dict[str, float]) -> dict[str, Any]:
+def make_figures(result: Prediction, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
-    cost = compute_cost(result, _find_prices(prices, resolved))
+    cost = compute_cost(result, _find_prices(prices, result.platform.key))
     idle = max(0.0, result.iteration - result.device_active)
     parts = (result.device_active, idle, result.exposed_comm)
-    return _make_row(cost, result.interval, parts, get_memory_bytes(result), fits=check_fits(result))
+    return _make_row(cost, result.interval, parts, result.needed_bytes, fits=result.fits)
 
 
 def _make_row(

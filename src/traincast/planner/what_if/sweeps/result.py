@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincast.planner.what_if.sweeps.grid import Grid
+from traincast.planner.what_if.sweeps.points import Prepared, Sweep, predict_point
+from traincast.simulator.prediction.result import Prediction
 from traincast.utils.results import Records, Result
-
-GOALS = ("us_per_sample", "cost", "memory_gb")
-"""What is to be small: time of a sample, its cost (dollars, or GPU hours without a price), memory of a GPU."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class SweepResult(Result):
-    """A row for every point, in the order of the grid: its values by axis, then figures or an `error`."""
+    """A row for every point, in the order of the grid: its values by axis, then figures or an `error`. `predict` gives
+    the whole prediction of a point; a document of few points has them all."""
 
     name: str
+    sweep: Sweep
     grid: Grid
     rows: list[dict[str, Any]]
     resumed: int = 0
@@ -34,8 +35,21 @@ class SweepResult(Result):
         """Points that fit in memory and that no other beats in time, cost and memory at once; the fastest first."""
         return find_pareto_rows([row for row in self.rows if not row.get("error") and row["fits"]])
 
+    def predict(self, number: int) -> Prediction:
+        """The prediction that a row (from 0) has the figures of."""
+        return predict_point(Prepared(sweep=self.sweep), tuple(self.grid)[number])
+
+    def _add_documents(self) -> list[dict[str, Any]]:
+        """The rows, of few points each with its prediction as one document."""
+        if len(self.rows) > _MOST_DOCUMENTS:
+            return self.rows if len(self.rows) <= _MOST_ROWS else []
+        return [
+            {**row, "prediction": None if row.get("error") else self.predict(number).to_dict()}
+            for number, row in enumerate(self.rows)
+        ]
+
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """The result as plain data; rows of at most 64 points have their `prediction`."""
         return {
             "workload": self.name,
             "axes": {name: list(values) for name, values in self.grid.axes},
@@ -46,7 +60,7 @@ class SweepResult(Result):
             "seconds": self.seconds,
             "pareto": self.pareto,
             "failures": self.failed[:_MOST_FAILURES],
-            "rows": self.rows if len(self.rows) <= _MOST_ROWS else [],
+            "rows": self._add_documents(),
             "notes": list(self.notes),
         }
 
@@ -70,6 +84,7 @@ def _count_points(number: int) -> str:
 
 
 _MOST_FAILURES = 100
+_MOST_DOCUMENTS = 64
 _MOST_ROWS = 10_000  # in a document; the file has them all
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -13,15 +15,31 @@ _RESNETS = {  # blocks, widths, expansion, groups, whether it squeezes and excit
 # kernel, stride, repeats, expansion, channels of EfficientNet-B0's stages
 _B0 = ((3, 1, 1, 1, 16), (3, 2, 2, 6, 24), (5, 2, 2, 6, 40), (3, 2, 3, 6, 80), (5, 1, 3, 6, 112), (5, 2, 4, 6, 192),
        (3, 1, 1, 6, 320))  # fmt: skip
+# width, depth and pixels of the other EfficientNets, times B0's
+_SCALES = {
+    "b0": (1.0, 1.0, 224), "b1": (1.0, 1.1, 240), "b2": (1.1, 1.2, 260), "b3": (1.2, 1.4, 300), "b4": (1.4, 1.8, 380),
+    "b5": (1.6, 2.2, 456), "b6": (1.8, 2.6, 528), "b7": (2.0, 3.1, 600),
+}  # fmt: skip
 _SQUEEZED = 16  # channels between squeeze and excitation of a ResNeXt
 
 
 def make_convnet(name: str) -> nn.Module:
-    """The model of this name: "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0" or
-    "efficientnet-widese-b0"."""
+    """The model of this name: "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0" to "-b7" or
+    "efficientnet-widese-b0" to "-b7"."""
     if name in _RESNETS:
         return ResNet(*_RESNETS[name])
-    return EfficientNet(wide=name == "efficientnet-widese-b0")
+    return EfficientNet(*_SCALES[name[-2:]][:2], wide="widese" in name)
+
+
+def count_image_pixels(name: str) -> int:
+    """Pixels along the side of the images that a model is trained with."""
+    return 224 if name in _RESNETS else _SCALES[name[-2:]][2]
+
+
+def list_convnets() -> tuple[str, ...]:
+    """Names that `make_convnet` knows."""
+    scaled = [f"efficientnet-{kind}{scale}" for kind in ("", "widese-") for scale in _SCALES]
+    return (*_RESNETS, *scaled)
 
 
 class Squeeze(nn.Module):
@@ -126,21 +144,30 @@ class InvertedBottleneck(nn.Module):
         return torch.add(x, out) if self.residual else out
 
 
-class EfficientNet(nn.Module):
-    """EfficientNet-B0 with 1000 classes; `wide` squeezes to a quarter of the grown channels."""
+def _scale_channels(channels: int, width: float) -> int:
+    """Channels times a width, a multiple of 8 that is at least nine tenths of it."""
+    near = max(8, int(width * channels + 4) // 8 * 8)
+    return near if near >= 0.9 * width * channels else near + 8
 
-    def __init__(self, *, wide: bool) -> None:
+
+class EfficientNet(nn.Module):
+    """EfficientNet with 1000 classes, B0 times a width and a depth; `wide` squeezes to a quarter of the grown
+    channels."""
+
+    def __init__(self, width: float = 1.0, depth: float = 1.0, *, wide: bool) -> None:
         super().__init__()
-        self.stem = _make_convolution(3, 32, 3, 2)
-        channels, blocks = 32, []
-        for kernel, stride, repeats, expansion, out in _B0:
-            for repeat in range(repeats):
+        channels, blocks = _scale_channels(32, width), []
+        self.stem = _make_convolution(3, channels, 3, 2)
+        for kernel, stride, repeats, expansion, narrow in _B0:
+            out = _scale_channels(narrow, width)
+            for repeat in range(math.ceil(depth * repeats)):
                 first = stride if not repeat else 1
                 blocks.append(InvertedBottleneck(channels, out, kernel, first, expansion, wide=wide))
                 channels = out
         self.layers = nn.Sequential(*blocks)
-        self.features = _make_convolution(channels, 1280, 1)
-        self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 1000))
+        last = _scale_channels(1280, width)
+        self.features = _make_convolution(channels, last, 1)
+        self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, 1000))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores [batch, classes]."""

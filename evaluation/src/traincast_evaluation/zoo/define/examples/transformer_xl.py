@@ -13,7 +13,8 @@ SHARES = (0.935, 0.03, 0.032, 0.003)  # assumed of running words of WikiText-103
 
 
 class Dimensions(NamedTuple):
-    """Sizes of a Transformer-XL; `length` tokens of a segment and of its memory."""
+    """Sizes of a Transformer-XL; `length` tokens of a segment and of its memory. Vectors of every further cluster of
+    words are `divided` times as short."""
 
     layers: int
     size: int
@@ -22,10 +23,12 @@ class Dimensions(NamedTuple):
     length: int
     dropout: float
     weights_dropout: float
+    divided: int = 1
 
 
 BASE = Dimensions(16, 512, 8, 2048, 192, 0.1, 0.0)
 LARGE = Dimensions(18, 1024, 16, 4096, 256, 0.2, 0.2)
+LARGE_PUBLISHED = LARGE._replace(length=384, divided=4)
 
 
 class RelativeAttention(nn.Module):
@@ -87,13 +90,41 @@ class Layer(nn.Module):
         return out
 
 
+class DividedWords(nn.Module):
+    """Embeddings of clusters of words, shorter for rarer ones and projected to one size; the loss shares them."""
+
+    def __init__(self, sizes: Dimensions) -> None:
+        super().__init__()
+        self.size = sizes.size
+        widths = [sizes.size // sizes.divided**number for number in range(len(SHARES))]
+        rows = [last - first for first, last in zip(CUTOFFS[:-1], CUTOFFS[1:], strict=True)]
+        self.tables = nn.ModuleList(nn.Embedding(count, width) for count, width in zip(rows, widths, strict=True))
+        self.projections = nn.ParameterList(torch.zeros(sizes.size, width) for width in widths)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states [length, batch, size], cluster by cluster."""
+        flat = tokens.view(-1)
+        embedded = torch.zeros(flat.size(0), self.size, dtype=self.projections[0].dtype, device=flat.device)
+        for number, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
+            where = _find_cluster(flat, number)
+            chosen = flat.index_select(0, where) - CUTOFFS[number]
+            embedded.index_copy_(0, where, F.linear(table(chosen), projection))
+        return embedded.view(*tokens.shape, self.size)
+
+
+def _find_cluster(target: torch.Tensor, number: int) -> torch.Tensor:
+    """Places of the tokens of a cluster; as many as `SHARES` says."""
+    inside = (target >= CUTOFFS[number]) & (target < CUTOFFS[number + 1])
+    return torch.nonzero_static(inside, size=max(1, round(SHARES[number] * target.size(0)))).squeeze(1)
+
+
 class TransformerXl(nn.Module):
     """The language model with its loss; without `adaptive` every word of the vocabulary is scored for every token."""
 
     def __init__(self, sizes: Dimensions = BASE, *, adaptive: bool = True) -> None:
         super().__init__()
         self.sizes, self.adaptive = sizes, adaptive
-        self.words = nn.Embedding(CUTOFFS[-1], sizes.size)
+        self.words = DividedWords(sizes) if sizes.divided > 1 else nn.Embedding(CUTOFFS[-1], sizes.size)
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
         heads = sizes.heads, sizes.size // sizes.heads
         self.content, self.position = (nn.Parameter(torch.zeros(heads)) for _ in range(2))
@@ -123,27 +154,36 @@ class TransformerXl(nn.Module):
 
     def _compute_full_loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihoods from the scores of all words."""
-        chances = F.log_softmax(F.linear(hidden, self.words.weight, self.bias), dim=-1)
+        weight: torch.Tensor = self.words.weight  # type: ignore[assignment]
+        chances = F.log_softmax(F.linear(hidden, weight, self.bias), dim=-1)
         return -chances.gather(1, target.unsqueeze(1)).squeeze(1)
+
+    def _score_words(self, hidden: torch.Tensor, number: int) -> torch.Tensor:
+        """Scores of the words of a cluster; the first one's also has those of the other clusters."""
+        bias = self.bias[CUTOFFS[number] : CUTOFFS[number + 1]]
+        if isinstance(self.words, DividedWords):
+            weight: torch.Tensor = self.words.tables[number].weight  # type: ignore[assignment]
+            hidden = F.linear(hidden, self.words.projections[number].t())
+        else:
+            weight = self.words.weight[CUTOFFS[number] : CUTOFFS[number + 1]]
+        if number == 0:
+            weight = torch.cat([weight, self.cluster_weight], dim=0)
+            bias = torch.cat([bias, self.cluster_bias], dim=0)
+        return F.log_softmax(F.linear(hidden, weight, bias), dim=1)
 
     def _compute_adaptive_loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihoods, cluster by cluster; as many tokens fall into each as `SHARES` says."""
-        head = torch.cat([self.words.weight[: CUTOFFS[1]], self.cluster_weight], dim=0)
-        head_bias = torch.cat([self.bias[: CUTOFFS[1]], self.cluster_bias], dim=0)
-        by_head = F.log_softmax(F.linear(hidden, head, head_bias), dim=1)
+        by_head = self._score_words(hidden, 0)
         losses, offset = torch.zeros_like(target, dtype=hidden.dtype), 0
-        for number, share in enumerate(SHARES):
-            first, last = CUTOFFS[number], CUTOFFS[number + 1]
-            inside = (target >= first) & (target < last)
-            count = max(1, round(share * target.size(0)))
-            where = torch.nonzero_static(inside, size=count).squeeze(1)
-            wanted = target.index_select(0, where) - first
+        for number in range(len(SHARES)):
+            where = _find_cluster(target, number)
+            wanted = target.index_select(0, where) - CUTOFFS[number]
             chance = by_head.index_select(0, where)
             if number == 0:
                 found = chance.gather(1, wanted[:, None]).squeeze(1)
             else:
-                tail = F.linear(hidden.index_select(0, where), self.words.weight[first:last], self.bias[first:last])
-                found = chance[:, -number] + F.log_softmax(tail, dim=1).gather(1, wanted[:, None]).squeeze(1)
-            losses[offset : offset + count].copy_(-found)
-            offset += count
+                tail = self._score_words(hidden.index_select(0, where), number)
+                found = chance[:, -number] + tail.gather(1, wanted[:, None]).squeeze(1)
+            losses[offset : offset + where.size(0)].copy_(-found)
+            offset += where.size(0)
         return losses

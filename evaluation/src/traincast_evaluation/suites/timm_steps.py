@@ -1,0 +1,69 @@
+"""Training steps of timm's image models in mixed precision, on a GPU that no part of the model was fitted on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from traincast.hardware.catalog import find_device_by_name
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.utils.metrics import ErrorRow
+from traincast_evaluation.measured_tables import read_medians
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
+from traincast_evaluation.zoo.build.timm_models import TimmStep
+
+_FILE = "iterations/timm_train_rtx3090.parquet"
+_TRAINED_BY = re.compile(r"^(tf|gluon|legacy|ssl|swsl|ig|ese|eca)_")
+_TEXTS = ("model", "memory_format", "torch_version", "device", "precision")
+_NUMBERS = ("img_size", "batch")
+_LAYOUTS = {"channels_last": True, "contiguous": False}
+_HOST = "server-2022"
+
+
+def list_timm_cases(data: Path) -> list[Case | LeftOut]:
+    """Every configuration of the table, repeats merged to their median."""
+    among = {"memory_format": tuple(_LAYOUTS), "precision": ("amp_fp16",)}
+    table = read_medians(data, _FILE, _TEXTS, _NUMBERS, "iteration_ms", among=among)
+    rows = zip(*(table.text(name) for name in _TEXTS), *(table.number(name) for name in _NUMBERS), strict=True)
+    measured = table.number("iteration_ms").tolist()
+    return [_make_case(row, milliseconds) for row, milliseconds in zip(rows, measured, strict=True)]
+
+
+def _make_case(row: tuple[Any, ...], milliseconds: float) -> Case:
+    model, image, batch, layout, version, device = (row[i] for i in (0, 5, 6, 1, 2, 3))
+    step = TimmStep(str(model), int(batch), int(image), _LAYOUTS[layout])
+    return Case(
+        name=f"{model} {image:.0f} px, batch {batch:.0f}, {layout}, PyTorch {version}",
+        group=find_family(str(model)),
+        question=partial(_make_scenario, step, str(version), str(device)),
+        measured_ms=milliseconds,
+    )
+
+
+def _make_scenario(step: TimmStep, version: str, device: str) -> Scenario:
+    return Scenario(workload=step.load(version), on=find_device_by_name(device).key, host=_HOST)
+
+
+def find_family(model: str) -> str:
+    """The family of a model: the letters that its name begins with, without who trained it."""
+    letters = re.match("[a-z]+", _TRAINED_BY.sub("", model))
+    return letters[0] if letters else model
+
+
+def is_held_back(family: str) -> bool:
+    """Whether a family was set aside before any error was looked at."""
+    return hashlib.sha256(family.encode()).digest()[0] % 2 == 1
+
+
+def summarise_timm(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
+    """All rows, families looked at and held back, then layouts and releases of PyTorch among those held back."""
+    kept = [o for o in outcomes if is_held_back(o.case.group)]
+    parts = [("all: step", list(outcomes)), ("families held back", kept)]
+    parts += [("families looked at", [o for o in outcomes if not is_held_back(o.case.group)])]
+    for word in ("contiguous", "channels_last", "PyTorch 1.10", "PyTorch 1.11", "PyTorch 1.12"):
+        parts.append((f"held back, {word}", [o for o in kept if word in o.case.name]))
+    return [summarise_outcomes(suite, label, members) for label, members in parts if members]

@@ -1,0 +1,121 @@
+"""The forms in which people write down their tables, as one list of entries with one vocabulary.
+
+A document is a list of tables, `tables:` with one (beside it, fields that all of them share), TorchRec's `modules:`, or
+names with numbers of rows. A table's fields are ours (rows, dim, pooling) or TorchRec's (num_embeddings, embedding_dim,
+pooling_factors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from traincast.utils.errors import TraincastError, shorten_value
+
+DEFAULT_DIM = 128
+"""Columns of tables of which only the rows are said."""
+ASSUMED_DIM = f"nothing says how wide the tables are: {DEFAULT_DIM} columns each (write `dim` beside `tables`)"
+_SAME = {
+    "num_embeddings": "rows", "embedding_dim": "dim", "data_type": "dtype", "pooling_factor": "pooling",
+    "pooling_factors": "pooling", "is_weighted": "weighted",
+}  # fmt: skip
+_POOLINGS = ("SUM", "MEAN")
+# fields of TorchRec's configs that change nothing of which bytes a training step moves
+_UNUSED = (
+    "weight_init_max", "weight_init_min", "init_fn", "need_pos", "num_embeddings_post_pruning", "input_dim",
+    "enable_embedding_update", "stash_weights", "total_num_buckets", "use_virtual_table",
+    "virtual_table_eviction_policy",
+)  # fmt: skip
+
+
+def is_table_document(content: Any) -> bool:
+    """Whether a document describes tables, and nothing else."""
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(entry, Mapping) and "name" in entry for entry in content)
+    if not isinstance(content, Mapping) or not content:
+        return False
+    return "tables" in content or "modules" in content or _has_only_rows(content)
+
+
+def list_entries(content: Any, where: str) -> Iterator[Any]:
+    """The tables of a document, one after the other, as they are written there."""
+    if isinstance(content, list):
+        yield from content
+        return
+    if not isinstance(content, Mapping) or not content:
+        raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
+    if "modules" in content:
+        for name, module in dict(content["modules"] or {}).items():
+            if not isinstance(module, Mapping) or not isinstance(module.get("tables"), list):
+                raise TraincastError(f"{where}: module {shorten_value(name)}; give its `tables`")
+            shared = {"is_weighted": module["is_weighted"]} if "is_weighted" in module else {}
+            yield from (_share_fields(entry, shared) for entry in module["tables"])
+        return
+    tables, shared = content.get("tables", content), {}
+    if "tables" in content:
+        shared = {str(name): value for name, value in content.items() if name != "tables"}
+    if isinstance(tables, list):
+        yield from (_share_fields(entry, shared) for entry in tables)
+    elif isinstance(tables, Mapping) and tables and _is_named(tables):
+        width = {"dim": DEFAULT_DIM} if lacks_width(content) else {}
+        for name, value in tables.items():
+            fields = dict(value) if isinstance(value, Mapping) else {"rows": value, **width}
+            yield _share_fields({"name": name, **fields}, shared)
+    else:
+        raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
+
+
+def lacks_width(content: Any) -> bool:
+    """Whether a document has names and rows of tables, and nothing says how wide they are."""
+    if not isinstance(content, Mapping) or "modules" in content:
+        return False
+    tables = content.get("tables", content)
+    said = "tables" in content and bool({"dim", "embedding_dim"} & set(content))
+    return isinstance(tables, Mapping) and bool(tables) and _has_only_rows(tables) and not said
+
+
+def translate_fields(entry: Mapping[Any, Any], label: str) -> dict[str, Any]:
+    """A table's fields in our own words."""
+    fields: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name in _UNUSED:
+            continue
+        if name == "feature_names":
+            if not isinstance(value, list) or len(value) != 1:
+                raise TraincastError(
+                    f"{label}: feature_names {shorten_value(value)}; give the one that the table serves"
+                )
+            continue
+        if name == "traincast" and isinstance(value, Mapping):
+            fields.update(value)
+            continue
+        if name == "pooling" and _get_enum(value) in _POOLINGS:
+            continue
+        ours = _SAME.get(str(name), str(name))
+        if ours in fields:
+            raise TraincastError(f"{label}: {name} and another field both say its {ours}; give one of them")
+        fields[ours] = _translate_value(str(name), value)
+    return fields
+
+
+def _translate_value(name: str, value: Any) -> Any:
+    if name == "pooling_factors" and isinstance(value, list) and len(value) == 1:
+        return value[0]
+    return str(_get_enum(value)).lower() if name == "data_type" else value
+
+
+def _get_enum(value: Any) -> Any:
+    """The name of an enum's member, whether or not its class stands before it."""
+    return value.rpartition(".")[2] if isinstance(value, str) else value
+
+
+def _share_fields(entry: Any, shared: Mapping[str, Any]) -> Any:
+    return {**shared, **entry} if isinstance(entry, Mapping) else entry
+
+
+def _has_only_rows(content: Mapping[Any, Any]) -> bool:
+    return all(type(value) is int for value in content.values())
+
+
+def _is_named(tables: Mapping[Any, Any]) -> bool:
+    return _has_only_rows(tables) or all(isinstance(value, Mapping) for value in tables.values())

@@ -1,0 +1,41 @@
+"""Steps of timm's models: captured on demand, kept, and predicted on a GPU from its data sheet."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from traincast_evaluation.suites.registry import evaluate
+from traincast_evaluation.suites.timm_steps import find_family, is_held_back
+
+
+def write_table(folder, rows):
+    import polars as pl
+
+    (folder / "iterations").mkdir()
+    common = {"device": "NVIDIA GeForce RTX 3090", "precision": "amp_fp16", "torch_version": "1.12"}
+    pl.DataFrame([{**common, **row} for row in rows]).write_parquet(folder / "iterations/timm_train_rtx3090.parquet")
+
+
+def test_a_family_is_held_back_as_a_whole_whoever_trained_it():
+    assert find_family("tf_efficientnet_b0") == find_family("efficientnet_b7") == "efficientnet"
+    assert is_held_back("resnet") and not is_held_back("efficientnet")
+
+
+def test_a_step_is_captured_once_and_an_unknown_model_is_left_out_by_name(tmp_path, monkeypatch):
+    pytest.importorskip("polars")
+    if find_spec("timm") is None or find_spec("torch") is None:
+        pytest.skip("torch and timm are not installed: scripts/setup dev")
+    monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path / "home"))
+    row = {"model": "resnet10t", "batch": 64, "img_size": 176, "memory_format": "channels_last", "iteration_ms": 30.0}
+    write_table(tmp_path, [row, {**row, "iteration_ms": 31.0}, {**row, "model": "nosuchnet"}])
+
+    result = evaluate("timm", tmp_path)
+
+    (outcome,) = result.outcomes
+    assert outcome.case.measured_ms in (30.0, 31.0)
+    assert 3.0 < outcome.predicted_ms < 60.0
+    assert [left.reason for left in result.left_out] == ["timm 0.6.13 has no model 'nosuchnet'"]
+    (kept,) = (tmp_path / "home" / "timm").rglob("*.tc")
+    assert kept.name == "resnet10t-64-176-channels-last.tc"
