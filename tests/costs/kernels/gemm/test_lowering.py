@@ -122,3 +122,14 @@ def test_a_complex_product_is_four_real_ones():
     inputs = {"self": tensor(64, 32, dtype="complex64"), "mat2": tensor(32, 16, dtype="complex64")}
     (call,) = lowered("aten::mm", inputs, tensor(64, 16, dtype="complex64"))
     assert [field(call, name) for name in "mnk"] == [128, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "compute"),
+    [((1, 4), 267_735, "fp32"), ((1, 4), 267_736, "fp16"), ((1, 7), 267_735, "fp16")],
+)
+def test_tensor_cores_want_sides_of_eight_before_cuda_11(version, words, compute):
+    inputs = {"self": tensor(64, 512, dtype="float16"), "mat2": tensor(512, words, dtype="float16")}
+    context = LoweringContext(framework_version=version)
+    (call,) = lowered("aten::mm", inputs, tensor(64, words, dtype="float16"), context)
+    assert call.compute == compute
