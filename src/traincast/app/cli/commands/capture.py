@@ -30,6 +30,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import warnings
+from collections.abc import Iterator
 
 from traincast.app.api import capture
 from traincast.app.cli.arguments import parse_path, parse_whole_numbers
@@ -91,3 +93,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_text(f"{args.out}: {workload.contents()}")
     return 0
+
+
+@contextlib.contextmanager
+def _hold_warnings() -> Iterator[None]:
+    """Warnings of the user's code and its libraries are printed only if the capture fails."""
+    with warnings.catch_warnings(record=True) as held:
+        warnings.simplefilter("default")
+        try:
+            yield
+        except BaseException:
+            for text in dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in held[:5]):
+                print(text, file=sys.stderr)
+            raise
