@@ -71,7 +71,7 @@ def add_scenario_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="FILE", help="fields of the scenario in YAML; options override them")
     parser.add_argument(
         "--from", dest="from_file", metavar="FILE",
-        help="batch and layout from a file of torchtitan, Megatron, DeepSpeed, Accelerate or TrainingArguments",
+        help="batch and layout of a launch file: torchtitan, Megatron, DeepSpeed, ...",
     )  # fmt: skip
 
 

@@ -32,9 +32,7 @@ def write_launch_file(tool: str, layout: Layout, model: Transformer) -> str:
 
 def _write_torchtitan(layout: Layout, model: Transformer) -> str:
     if layout.sharding in ("zero1", "zero2"):
-        raise TraincastError(
-            f"torchtitan has no distributed optimizer; {layout.described()} does; choose another tool"
-        )
+        raise TraincastError(f"torchtitan has no distributed optimizer; {layout.described()} does; choose another tool")
     is_piped = layout.pp > 1
     local = layout.micro_batch * (layout.accumulation if is_piped else 1)
     sharded = layout.sharding == "zero3"
@@ -57,7 +55,7 @@ def _write_torchtitan(layout: Layout, model: Transformer) -> str:
 def _list_megatron(layout: Layout, model: Transformer) -> dict[str, Any]:
     """Arguments of Megatron by name; a flag is True."""
     sharded = layout.sharding != "none"
-    again = {
+    again: dict[str, dict[str, Any]] = {
         "none": {},
         "light": {"recompute_granularity": "selective"},
         "selective": {"recompute_granularity": "selective"},
