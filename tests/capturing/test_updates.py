@@ -44,6 +44,14 @@ def test_the_shortest_cycle_is_found(kinds: list[int], found: tuple[int, int] | 
     assert find_cycle(kinds) == found
 
 
+def test_samples_of_other_lengths_are_one_step_and_other_ops_are_not():
+    lengths = [Update(names=1, forms=form, ops=5, elements=1000 + form) for form in range(6)]
+    chosen = choose_updates(lengths)
+    assert (len(chosen.names), chosen.accepts(lengths[:1], sizes=True)) == (1, True)
+    assert "sizes by 0.5%" in chosen.notes[0]
+    assert len(choose_updates([Update(names=n, forms=n, ops=5, elements=1000) for n in range(6)]).names) == 6
+
+
 def test_an_unusual_update_is_left_out_and_named():
     usual = [Update(names=1, forms=1, ops=10) for _ in range(7)]
     choice = choose_updates([*usual, Update(names=2, forms=2, ops=90), *usual[:2]])

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.simulator.many_ranks import RankGroup
-from traincast.simulator.one_rank import Clocks, RankTimes, simulate_rank
+from traincast.simulator.many_ranks import Clocks, RankGroup, RankTimes, simulate_rank
 from traincast.simulator.schedule import Code, Schedule
 
 

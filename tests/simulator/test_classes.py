@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, launch
 from tests.simulator.test_ranks_properties import RANKS, any_instruction, moments, walk_apart
 from tests.simulator.test_walk_properties import seconds, stream, thread
-from traincast.simulator.classes import find_classes
-from traincast.simulator.collective_calls import CollectiveCalls
+from traincast.simulator.collective_calls import CollectiveCalls, MatchedCollective, Participant
+from traincast.simulator.instructions import find_classes
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
-from traincast.simulator.matched_calls import MatchedCollective, Participant
 
 # few durations and few groups, so that ranks are often alike
 few = st.sampled_from([1.0, 2.0])

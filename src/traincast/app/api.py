@@ -127,7 +127,7 @@ def capture(
     from traincast.capturing.from_file import capture_function
     from traincast.capturing.progress import notify_listener
     from traincast.ir.file import save_workload
-    from traincast.simulator.scenario.costs import read_costs
+    from traincast.simulator.scenario.resolved import read_costs
 
     with notify_listener(progress):
         workload = capture_function(

@@ -160,7 +160,7 @@ def plan(
     searched. A long search runs in `processes` (default one per core); the
     plan is the same.
     """
-    from traincast.planner.parallelism.entry import plan as answer
+    from traincast.planner.parallelism.plan import plan as answer
     from traincast.simulator.scenario.fields import make_scenario
     from traincast.utils.parallel.where import search_workers
 

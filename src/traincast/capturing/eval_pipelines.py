@@ -17,6 +17,8 @@ _MODULES = tuple(
     f"torchrec.distributed.train_pipeline.{name}" for name in ("train_pipelines", "experimental_pipelines")
 )
 
+_SHARE = "create_on_rank_and_share_result"
+
 
 def import_pipelines(script: Path) -> None:
     """Imports them ahead of a script that names TorchRec, so that their steps can be noted."""
@@ -31,10 +33,18 @@ def import_pipelines(script: Path) -> None:
 def note_pipeline_steps(patches: Patches, note: Callable[[Any], None]) -> None:
     """Calls `note` with a pipeline after each of its steps, until the patches are undone."""
     _load_without_thread(patches)
+    for module in [held for name, held in sys.modules.items() if name.startswith("torchrec.")]:
+        if _SHARE in vars(module):
+            patches.set_attribute(module, _SHARE, _create_alone)
     for module in filter(None, map(sys.modules.get, _MODULES)):
         for name, kind in list(vars(module).items()):
             if name.startswith("EvalPipeline") and isinstance(kind, type) and "progress" in vars(kind):
                 patches.set_attribute(kind, "progress", _follow(vars(kind)["progress"], note))
+
+
+def _create_alone(pg: Any, rank: int, creator: Any, extractor: Any, constructor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tables in memory that the processes of a node share: without data each rank makes its own."""
+    return creator(*args, **kwargs)
 
 
 def _load_without_thread(patches: Patches) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_iter
 from traincast.capturing.storages import StorageBook
 
 _MOSTLY = 0.6  # share of the updates that makes one kind the usual one
+_CHANCE = 0.1  # by which share of all sizes updates of the same ops may differ, and one stands for all
 _AVERAGED = 8  # updates that stand for a loop whose updates never repeat
 
 
@@ -22,14 +24,16 @@ _AVERAGED = 8  # updates that stand for a loop whose updates never repeat
 class Update:
     """What runs between two calls of the optimizer that is followed.
 
-    `names` and `forms` are hashes of its device ops, without and with their shapes; `evaluations` counts forward passes
-    of models in eval mode without gradients; `passes` are the backward passes that the update itself adds up;
-    `batches` the sizes of what every model was given, by model and by where the first tensor is kept.
+    `names` and `forms` are hashes of its device ops, without and with their shapes, of which `elements` is the sum;
+    `evaluations` counts forward passes of models in eval mode without gradients; `passes` are the backward passes that
+    the update itself adds up; `batches` the sizes of what every model was given, by model and by where the first
+    tensor is kept.
     """
 
     names: int = 0
     forms: int = 0
     ops: int = 0
+    elements: int = 0
     evaluations: int = 0
     passes: int = 0
     optimizers: int = 0
@@ -78,6 +82,7 @@ class UpdateWatch:
         update.names = hash((update.names, func))
         update.forms = hash((update.forms, func, shapes))
         update.ops += 1
+        update.elements += sum(map(math.prod, shapes))
         if self.check is not None:
             self.check()
 
@@ -174,6 +179,12 @@ def choose_updates(seen: Sequence[Update]) -> Choice:
             "is not in the step"
         )
         return Choice((usual,), (one.names,), tuple(notes))
+    least, most = min(u.elements for u in kept), max(u.elements for u in kept)
+    if len({update.names for update in kept}) == 1 and most <= least * (1 + _CHANCE):
+        notes.append(
+            f"samples differ from one update to the next (sizes by {most / max(1, least) - 1:.1%}): one is taken"
+        )
+        return Choice((), (kept[0].names,), tuple(notes))
     number = min(_AVERAGED, len(kept))
     low, high = min(u.ops for u in kept), max(u.ops for u in kept)
     notes.append(

@@ -69,6 +69,7 @@ class Device:
     power_limit_watts: float | None = None
     inline_ecc: bool = False
     fp16_accumulation_flops: float | None = None
+    host_link_bandwidth: float = 0.0
 
     @property
     def is_cpu(self) -> bool:

@@ -16,7 +16,7 @@ from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, sh
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES
-from traincast.simulator.matched_calls import Describe, MatchedCollective
+from traincast.simulator.collective_calls import Describe, MatchedCollective
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 

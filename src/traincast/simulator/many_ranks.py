@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from traincast.simulator.blocks import BlockKind, cut_schedule_at_collectives
-from traincast.simulator.clocks import Clocks
-from traincast.simulator.rank_group import ALL, GroupSimulation, RankGroup, Rows
+from traincast.simulator.rank_group import ALL, Clocks, GroupSimulation, RankGroup, RankTimes, Rows
+from traincast.simulator.schedule import Schedule
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
@@ -263,3 +263,15 @@ def _group_by_key(entries: IntArray, keys: IntArray) -> list[IntArray]:
         return [entries]
     order = np.argsort(keys, kind="stable")
     return np.split(entries[order], np.flatnonzero(np.diff(keys[order])) + 1)
+
+
+def simulate_rank(
+    schedule: Schedule, host_seconds: FloatArray, kernel_seconds: FloatArray, clocks: Clocks, *, gap: float = 0.0
+) -> RankTimes:
+    """Executes the instructions, moving `clocks` on. `host_seconds` is per instruction, `kernel_seconds` per
+    instruction too (used by launches); `gap` is the time in seconds between kernels queued in one stream."""
+    group = RankGroup(schedule, host_seconds[None, :], kernel_seconds[None, :])
+    (simulated,) = simulate_ranks([group], Collectives.none(), gap=gap, clocks=[[clocks]])
+    (after,) = simulated.clocks()
+    clocks.threads, clocks.streams, clocks.events = after.threads, after.streams, after.events
+    return simulated.times(0)

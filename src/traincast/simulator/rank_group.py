@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traincast.simulator.blocks import Block, BlockKind, Blocks
-from traincast.simulator.clocks import Clocks, RankTimes
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import FloatArray, IndexArray
 
@@ -165,3 +164,36 @@ def _stack_ranks(seconds: FloatArray, order: IndexArray) -> FloatArray:
     if len(seconds) > 1 and seconds.strides[0] == 0:
         return np.broadcast_to(seconds[0, order][:, None], (len(order), len(seconds)))
     return np.ascontiguousarray(seconds[:, order].T)
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Where every host thread, stream and event stands, in seconds."""
+
+    threads: list[float]
+    streams: list[float]
+    events: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def at_zero(schedule: Schedule, gap: float = 0.0) -> Clocks:
+        """Everything idle at time 0: streams ended their last kernel a `gap` ago."""
+        return Clocks([0.0] * schedule.num_threads, [-gap] * schedule.num_streams, [0.0] * schedule.num_events)
+
+    @property
+    def latest(self) -> float:
+        """When everything issued so far is done."""
+        return max(*self.threads, *self.streams)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RankTimes:
+    """What one simulation did: host time after every instruction, and start and end of every launch, in seconds.
+
+    `host_issue` is the host time of an instruction before any waiting, so `host_after - host_issue` is the time
+    it was held by a synchronisation.
+    """
+
+    host_issue: FloatArray
+    host_after: FloatArray
+    kernel_start: FloatArray
+    kernel_end: FloatArray

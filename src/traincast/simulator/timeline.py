@@ -9,7 +9,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.ir.program import Program
-from traincast.simulator.clocks import RankTimes
+from traincast.simulator.rank_group import RankTimes
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import FloatArray, Int32Array
 from traincast.utils.totals import sum_by_key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -141,16 +142,25 @@ def write_pages_with(write: Callable[[Result, Path], object]) -> None:
     _PAGES[:] = [write]
 
 
-def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Rows as CSV; lists and the like as JSON."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+def encode_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> bytes:
+    """Rows as CSV, in these columns or all; lists and the like as JSON. Text that a spreadsheet would compute begins
+    with an apostrophe."""
+    columns = columns or list(dict.fromkeys(column for row in rows for column in row))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         cells = (row.get(column) for column in columns)
-        writer.writerow([json.dumps(cell) if isinstance(cell, list | dict) else cell for cell in cells])
+        writer.writerow([_make_csv_cell(cell) for cell in cells])
     return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _make_csv_cell(cell: Any) -> Any:
+    if isinstance(cell, list | dict):
+        return json.dumps(cell)
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return cell if re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", cell, re.IGNORECASE) else f"'{cell}"
+    return cell
 
 
 def _find_length(row: Mapping[str, Any]) -> str:

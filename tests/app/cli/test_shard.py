@@ -60,6 +60,17 @@ def test_a_search_prints_a_page_and_writes_the_plan(capsys, tables, tmp_path):
     assert result["plan"] == json.loads(out.read_text())
 
 
+def test_several_platforms_are_compared_fastest_first(capsys, tables):
+    given = (tables, "--on", "dgx-a100,dgx-h100", "--gpus", "2", "--no-torchrec", "--time-limit", "0")
+    code, page, _ = _run(capsys, *given)
+    assert code == 0 and "embedding part only" in page
+    assert [word for word in page.split() if word.startswith("dgx-")] == ["dgx-h100", "dgx-a100"]
+    _, text, _ = _run(capsys, *given, "--json")
+    found = json.loads(text)["platforms"]
+    assert found[0]["platform"] == "dgx-h100" and found[0]["iteration_ms"] <= found[1]["iteration_ms"]
+    assert "for one platform" in _refused(capsys, *given, "--out", tables.parent / "plan.json")
+
+
 def test_the_document_says_what_the_page_says(capsys, tables):
     code, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--json", "--seed", "3")
     result = json.loads(text)

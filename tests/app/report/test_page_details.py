@@ -10,7 +10,7 @@ import traincast
 from tests.simulator.rank_programs import RankProgram, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
-from traincast.simulator.prediction.outside import OutsideOp
+from traincast.simulator.prediction.breakdown import OutsideOp
 from traincast.simulator.prediction.warnings import Note
 
 

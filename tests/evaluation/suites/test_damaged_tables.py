@@ -221,7 +221,7 @@ def test_a_parquet_file_that_is_none_is_one_line(tmp_path, capsys, suite):
     for file in ("kernels/gemm_fp32", "collectives/nccl_single_node"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / f"{file}.parquet").write_bytes(b"PAR1 and nothing else")
-    assert "cannot read" in evaluated(capsys, suite, tmp_path)
+    assert "no Parquet file" in evaluated(capsys, suite, tmp_path)
 
 
 @pytest.mark.parametrize(

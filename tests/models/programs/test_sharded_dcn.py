@@ -17,7 +17,8 @@ from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
-from traincast.simulator.scenario.recommenders import build_hybrid_variant, load_described_dlrm
+from traincast.simulator.scenario.dlrm_file import load_described_dlrm
+from traincast.simulator.scenario.recommenders import build_hybrid_variant
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 

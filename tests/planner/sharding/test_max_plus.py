@@ -9,8 +9,8 @@ from traincast.models.placement import ShardingKind
 from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.planner.sharding.max_plus import Skip, compile_simulation
 from traincast.planner.sharding.slots import Part, Slot
-from traincast.simulator.clocks import Clocks
-from traincast.simulator.one_rank import simulate_rank
+from traincast.simulator.many_ranks import simulate_rank
+from traincast.simulator.rank_group import Clocks
 from traincast.simulator.schedule import Code, Schedule
 
 SLOTS = [Slot(Part.BACKWARD, ShardingKind.TABLE_WISE, group) for group in range(6)]

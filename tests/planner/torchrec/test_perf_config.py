@@ -11,7 +11,8 @@ from tests.planner.torchrec.test_estimator import some_tables
 from traincast.hardware.platform import load_platform
 from traincast.models.placement.plan import check_plan
 from traincast.planner.sharding.task import make_task
-from traincast.planner.torchrec.perf_config import _Times
+from traincast.planner.torchrec.perf_config import _Times, register_perf_config
+from traincast.planner.torchrec.planner import make_topology
 from traincast.utils.errors import TraincastError
 
 
@@ -36,6 +37,16 @@ def test_a_shard_takes_longer_in_host_memory_and_a_cache_lies_between(task):
     assert device.forward < cached.forward < host.forward
     assert device.backward < host.backward
     assert device.outputs == host.outputs > 0
+
+
+@NEEDS_TORCHREC
+def test_torchrec_finds_our_times_by_name(task):
+    from torchrec.distributed.planner.estimator import EmbeddingPerfEstimatorFactory
+
+    assert register_perf_config(task) == ("traincast", "traincast-dgx-a100")
+    made = EmbeddingPerfEstimatorFactory.create("traincast", topology=make_topology(task))
+    assert made._config.name.startswith("traincast-")
+    assert {"traincast", "traincast-dgx-a100"} <= set(EmbeddingPerfEstimatorFactory._registry)
 
 
 def test_ways_of_sharding_exchange_what_they_do(task):

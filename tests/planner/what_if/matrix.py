@@ -24,6 +24,7 @@ from traincast_evaluation.published.catalog import published_programs
 VALUES = {
     "mode": "training",
     "on": "a100-80gb", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",
+    "power-limit-w": "200",
     "clock-mhz": "1000", "clock-speed": "2", "link-speed": "2", "nic-speed": "2", "link-latency": "0.5", "speed": "2",
     "embedding-dim": "32", "pooling": "x2", "tables": "30", "drop-table": "0", "add-table": "1000x2", "rows": "x2",
     "mlp-width": "2", "bottom-mlp": "512-256-64", "top-mlp": "256-1", "layers": "2", "ffn": "1024", "vocab": "1000",

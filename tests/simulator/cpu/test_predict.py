@@ -22,9 +22,9 @@ from traincast.simulator.cpu.instructions import lower_step
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.simulator.cpu.rank_plan import compute_step_seconds
 from traincast.simulator.prediction.prediction import predict_step
+from traincast.simulator.prediction.step import Unevenness
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
 
 

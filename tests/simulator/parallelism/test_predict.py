@@ -155,9 +155,9 @@ def test_the_command_line_answers_in_one_document(capsys) -> None:
     [
         ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 3", "tp 3 does not divide the 32 attention heads"),
         ("predict llama3-8b --on dgx-h100 --gpus 8 --fsdp --zero 1", "--zero 1 contradicts it"),
-        ("predict llama3-8b --on dgx-h100 --gpus 8,16 --tp 2", "give one number of --gpus"),
+        ("predict llama3-8b --on dgx-h100 --gpus 8,12 --tp 8", "12 GPUs are no multiple of tp 8"),
         ("predict resnet50 --on dgx-h100 --gpus 8 --tp 2", "resnet50 is a captured model"),
-        ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --mode inference", "--mode inference has no layout"),
+        ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --mode inference", "a Transformer that only infers"),
         ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --skew-ms 1", "--skew-ms is not used here"),
     ],
 )

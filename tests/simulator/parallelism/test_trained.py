@@ -75,7 +75,7 @@ def test_block_scales_cost_casts() -> None:
         ("--dtype bf16 --fp8-scaling mx", "--fp8-scaling is for 8-bit arithmetic (--dtype fp8), not bf16"),
         ("--tp 2 --optimizer sgd", "--optimizer sgd has no layout of GPUs"),
         ("--tp 2 --compiled --kernels eager", "--compiled and --kernels eager contradict each other"),
-        ("--tp 2 --loader-ms 5", "--loader-ms is not used here"),
+        ("--tp 2 --pageable", "copies no inputs from pinned memory"),
         ("--pp 2 --stage-layers 15,x", "--stage-layers '15,x' are no integers"),
     ],
 )

@@ -10,7 +10,7 @@ from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware.catalog import load_device
-from traincast.simulator.prediction.outside import OutsideOp
+from traincast.simulator.prediction.breakdown import OutsideOp
 
 
 def product(m, n, k):

@@ -12,8 +12,8 @@ from traincast.costs.in_step import SHIPPED
 from traincast.hardware import load_platform
 from traincast.simulator.overlap import get_late_start_seconds
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.simulator.prediction.step_path import sum_path_by_place
-from traincast.simulator.uneven import Unevenness
+from traincast.simulator.prediction.rank_results import sum_path_by_place
+from traincast.simulator.prediction.step import Unevenness
 from traincast.utils.errors import TraincastError
 
 WORLD = tuple(range(8))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, small_events, step
-from traincast.simulator.clocks import Clocks
-from traincast.simulator.one_rank import simulate_rank
+from traincast.simulator.many_ranks import simulate_rank
+from traincast.simulator.rank_group import Clocks
 from traincast.simulator.schedule import Code
 from traincast.traces.replay.labels import GRAPH, Labels
 from traincast.traces.replay.path import make_path_report

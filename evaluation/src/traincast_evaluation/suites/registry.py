@@ -47,6 +47,7 @@ SUITES = {
     "multi-gpu": Suite(
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
+    "recommenders": Suite("recommenders:list_recommender_cases", summary="recommenders:summarise_recommenders"),
     "sharding": Suite(here="here:evaluate_sharding"),
     "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm"),
     "traces": Suite(table="traced:evaluate_traces"),

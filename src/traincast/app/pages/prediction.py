@@ -29,10 +29,9 @@ from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_peak_memory
 from traincast.costs.kernels.evidence import list_measured_devices
 from traincast.planner.what_if.money import Prices, compute_cost
-from traincast.simulator.matched_calls import format_rank_list
-from traincast.simulator.prediction.rank_results import RankResult
+from traincast.simulator.collective_calls import format_rank_list
+from traincast.simulator.prediction.rank_results import RankResult, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.verdict import split_step
 from traincast.utils.display.text import format_milliseconds
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from traincast.app.report.ranks import format_ranks
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
+from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import sum_path_by_activity
 from traincast.simulator.prediction.verdict import split_step, state_verdict
 from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.settings import format_settings

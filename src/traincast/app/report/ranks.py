@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from traincast.simulator.matched_calls import format_rank_list
+from traincast.simulator.collective_calls import format_rank_list
+from traincast.simulator.prediction.rank_results import sum_path_by_place
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import sum_path_by_place
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
 
 _MOST_ROWS = 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from traincast.planner.sharding.result import ShardingResult, describe_kind, describe_ranks
@@ -38,6 +40,29 @@ def _state_sharding(result: ShardingResult) -> list[str]:
     gain = f"; {others[0].name} is {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
     limits = f"90 % interval {format_interval(step.interval)}, bound by {bounds}{gain}"
     return [asked, timed, f"{limits}. {step.trust.sentence}", *rest]
+
+
+def format_platforms(results: Sequence[ShardingResult]) -> str:
+    """The best plans of several platforms side by side, with what was assumed below."""
+    rows = []
+    for result in results:
+        best, (low, high) = result.best, result.best.prediction.interval
+        rows.append(
+            (
+                result.task.platform.key,
+                format_milliseconds(best.seconds),
+                f"{format_milliseconds(low)} to {format_milliseconds(high)}",
+                f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}",
+                f"{best.memory.device.max() / 1e9:.1f}" + ("" if best.memory.fits else " (does not fit)"),
+                ", ".join(f"{count} {kind}" for kind, count in best.kinds.items()),
+            )
+        )
+    first = results[0]
+    part = "whole step" if first.is_whole_step else "embedding part only (give `dense` for the whole step)"
+    head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
+    names = ("platform", "ms", "90 % interval", "samples/s", "GB, fullest", "tables")
+    notes = dict.fromkeys(note for result in results for note in result.notes)
+    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *notes])
 
 
 def _format_comparison(result: ShardingResult) -> str:

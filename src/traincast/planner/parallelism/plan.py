@@ -1,4 +1,4 @@
-"""The layout with the fastest step among all that fit, and why the next ones are slower."""
+"""The fastest layouts of a Transformer on a number of GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import split_step
+from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.kinds import KINDS, USED, find_source_kind
 from traincast.simulator.scenario.layouts import list_layout_fields, make_layout
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.resolved import Resolved, resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job
@@ -202,3 +205,43 @@ def _keep_scores(scores: _Scores) -> _Scores:
 
 def _estimate_chunk(scores: _Scores, layouts: Sequence[Layout]) -> list[float]:
     return [scores.seconds(layout) for layout in layouts]
+
+
+SEARCHED = ("tp", "pp", "vp", "cp", "ep", "fsdp", "zero", "micro_batch", "batch_size", "checkpoint")
+"""Fields of a scenario that a plan chooses."""
+PLANNED = tuple(name for name in list_scenario_fields() if name in USED["parallel"] and name not in SEARCHED)
+"""Fields of a scenario that a plan takes."""
+
+
+def plan(
+    scenario: Scenario,
+    *,
+    tokens_per_step: int | None = None,
+    price: float | None = None,
+    tokens: float | None = None,
+    workers: Workers = SEARCH,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Plan:
+    """The best layouts of a scenario's Transformer on its GPUs. A step is `global_batch` samples (default two per GPU),
+    or as many as hold `tokens_per_step`. `price` is dollars of one GPU for an hour, `tokens` those of the whole
+    training; `workers` predict the layouts."""
+    for name in scenario.given():
+        if name not in PLANNED:
+            why = "a plan chooses it" if name in SEARCHED else "it is not for Transformers on several GPUs"
+            raise TraincastError(f"`{name}` is not used here: {why}; leave it out")
+    for name, amount in (("tokens_per_step", tokens_per_step), ("price", price), ("tokens", tokens)):
+        if amount is not None and not 0 < amount < 1e18:
+            raise TraincastError(f"`{name}` {amount:g} is out of range; give a number above 0")
+    if scenario.global_batch is not None and tokens_per_step is not None:
+        raise TraincastError("`global_batch` and `tokens_per_step` both say how large a step is; give one of them")
+    if scenario.gpus is None:
+        raise TraincastError("`gpus` is missing: say how many GPUs the plan is for")
+    kind = find_source_kind(scenario.workload)
+    if kind != "transformer":
+        raise TraincastError(f"a plan lays out described Transformers, such as llama3-8b; this is {KINDS[kind]}")
+    resolved = resolve(scenario.replace(global_batch=scenario.global_batch or 2 * scenario.gpus))
+    seq_len = scenario.seq_len or resolved.of_transformer().seq_len
+    sizes = {"seq_len": seq_len}
+    if tokens_per_step is not None:
+        sizes["global_batch"] = max(1, round(tokens_per_step / seq_len))
+    return make_plan(resolved.changed(**sizes), price=price, tokens=tokens, workers=workers, progress=progress)

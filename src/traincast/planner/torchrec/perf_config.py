@@ -59,6 +59,16 @@ def make_perf_estimator(task: Task) -> Any:
     )
 
 
+def register_perf_config(task: Task) -> tuple[str, str]:
+    """Registers our configuration with TorchRec's factory of estimators, under "traincast" and under "traincast-" with
+    the platform's name, so that its own tools find it; gives both names. The last task registered holds."""
+    factory, config = _make_estimator().EmbeddingPerfEstimatorFactory, type(make_perf_config(task))
+    names = ("traincast", f"traincast-{task.platform.key}".lower())
+    for name in names:
+        factory.register(name)(config)
+    return names
+
+
 def make_perf_config(task: Task) -> Any:
     """A `HardwarePerfConfig` whose annotated functions answer from our fitted kernels and collectives, in TorchRec's
     milliseconds. It knows the tables of the task by name: their skew, pooling and optimizer."""

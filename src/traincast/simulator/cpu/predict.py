@@ -15,10 +15,10 @@ from traincast.costs.cpu.profile import Profile
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
+from traincast.simulator.collective_calls import MatchedCollective
 from traincast.simulator.cpu.instructions import CpuStep, lower_step
 from traincast.simulator.cpu.rank_plan import compute_step_seconds
-from traincast.simulator.matched_calls import MatchedCollective
-from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
+from traincast.simulator.prediction.breakdown import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
 from traincast.simulator.prediction.rank_results import (
     RankResult,
     compute_imbalance,

@@ -17,14 +17,17 @@ from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
-from traincast.simulator.prediction.outside import list_outside_ops
-from traincast.simulator.prediction.places import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
+from traincast.simulator.prediction.breakdown import (
+    list_marked_ops,
+    list_outside_ops,
+    sum_seconds_by_phase,
+    sum_seconds_by_source,
+)
 from traincast.simulator.prediction.rank_results import compute_imbalance, find_slowest_class, list_rank_results
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step import StepSimulation, simulate_step
+from traincast.simulator.prediction.step import StepSimulation, Unevenness, simulate_step
 from traincast.simulator.prediction.warnings import list_warnings
 from traincast.simulator.timeline import Timeline
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90

@@ -1,19 +1,21 @@
-"""What a step is made of, rank by rank."""
+"""What a step is made of, rank by rank, and its critical path over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from traincast.ir.program import Memory, compute_peak_memory
+from traincast.simulator.critical import PathPart, find_critical_path
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.rank_group import GroupSimulation
 from traincast.simulator.timeline import compute_union_seconds
 from traincast.utils.arrays import FloatArray
+from traincast.utils.totals import sum_by_key
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 
@@ -113,3 +115,40 @@ def find_slowest_class(simulated: StepSimulation, results: tuple[RankResult, ...
     latest = simulated.class_latest()
     last = np.flatnonzero(latest >= latest.max() - _TOGETHER * simulated.seconds)
     return int(min(last.tolist(), key=lambda c: results[c].waiting))
+
+
+HOST = "host"
+
+
+def find_step_path(simulated: StepSimulation) -> list[PathPart]:
+    """The critical path over all ranks, from the end of the step before to that of this one."""
+    begin = max(float(previous.max()) for previous in simulated.previous)
+    class_at = {place: c for c, place in enumerate(simulated.place)}
+    parts = []
+    for segment in find_critical_path(simulated.walks, simulated.meetings):
+        if segment.end <= begin:  # the host may have begun this step before the last one was done
+            continue
+        c = class_at[segment.group, segment.row]
+        what, op, name = _label_path_part(simulated, simulated.classes.program[c], segment.where, segment.instruction)
+        parts.append(PathPart(simulated.ranks[c][0], what, op, name, max(segment.start, begin), segment.end))
+    return parts
+
+
+def _label_path_part(simulated: StepSimulation, p: int, where: str, instruction: int) -> tuple[str, str, str]:
+    program, schedule = simulated.instructions.programs[p], simulated.instructions.schedules[p]
+    if where == "device":
+        call = simulated.instructions.lowered[p].calls[schedule.call[instruction]]
+        op = program.symbolic[program.columns.op_signature[schedule.op[instruction]]].name
+        return call.family.name, op, f"{call.family.name}: {call.kind}"
+    scope = program.names[program.columns.scope_name[schedule.scope[instruction]]]
+    return HOST, scope, f"{HOST}: {scope}"
+
+
+def sum_path_by_activity(path: Iterable[PathPart]) -> dict[str, float]:
+    """Seconds of the path by what it is spent on, longest first."""
+    return sum_by_key((part.what, part.seconds) for part in path)
+
+
+def sum_path_by_place(path: Iterable[PathPart]) -> dict[tuple[int, str], float]:
+    """Seconds of the path by rank and op, longest first: the first one holds the step back most."""
+    return sum_by_key(((part.rank, part.op), part.seconds) for part in path)

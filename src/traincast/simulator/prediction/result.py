@@ -10,15 +10,23 @@ from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
 from traincast.ir.program import Memory
 from traincast.ir.workload import Workload
+from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.critical import PathPart
-from traincast.simulator.matched_calls import format_rank_list
+from traincast.simulator.prediction.breakdown import (
+    OutsideOp,
+    sum_seconds_by_layer,
+    sum_seconds_by_module,
+    sum_seconds_by_op,
+)
 from traincast.simulator.prediction.document import make_prediction_document
-from traincast.simulator.prediction.outside import OutsideOp
 from traincast.simulator.prediction.parallel import ParallelFigures, list_layout_figures
-from traincast.simulator.prediction.places import sum_seconds_by_layer, sum_seconds_by_module, sum_seconds_by_op
-from traincast.simulator.prediction.rank_results import RankResult
+from traincast.simulator.prediction.rank_results import (
+    RankResult,
+    find_step_path,
+    sum_path_by_activity,
+    sum_path_by_place,
+)
 from traincast.simulator.prediction.step import StepSimulation
-from traincast.simulator.prediction.step_path import find_step_path, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.throughput import Throughput, compute_throughput
 from traincast.simulator.prediction.trust import Trust
 from traincast.simulator.timeline import Timeline

@@ -15,20 +15,18 @@ from traincast.costs.host.profile import ALONE, BEFORE, HostProfile
 from traincast.costs.kernels.cost import Costs
 from traincast.ir.cuda_graph import find_graph_scopes
 from traincast.ir.program import Program
-from traincast.simulator.classes import Classes, find_classes
-from traincast.simulator.clocks import Clocks
-from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.instructions import Classes, StepInstructions, find_classes
 from traincast.simulator.many_ranks import CollectiveIndex, Collectives, Deadlock, simulate_ranks
 from traincast.simulator.overlap import simulate_with_overlap
-from traincast.simulator.rank_group import GroupSimulation, RankGroup
+from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup
 from traincast.simulator.schedule import RUNTIME_CALLS, Code, Schedule
 from traincast.simulator.timeline import Timeline
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.hardware.topology import Topology
+
 
 GRAPH_LAUNCH_SECONDS = 20e-6
 """Host time of launching a CUDA graph: the median of the 58 launches of up to three kernels in a traced A100 job."""
@@ -310,3 +308,33 @@ def _explain_deadlock(
     return TraincastError(
         "ranks wait for each other for ever (they disagree on the order of collectives): " + "; ".join(lines)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unevenness:
+    """How ranks differ from each other by chance, the same for the same `seed`.
+
+    The host of each rank begins its step up to `skew_ms` milliseconds late (data loading, uniformly), and every
+    kernel and stretch of host work takes longer by the size of a normal variable of `jitter` of its time. Both only
+    delay: a step with them is never shorter than without.
+    """
+
+    skew_ms: float = 0.0
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skew_ms <= 1e6 or not 0 <= self.jitter <= 10 or self.seed < 0:
+            raise TraincastError(
+                f"skew {self.skew_ms:g} ms, jitter {self.jitter:g} and seed {self.seed} must not be negative "
+                "(skew at most 1e6 ms, jitter at most 10)"
+            )
+
+    def applied(self, host: FloatArray, kernel: FloatArray, rank: int) -> tuple[FloatArray, FloatArray]:
+        """Host and kernel seconds of one rank."""
+        draw = np.random.default_rng((self.seed, rank))
+        late = draw.uniform(0.0, 1e-3 * self.skew_ms)
+        host = host * (1.0 + np.abs(draw.normal(0.0, self.jitter, len(host))))
+        kernel = kernel * (1.0 + np.abs(draw.normal(0.0, self.jitter, len(kernel))))
+        host[:1] += late
+        return host, kernel

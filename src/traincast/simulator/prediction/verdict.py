@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from traincast.ir.tables import count_bytes_left_out
+from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import sum_path_by_activity
 from traincast.utils.display.text import format_duration, format_interval
 
 _LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word

@@ -11,8 +11,8 @@ from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.tables import count_bytes_left_out
+from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.instructions import StepInstructions
-from traincast.simulator.matched_calls import format_rank_list
 from traincast.simulator.prediction.rank_results import RankResult
 
 

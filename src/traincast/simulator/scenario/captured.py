@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.layouts import check_sharing
+from traincast.simulator.scenario.kinds import check_sharing
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 

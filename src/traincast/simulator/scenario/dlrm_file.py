@@ -15,8 +15,10 @@ from traincast.models.dlrm.config import (
     INTERACTIONS,
     LOSSES,
     OPTIMIZERS,
+    STUDY_DLRMS,
     DlrmConfig,
 )
+from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.embeddings.access import Uniform, format_access
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import format_path, parse_yaml, read_text
@@ -183,3 +185,10 @@ def _read_choice(key: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise make_unknown_error(key, str(value)[:80], allowed, f"Field '{key}' takes {', '.join(allowed)}.")
     return value
+
+
+def load_described_dlrm(name: str) -> DlrmConfig:
+    """The DLRM of this name, built in or in YAML."""
+    if name.endswith((".yaml", ".yml")):
+        return read_dlrm(Path(name))
+    return DLRM_V2 if name == DLRM_V2.name else STUDY_DLRMS[name]

@@ -144,6 +144,18 @@ def check_used(scenario: Scenario, kind: str) -> None:
             raise TraincastError(f"`{name}` is used with {others} only; give one, or leave it out")
 
 
+def check_sharing(scenario: Scenario) -> None:
+    """Rejects fields of data parallelism that contradict each other."""
+    s = scenario
+    if s.fsdp and s.zero not in (None, 3):
+        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
+    if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
+        raise TraincastError(
+            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
+            "time; give one of them"
+        )
+
+
 def _explain(name: str, kind: str) -> str:
     """Why a step of this kind has no such field, where that is not plain."""
     if kind == "dlrm" and name in _SHARED:

@@ -1,10 +1,18 @@
-"""The layout of GPUs that the fields of a scenario describe, and the fields that describe a layout."""
+"""Transformers by description: the layout of GPUs that the fields of a scenario describe, and their steps."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from traincast.simulator.parallelism.layout import Layout
+from traincast.ir.workload import Workload
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.program.step import build_inference_workload
+from traincast.models.transformers.reading import load_transformer
+from traincast.simulator.parallelism.groups import make_style
+from traincast.simulator.parallelism.layout import Layout, complete_layout
+from traincast.simulator.parallelism.program import build_parallel_workload
+from traincast.simulator.scenario.kinds import check_sharing
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -63,8 +71,6 @@ def _check_layout_fields(scenario: Scenario) -> None:
     """Rejects fields that contradict each other, or that no layout has."""
     s = scenario
     check_sharing(s)
-    if s.mode == "inference":
-        raise TraincastError("`mode=inference` has no layout of GPUs; leave one of them out")
     if s.optimizer not in (None, "none", "adam"):
         raise TraincastError(f"`optimizer={s.optimizer}` has no layout of GPUs; give adam or none")
     if s.optimizer == "none" and s.optimizer_impl is not None:
@@ -76,18 +82,6 @@ def _check_layout_fields(scenario: Scenario) -> None:
     for name in ("fp8_scaling", "fp8_gather"):
         if getattr(s, name) and s.dtype != "fp8":
             raise TraincastError(f"`{name}` is for 8-bit arithmetic (`dtype=fp8`), not {s.dtype}; leave it out")
-
-
-def check_sharing(scenario: Scenario) -> None:
-    """Rejects fields of data parallelism that contradict each other."""
-    s = scenario
-    if s.fsdp and s.zero not in (None, 3):
-        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
-    if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
-        raise TraincastError(
-            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
-            "time; give one of them"
-        )
 
 
 def _parse_stage_layers(text: str) -> tuple[int, ...]:
@@ -114,3 +108,21 @@ def _parse_overlaps(scenario: Scenario) -> dict[str, Any]:
         "overlap_tp": "all" if "tp" in named else "none", "overlap_ep": "experts" in named,
         "overlap_pp": "stages" in named,
     }  # fmt: skip
+
+
+def load_described_transformer(source: str | Path | Transformer | Workload) -> Transformer:
+    """A described Transformer: by name, in a file, or itself."""
+    return source if isinstance(source, Transformer) else load_transformer(str(source))
+
+
+def build_described_step(source: str | Path | Transformer | Workload, scenario: Scenario) -> Workload:
+    """One step of a described Transformer (by name, in a file, or itself) as a scenario asks for it."""
+    model = load_described_transformer(source)
+    alone = scenario.replace(gpus=None, mode=None)
+    if scenario.mode == "inference":  # CUDA graphs are made of its ops
+        alone = alone.replace(kernels="compiled" if scenario.is_compiled else None, compiled=False, cuda_graph=False)
+    layout = complete_layout(make_layout(alone), model)
+    if scenario.mode == "inference":
+        style = make_style(layout)
+        return build_inference_workload(model, batch_size=layout.micro_batch, seq_len=layout.seq_len, style=style)
+    return build_parallel_workload(model, layout, (), gpus_per_node=1, micro_batches=layout.accumulation)

@@ -14,6 +14,7 @@ from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step import Unevenness
 from traincast.simulator.prediction.warnings import Note
 from traincast.simulator.scenario.captured import (
     accumulate_captured,
@@ -33,7 +34,6 @@ from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import list_settings
 from traincast.simulator.scenario.workloads import compile_workload, load_single_gpu_step, spread_on_gpus
-from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _load_single_gpu_step(resolved: Resolved, platform: Platform) -> tuple[Workl
     written compiled."""
     scenario = resolved.scenario
     if resolved.source == "transformer":  # sizes decide what is written
-        from traincast.simulator.scenario.transformers import build_described_step
+        from traincast.simulator.scenario.layouts import build_described_step
 
         return build_described_step(resolved.of_transformer(), scenario), ""
     if resolved.dlrm is not None:

@@ -38,10 +38,8 @@ def build_recommender(
     config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, program: str | None
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
-    from traincast.simulator.scenario.recommenders import (  # names of programs need no programs
-        build_hybrid_variant,
-        load_described_dlrm,
-    )
+    from traincast.simulator.scenario.dlrm_file import load_described_dlrm  # names of programs need no programs
+    from traincast.simulator.scenario.recommenders import build_hybrid_variant
 
     check_eager(config.name, gpus, scenario)
     wanted = program or TORCHREC

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from traincast.hardware.platform import Platform
 from traincast.ir.edit import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.hybrid import build_hybrid_dlrm
 from traincast.models.sharded_dlrm.step import check_ranks
-from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 AUTOCAST: dict[str | None, str] = {None: "", "fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}
-
-
-def load_described_dlrm(name: str) -> DlrmConfig:
-    """The DLRM of this name, built in or in YAML."""
-    if name.endswith((".yaml", ".yml")):
-        return read_dlrm(Path(name))
-    return DLRM_V2 if name == DLRM_V2.name else STUDY_DLRMS[name]
 
 
 def build_hybrid_variant(

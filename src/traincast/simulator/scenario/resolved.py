@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import OpCost
+from traincast.ir.given import OpCost, read_op_costs
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.costs import read_costs
 from traincast.simulator.scenario.kinds import KINDS, check_used, choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import get_default_dtype
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from traincast.models.placement.plan import Plan
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.parallelism.layout import Layout
+
 
 Structural = Callable[[Workload], tuple[Workload, str]]
 """An edit of the ops of a step: the edited workload, and a note on it ("": nothing)."""
@@ -93,7 +94,7 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
                 "one in YAML"
             )
-        from traincast.simulator.scenario.recommenders import load_described_dlrm
+        from traincast.simulator.scenario.dlrm_file import load_described_dlrm
 
         config = load_described_dlrm(str(self.scenario.workload))
         if self.scenario.optimizer not in (None, "none"):
@@ -109,7 +110,7 @@ class Resolved:
                 f"{self.name} is {KINDS[self.source]}, not a description of a Transformer; name one such as llama3-8b "
                 "or describe it in YAML"
             )
-        from traincast.simulator.scenario.transformers import load_described_transformer
+        from traincast.simulator.scenario.layouts import load_described_transformer
 
         return load_described_transformer(self.scenario.workload)
 
@@ -208,3 +209,24 @@ def _resolve_plan(resolved: Resolved) -> Plan:
             f"the `plan` is for {only.world_size} ranks and the step on {resolved.gpus} GPUs; give its number"
         )
     return only
+
+
+_LARGEST_FILE = 1 << 20  # bytes
+
+
+def read_costs(costs: str | Path | Sequence[OpCost] | None) -> tuple[OpCost, ...]:
+    """The costs of a `.toml` file (`["lib::op"]` with `seconds`, `flops`, `bytes`), or those given; None is none."""
+    if costs is None:
+        return ()
+    if not isinstance(costs, str | Path):
+        return tuple(costs)
+    path = Path(costs)
+    if not path.is_file():
+        raise TraincastError(f'no file {path} with costs; write a .toml file with a table ["lib::op"] for each op')
+    if path.stat().st_size > _LARGEST_FILE:
+        raise TraincastError(f"{path} is larger than a file of costs can be ({_LARGEST_FILE >> 20} MiB)")
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TraincastError(f"{path} is no TOML: {error}") from None
+    return read_op_costs(table, str(path))

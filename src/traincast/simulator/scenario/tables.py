@@ -75,7 +75,7 @@ def load_recommender(source: str) -> tuple[tuple[Table, ...], Dense | None, list
     described = isinstance(content, Mapping) and "rows_per_table" in content
     if described or source in STUDY_DLRMS or source == DLRM_V2.name:
         from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
-        from traincast.simulator.scenario.recommenders import load_described_dlrm
+        from traincast.simulator.scenario.dlrm_file import load_described_dlrm
 
         config = load_described_dlrm(source)
         return make_dlrm_tables(config), Dense.from_dlrm(config), []

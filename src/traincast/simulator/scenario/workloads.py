@@ -38,7 +38,7 @@ def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workloa
 
         return build_published_step(find_published_program(str(scenario.workload)), 1, scenario)[0]
     if kind == "transformer":
-        from traincast.simulator.scenario.transformers import build_described_step
+        from traincast.simulator.scenario.layouts import build_described_step
 
         return build_described_step(scenario.workload, scenario)
     if kind == "tables":

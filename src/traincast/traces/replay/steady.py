@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from traincast.simulator.clocks import Clocks
 from traincast.simulator.critical import Segment, find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
-from traincast.simulator.rank_group import GroupSimulation, RankGroup
+from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup
 from traincast.simulator.schedule import Schedule
 from traincast.traces.link import Linked
 from traincast.traces.replay.timeline import STEP_EDGE, TimelineInstructions

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.simulator.clocks import Clocks, RankTimes
-from traincast.simulator.one_rank import simulate_rank
+from traincast.simulator.many_ranks import simulate_rank
+from traincast.simulator.rank_group import Clocks, RankTimes
 from traincast.simulator.schedule import Code
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.simulator.clocks import Clocks, RankTimes
 from traincast.simulator.many_ranks import Collectives, Deadlock, simulate_ranks
-from traincast.simulator.rank_group import GroupSimulation, RankGroup
+from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup, RankTimes
 from traincast.simulator.schedule import Code
 from traincast.traces.breakdown import StepBreakdown
 from traincast.traces.link import Linked

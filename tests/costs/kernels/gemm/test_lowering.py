@@ -116,3 +116,14 @@ def test_grouped_products_divide_what_groups_share(left, right, result, sizes):
     (call,) = lowered("aten::_grouped_mm", {"self": left, "mat2": right}, result)
     assert (call.kind, call.compute) == ("grouped", "bf16")
     assert tuple(field(call, name) for name in ("batch", "m", "n", "k")) == sizes
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "compute"),
+    [((1, 4), 267_735, "fp32"), ((1, 4), 267_736, "fp16"), ((1, 7), 267_735, "fp16")],
+)
+def test_tensor_cores_want_sides_of_eight_before_cuda_11(version, words, compute):
+    inputs = {"self": tensor(64, 512, dtype="float16"), "mat2": tensor(512, words, dtype="float16")}
+    context = LoweringContext(framework_version=version)
+    (call,) = lowered("aten::mm", inputs, tensor(64, words, dtype="float16"), context)
+    assert call.compute == compute

@@ -151,7 +151,9 @@ def test_concatenation_takes_longer_the_more_tensors_there_are():
     assert 1e6 * seconds(calls, load_device("v100-32gb")) == pytest.approx([3.1, 5.4, 10.8], rel=0.2)
 
 
-@pytest.mark.parametrize(("key", "low", "high"), [("v100", 11, 13), ("a100-80gb", 22, 26), ("h100", 45, 55)])
+@pytest.mark.parametrize(
+    ("key", "low", "high"), [("v100", 11, 13), ("a100-80gb", 22, 26), ("h100", 45, 55), ("gh200", 300, 360)]
+)
 def test_a_pinned_copy_runs_at_its_pcie_generation(key, low, high):
     calls = Calls.of(MEMCPY, [MEMCPY.call("h2d_pinned", bytes=1e9), MEMCPY.call("h2d_pageable", bytes=1e9)])
     pinned, pageable = 1.0 / seconds(calls, load_device(key))

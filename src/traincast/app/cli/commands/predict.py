@@ -45,7 +45,7 @@ from traincast.app.report.prediction import format_prediction
 from traincast.app.report.whatif import list_cost_rows
 from traincast.planner.what_if.money import Cost, Prices, compute_cost
 from traincast.planner.what_if.prices import choose_prices, find_price
-from traincast.simulator.prediction.places import PLACES
+from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve
 from traincast.simulator.scenario.fields import make_scenario

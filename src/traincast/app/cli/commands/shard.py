@@ -2,7 +2,8 @@
 
 TABLES is a YAML, JSON, CSV or Parquet file of tables (rows or num_embeddings, ...), names with rows, TorchRec's
 configs, a DLRM in YAML (its dense part is then in the step), or a built-in set: mlperf-dlrm, mlperf-dlrm-v2,
-dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description.
+dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description; several, separated
+by commas, are compared.
 Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit code 1: not even the best plan fits.
 """
 
@@ -12,13 +13,15 @@ import argparse
 
 from traincast.app.api import shard
 from traincast.app.cli.arguments import add_processes_option, parse_path
-from traincast.app.cli.output import check_outputs, print_result
+from traincast.app.cli.output import check_outputs, print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.report.sharding import format_sharding
+from traincast.app.report.sharding import format_platforms, format_sharding
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.plan_file import convert_plan_to_json
 from traincast.planner.sharding.entry import write_torchrec_plan
+from traincast.planner.sharding.result import ShardingResult
+from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json
 
 
@@ -43,11 +46,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Searches or ranks, and prints."""
-    check_outputs(args.out, args.torchrec_out, inputs=[args.tables, args.on, args.dense, args.candidates])
+    places = args.on.split(",")
+    check_outputs(args.out, args.torchrec_out, inputs=[args.tables, *places, args.dense, args.candidates])
+    if len(places) > 1:
+        return _compare_platforms(args, places)
+    result = _search(args, args.on)
+    if args.out:
+        write_json(args.out, convert_plan_to_json(result.best.plan))
+    if args.torchrec_out:
+        write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
+    print_result(result, format_sharding, as_json=args.json)
+    return OK if result.best.memory.fits else CHECK_FAILED
+
+
+def _compare_platforms(args: argparse.Namespace, places: list[str]) -> int:
+    """The best plan of every platform, fastest first."""
+    if args.out or args.torchrec_out or args.candidates:
+        raise TraincastError("a plan is for one platform: give one with --on, or leave out the files of plans")
+    results = sorted((_search(args, place) for place in places), key=lambda result: result.best.seconds)
+    if args.json:
+        print_json({"platforms": [result.to_dict() for result in results]})
+    else:
+        print_text(format_platforms(results))
+    return OK if all(result.best.memory.fits for result in results) else CHECK_FAILED
+
+
+def _search(args: argparse.Namespace, place: str) -> ShardingResult:
     with show_progress_bar("shard") as progress:
-        result = shard(
+        return shard(
             args.tables,
-            on=args.on,
+            on=place,
             gpus=args.gpus,
             batch_size=args.batch_size,
             dtype=args.dtype,
@@ -59,9 +87,3 @@ def run(args: argparse.Namespace) -> int:
             processes=args.processes,
             progress=progress,
         )
-    if args.out:
-        write_json(args.out, convert_plan_to_json(result.best.plan))
-    if args.torchrec_out:
-        write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
-    print_result(result, format_sharding, as_json=args.json)
-    return OK if result.best.memory.fits else CHECK_FAILED

@@ -28,6 +28,17 @@ def _read_order(spec: TensorSpec) -> tuple[int, bool]:
     return 0, False
 
 
+_ANY_SIZE_SINCE = (1, 7)  # PyTorch with CUDA 11, whose BLAS runs 16-bit GEMMs of any size on tensor cores
+_TILE = 8  # before, every side must be a multiple of this (cuBLAS, "Tensor Core Usage")
+
+
+def _choose_compute(left: TensorSpec, right: TensorSpec, context: LoweringContext) -> str:
+    """The arithmetic of a GEMM: plain cores where an old BLAS has no tensor-core kernel for its sides."""
+    compute = get_gemm_compute_type(left, tf32=context.tf32)
+    odd = any(side % _TILE for side in (*left.shape[-2:], right.shape[-1]))
+    return "fp32" if compute == "fp16" and odd and context.framework_version < _ANY_SIZE_SINCE else compute
+
+
 def _make_gemm_call(
     left: TensorSpec, right: TensorSpec, context: LoweringContext, *, kind: str = "mm", bias: int = 0
 ) -> tuple[Item, ...]:
@@ -37,7 +48,7 @@ def _make_gemm_call(
     copies = tuple(make_layout_copy(spec) for spec, fits in ((left, left_fits), (right, right_fits)) if not fits)
     call = GEMM.call(
         kind,
-        get_gemm_compute_type(left, tf32=context.tf32),
+        _choose_compute(left, right, context),
         batch=prod(left.shape[:-2]),
         m=left.shape[-2],
         n=right.shape[-1],

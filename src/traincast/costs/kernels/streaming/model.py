@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.model import Chips, ParametricModel, State
-from traincast.costs.kernels.physics import get_bus_gain
+from traincast.costs.kernels.physics import HOST_LINK_SHARE, get_bus_gain
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,
@@ -270,7 +270,8 @@ class MemcpyModel(StreamingModel):
         link = calls.is_kind("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable")
         pageable = calls.is_kind("h2d_pageable", "d2h_pageable")
         generation = min(max(device.pcie_gen, 3), 5)
-        pinned = self._PINNED_RATE[generation] / device.host_sharers
+        link_rate = max(self._PINNED_RATE[generation], HOST_LINK_SHARE * device.host_link_bandwidth)
+        pinned = link_rate / device.host_sharers
         staged = min(self._PAGEABLE_RATE[generation], pinned)
         size = calls["bytes"]
         late = np.where(pageable, np.maximum(size - self._STAGED_BYTES, 0.0), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +30,14 @@ def _format_line(entry: dict[str, Any]) -> str:
 
 def _is_row(row: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a row has all figures of a point, or says why it has none."""
-    return isinstance(row, dict) and (isinstance(row.get("error"), str) or set(FIGURES) <= set(row))
+    if not isinstance(row, dict) or isinstance(row.get("error"), str):
+        return isinstance(row, dict)
+    return set(FIGURES) <= set(row) and all(_is_figure(row[name]) for name in FIGURES)
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether a point can have such a figure: none, a verdict, or a finite number from 0."""
+    return value is None or (isinstance(value, int | float) and 0 <= value < math.inf)
 
 
 class Journal:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from time import monotonic
@@ -18,10 +17,11 @@ from traincast.planner.what_if.sweeps.points import FIGURES, Prepared, Sweep, gr
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import compute_file_digest
+from traincast.utils.files.reading import compute_file_digest, read_document
 from traincast.utils.files.writing import check_output, write_bytes
 from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import Workers
+from traincast.utils.results import encode_csv
 from traincast.utils.version import __version__
 
 SUFFIXES = (".csv", ".parquet")
@@ -96,7 +96,7 @@ def _describe_identity(settled: Sweep, grid: Grid) -> str:
     """What makes a sweep the same one: the step, the platform, all options, the axes, the files that they name, and
     the version that predicts."""
     resolved, workload = settled.resolved, settled.resolved.scenario.workload
-    files = [str(workload)] if isinstance(workload, str) else []
+    files = [workload, *_list_named_files(workload)] if isinstance(workload, str) else []
     files += [value for name, values in grid.axes if name in ("on", "plan") for value in values]
     described = {
         "version": __version__,
@@ -106,6 +106,22 @@ def _describe_identity(settled: Sweep, grid: Grid) -> str:
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
     }  # fmt: skip
     return compute_digest(described)
+
+
+def _list_named_files(workload: str) -> list[str]:
+    """Files of raw indices that a description of a model names, from its own folder."""
+    path = Path(workload)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return []
+    found, pending = [], [read_document(path)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            found += [str(path.parent / value) for name, value in part.items() if name == "indices" and value]
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return sorted(found)
 
 
 def _read_content(workload: Workload) -> list[Any]:
@@ -121,19 +137,11 @@ def _read_content(workload: Workload) -> list[Any]:
 def _write_files(result: SweepResult, out: Path | None, image: Path | None) -> None:
     if out is not None:
         if out.suffix == ".csv":
-            write_bytes(out, _format_csv(result.grid.names, result.rows).encode())
+            write_bytes(out, encode_csv(result.rows, (*result.grid.names, *FIGURES, "error")))
         else:
             _write_parquet(out, result)
     if image is not None:
         write_bytes(image, draw_picture(result).encode())
-
-
-def _format_csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, (*names, *FIGURES, "error"), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _write_parquet(out: Path, result: SweepResult) -> None:
