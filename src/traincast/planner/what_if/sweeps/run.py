@@ -68,7 +68,12 @@ def run_sweep(
         if journal is not None:
             journal.close()
         raise
-    rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
+    numbers = {name for name, values in grid.axes if all(value.isascii() and value.isdecimal() for value in values)}
+    rows = [
+        {name: int(value) if name in numbers else value for name, value in zip(grid.names, point, strict=True)}
+        | done[n]
+        for n, point in enumerate(points)
+    ]
     result = SweepResult(
         name=resolved.name, sweep=settled, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
         seconds=monotonic() - began,
@@ -147,7 +152,10 @@ def _write_files(result: SweepResult, out: Path | None, image: Path | None) -> N
 def _write_parquet(out: Path, result: SweepResult) -> None:
     import polars as pl
 
-    schema: dict[str, Any] = dict.fromkeys(result.grid.names, pl.String)
+    first = result.rows[0] if result.rows else {}
+    schema: dict[str, Any] = {
+        name: pl.Int64 if isinstance(first.get(name), int) else pl.String for name in result.grid.names
+    }
     schema |= {name: pl.Boolean if name == "fits" else pl.Float64 for name in FIGURES}
     schema["error"] = pl.String
     columns = {name: [row.get(name) for row in result.rows] for name in schema}
