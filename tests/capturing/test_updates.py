@@ -49,6 +49,11 @@ def test_samples_of_other_lengths_are_one_step_and_other_ops_are_not():
     chosen = choose_updates(lengths)
     assert (len(chosen.names), chosen.accepts(lengths[:1], sizes=True)) == (1, True)
     assert "sizes by 0.5%" in chosen.notes[0]
+    ragged = [
+        Update(names=1, forms=form, ops=5, elements=1000 + form, batches={0: {0: ((900 + form,),)}})
+        for form in range(3)
+    ]
+    assert choose_updates(ragged).notes == ("samples differ from one update to the next (sizes by 0.2%): one is taken",)
     assert len(choose_updates([Update(names=n, forms=n, ops=5, elements=1000) for n in range(6)]).names) == 6
 
 

@@ -50,7 +50,7 @@ def test_the_new_command_has_json_and_options_in_its_mistakes(package):
 
 
 def test_the_new_command_is_completed_and_listed(package):
-    assert "describe) words='-h --help --batch-size --seq-len --json dlrm-default" in traincast(
+    assert "describe) words='-h --help --batch-size --seq-len --json --help-all dlrm-default" in traincast(
         package, "completion", "bash"
     )
     assert "describe" in run_in(

@@ -51,12 +51,14 @@ class StepFields(VariantFields, total=False):
     program: ProgramName | None
     checkpoint: Checkpoint | None
     checkpoint_every: int | None
+    checkpoint_layers: int | None
     tp: int | None
     pp: int | None
     vp: int | None
     cp: int | None
     ep: int | None
     etp: int | None
+    expert_imbalance: float | None
     fsdp: bool | Literal[1, 2] | None
     zero: Literal[1, 2, 3] | None
     shard_group: int | None

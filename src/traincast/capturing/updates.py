@@ -209,6 +209,8 @@ def _leave_out(seen: Sequence[Update]) -> tuple[list[Update], list[str]]:
     most: dict[int, int] = {}
     for update in kept:
         most[update.names] = max(most.get(update.names, 0), update.batch)
+    if len(kept) > 2 and len({update.batch for update in kept}) == len(kept):
+        return kept, notes  # samples of different lengths, one after the other: none is the last of an epoch
     whole = [update for update in kept if update.batch == most[update.names]]
     if len(whole) < len(kept):
         small = min(update.batch for update in kept)

@@ -33,13 +33,13 @@ class InStep:
     AMD's chips where PyTorch picks their kernels than where a submission tuned them. `ring`: how much longer attention
     takes in PyTorch's ring, which merges parts in fp32, than in one kernel.
 
-    Host (`costs.host.profile` applies it): `module_us`: microseconds of Python per module call.
+    Host (`costs.host.profile` applies it): `module_us`: microseconds of Python per module call; `routing_us`: those
+    of one call in a mixture's token dispatcher, where token counts reach the host and decide sizes.
 
     Communication (`simulator.parallelism` applies them): `async_tp`: the share of tensor-parallel collectives that
     PyTorch's GEMMs in parts hide, net of what parts lose. `beside`: the share of a collective's time by which kernels
     that overlap with it take longer. `stall_us`: microseconds that a device idles around a collective that nothing
-    overlaps with: ranks do not arrive together. `routing_us`: microseconds that it idles while the token counts of
-    experts reach the host, once per layer.
+    overlaps with: ranks do not arrive together.
     """
 
     sustained: dict[str, float]

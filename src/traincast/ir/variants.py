@@ -32,7 +32,8 @@ the first of them."""
 EXPOSED = "exposed"
 """A collective that nothing can run alongside: the kernels after it wait."""
 
-COUNTS_SCOPE = "moe::token_counts"
-"""The host op in which the token counts of experts reach Python and decide the sizes of what follows."""
+DISPATCH_SCOPE = "moe::dispatch"
+"""The host op that stands for the Python of one call in a mixture's token dispatcher, where token counts reach the host
+and decide sizes."""
 MODULE_SCOPE = "torch.nn.Module._call_impl"
 """The host op that stands for the Python of one module call in programs that are written from a description."""

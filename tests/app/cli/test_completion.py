@@ -72,7 +72,7 @@ def test_bash_completes_verbs(capsys, completed):
 
 
 def test_bash_completes_values_of_an_option(capsys, completed):
-    assert completed(capsys, "traincast", "predict", "--dtype", "") == ["fp32", "tf32", "fp16", "bf16", "fp8"]
+    assert completed(capsys, "traincast", "predict", "--dtype", "") == ["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
     assert completed(capsys, "traincast", "predict", "--on", "dgx1") == ["dgx1-v100"]
 
 

@@ -180,8 +180,8 @@ def test_a_curve_of_a_described_dlrm_in_mixed_precision(capsys, tmp_path):
         "bottom_mlp: [13, 64, 32]\ntop_mlp: [64, 1]\nnum_tables: 4\nrows_per_table: 1000\nlookups_per_table: 3\n"
         "embedding_dim: 32\nbatch_size: 4096\n"
     )
-    curve = result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "1,4", "--dtype", "bf16")
-    assert [row["global_batch"] for row in curve["rows"]] == [4096, 16384]
+    curve = result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "2,4", "--dtype", "bf16")
+    assert [row["global_batch"] for row in curve["rows"]] == [8192, 16384]
 
 
 def test_a_cluster_of_your_own(capsys, tmp_path):

@@ -72,7 +72,16 @@ def test_a_convolution_of_either_direction(kind):
         "dilation_h": 1,
         "dilation_w": 2,
     }
-    sizes = {"batch": 2, "in_channels": 8, "out_channels": 12, "in_h": 9, "in_w": 11, "groups": 4, "channels_last": 0}
+    sizes = {
+        "batch": 2,
+        "in_channels": 8,
+        "out_channels": 12,
+        "in_h": 9,
+        "in_w": 11,
+        "groups": 4,
+        "channels_last": 0,
+        "direct": 0,
+    }
 
     # 5 x 7 positions, 3 x 3 x 2 inputs each
     assert flops(CONV, kind, **window, **sizes) == 2 * (2 * 5 * 7 * 12) * (3 * 3 * 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, run_cases
 from traincast_evaluation.suites.llm import llm_cases, summarise_llm
 from traincast_evaluation.suites.llm_rows import is_fitted, make_request, read_model, read_platform
 from traincast_evaluation.suites.published import Row
@@ -96,3 +98,18 @@ def test_a_slice_of_the_held_out_half_stays_as_close_as_reported(shared_data) ->
     assert rows["all: step"].mape < 14
     assert rows["llm_foundry_mpt"].mape < 11
     assert "all: half that constants were fitted on" not in rows
+
+
+def test_rows_of_other_programs_say_why_they_are_left_out(shared_data: Path) -> None:
+    # Given the table that no constant was fitted on
+    cases = [case for case in llm_cases(shared_data) if case.name.startswith("llm_training_extra") or _is_extra(case)]
+
+    # Then steps have a request, none of them in the fitted half, and the others a reason
+    reasons = [case.reason for case in cases if isinstance(case, LeftOut)]
+    assert len(cases) == 56 and not any(case.fitted for case in cases if isinstance(case, Case))
+    assert any("'QLoRA' is not modelled" in reason for reason in reasons)
+    assert any("no dimensions of model 'Llama2 34b'" in reason for reason in reasons)
+
+
+def _is_extra(case: Case | LeftOut) -> bool:
+    return case.group.startswith(("nemo_automodel", "torchtune", "fms_fsdp", "primus"))

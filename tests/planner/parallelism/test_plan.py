@@ -39,7 +39,7 @@ def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     fits = [layout for layout in chosen if estimates[layout][1] <= NODE.device.memory_bytes]
     nearest = sorted(fits, key=lambda layout: estimates[layout][0])[:3]
     assert planned.best[0].iteration <= min(predict_parallel(model, NODE, layout).iteration for layout in nearest)
-    assert planned.scored == len(layouts) and len(planned.best) == 10
+    assert planned.scored == len(layouts) and len(planned.best) == 8
 
 
 def test_any_number_of_processes_gives_the_same_plan() -> None:
@@ -53,7 +53,7 @@ def test_the_best_come_first_and_fit(planned) -> None:
     times = [result.iteration for result in planned.best]
     assert times == sorted(times)
     assert all(result.fits for result in planned.best)
-    assert planned.row(0)["slower_by"] == "" and planned.row(9)["slower_by"].endswith("ms")
+    assert planned.row(0)["slower_by"] == "" and planned.row(7)["slower_by"].endswith("ms")
 
 
 def test_money_and_days_follow_from_tokens_a_second(planned) -> None:

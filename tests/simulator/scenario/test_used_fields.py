@@ -26,7 +26,8 @@ VALUES = {
     "dtype": "tf32", "fp8_scaling": "row", "mode": "training", "optimizer": "none", "optimizer_impl": "foreach",
     "attention": "eager",
     "embedding": "bag", "kernels": "compiled", "program": "torchrec-pipelined", "checkpoint": "full",
-    "checkpoint_every": 2, "tp": 2, "pp": 2, "vp": 2, "cp": 2, "ep": 1, "etp": 1, "fsdp": 2, "zero": 1,
+    "checkpoint_every": 2, "checkpoint_layers": 1, "expert_imbalance": 1.0, "tp": 2,
+    "pp": 2, "vp": 2, "cp": 2, "ep": 1, "etp": 1, "fsdp": 2, "zero": 1,
     "shard_group": 2, "schedule": "zero-bubble", "stage_layers": "5,7", "cp_exchange": "gather", "dispatch": "once",
     "overlap": "none", "lora_rank": 8, "frozen_layers": 2, "document_len": 256, "plan": PLAN, "dense": "dense.yaml",
     "host": "study-2022", "skew_ms": 5.0, "jitter": 0.2, "seed": 3, "loader_ms": 90.0, "workers": 2,
@@ -36,6 +37,7 @@ VALUES = {
 BESIDE = {
     "seed": {"jitter": 0.2}, "workers": {"loader_ms": 900.0}, "fp8_scaling": {"dtype": "fp8"},
     "fp8_gather": {"dtype": "fp8", "fsdp": 2, "gpus": 8}, "checkpoint_every": {"checkpoint": "full"},
+    "checkpoint_layers": {"checkpoint": "full"}, "expert_imbalance": {"ep": 1},
     "vp": {"pp": 2, "gpus": 8, "global_batch": 64}, "schedule": {"pp": 2, "gpus": 8, "global_batch": 64},
     "stage_layers": {"pp": 2, "gpus": 8, "global_batch": 64}, "pp": {"gpus": 8, "global_batch": 64},
     "shard_group": {"fsdp": 2, "gpus": 8}, "no_reshard": {"fsdp": 2, "gpus": 8}, "fsdp": {"gpus": 8},
@@ -45,7 +47,8 @@ BESIDE = {
 }  # fmt: skip
 """Fields that stand alongside one, so that it has something to say."""
 SAME = {
-    "ep": "mpt has no experts", "etp": "likewise", "dispatch": "likewise", "mode": "training is the default",
+    "ep": "mpt has no experts", "etp": "likewise", "dispatch": "likewise", "expert_imbalance": "likewise",
+    "mode": "training is the default",
     "dtype": "of some steps tf32 is as slow", "no_overlap": "the step may hide nothing",
     "cp_exchange": "both may be hidden", "checkpoint_every": "only fuller memory may change",
 }  # fmt: skip

@@ -7,22 +7,27 @@ from pathlib import Path
 
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
+from traincast_evaluation.suites.llm_extra_rows import make_extra_request
 from traincast_evaluation.suites.llm_presets import fill_from_presets
 from traincast_evaluation.suites.llm_rows import is_fitted, make_request, make_vtrain_request
 from traincast_evaluation.suites.published import Row, read_cases, read_rows
+from traincast_evaluation.suites.training_request import TrainingRequest
 
+_VTRAIN_NODE = 8  # GPUs of a node in its cluster
 _FITTED, _HELD = "half that constants were fitted on", "held-out half"
+_GIB, _IN_GIB = 2**30 / 1e9, ("simumax_b200", "torchtitan_torchao")
 _MIXTURES = ("DeepSeek", "GPT OSS", "Kimi", "Qwen3", "Nemotron", "deepseek")
 
 
 def llm_cases(data: Path) -> list[Case | LeftOut]:
-    """Every step of both tables, in their order."""
+    """Every step of the three tables, in their order."""
     folder = data / "iterations"
     published = folder / "llm_training.csv"
     filled = fill_from_presets(read_rows(published))
     return [
         *read_cases(published, lambda row: _make_llm_case(row, filled[row.number])),
         *read_cases(folder / "gpt_megatron_a100.csv", _make_vtrain_case),
+        *(read_cases(extra, _make_extra_case) if (extra := folder / "llm_training_extra.csv").is_file() else ()),
     ]
 
 
@@ -40,10 +45,26 @@ def _make_llm_case(row: Row, filled: Row) -> Case:
         group=f"{row['set']}{kind}, tier {row['tier']}",
         question=make_request(filled),
         measured_ms=measured,
-        measured_memory_gb=float(row["memory_gb"]) if row["memory_gb"] else None,
+        measured_memory_gb=_read_memory_gb(row),
         fitted=is_fitted(row),
         others=others,
     )
+
+
+def _make_extra_case(row: Row) -> Case:
+    return Case(
+        name=_format_case_name(row),
+        group=f"{row['set']}, tier {row['tier']}",
+        question=make_extra_request(row),
+        measured_ms=row.positive("iteration_ms"),
+    )
+
+
+def _read_memory_gb(row: Row) -> float | None:
+    """Peak memory in GB; some sources print GiB."""
+    if not row["memory_gb"]:
+        return None
+    return row.positive("memory_gb") * (_GIB if row["set"] in _IN_GIB else 1.0)
 
 
 def _format_case_name(row: Row) -> str:
@@ -57,7 +78,7 @@ def _make_vtrain_case(row: Row) -> Case:
     degrees = f"tp{row['tp']} dp{row['dp']} pp{row['pp']}"
     return Case(
         name=f"GPT {sizes} on {row['num_gpus']}, micro-batch {row['micro_batch']} of {row['global_batch']} {degrees}",
-        group="vtrain_one_node, tier A",
+        group=f"vtrain_{'one_node' if row.count('num_gpus') <= _VTRAIN_NODE else 'several_nodes'}, tier A",
         question=make_vtrain_request(row),
         measured_ms=row.positive("iteration_ms"),
         fitted=is_fitted(row),
@@ -81,7 +102,20 @@ def summarise_llm(suite: str, outcomes: Sequence[Outcome], data: Path | None = N
         rows += [
             summarise_outcomes(suite, f"{source}: {name.partition(', ')[2] or name}", parts[name]) for name in names
         ]
-    return rows + _summarise_memory(suite, outcomes)
+    return rows + _summarise_by_board(suite, outcomes) + _summarise_memory(suite, outcomes)
+
+
+def _summarise_by_board(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
+    """Steps that no constant was fitted on, by GPU and by whether they leave a node."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in (one for one in outcomes if not one.case.fitted):
+        request = outcome.case.question
+        assert isinstance(request, TrainingRequest)
+        platform = request.platform()
+        reach = "several nodes" if request.layout.gpus > platform.gpus_per_node else "one node"
+        for name in (f"held out, GPU: {platform.device.key}", f"held out, network: {reach}"):
+            groups.setdefault(name, []).append(outcome)
+    return [summarise_outcomes(suite, name, groups[name]) for name in sorted(groups)]
 
 
 def _summarise_memory(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:

@@ -3,6 +3,7 @@ of its rows (docs/evidence/many-gpus.md lists them); nothing is chosen per row."
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -35,16 +36,20 @@ _DEVICES = {  # a word of the device's name -> node, GPU ("": the node's own)
     "GB300": ("gb300-nvl72", ""),
     "B200": ("hgx-b200", ""),
     "B300": ("hgx-b300", ""),
+    "RTX A6000": ("rtx-a6000", ""),
     "MI300X": ("mi300x-platform", ""),
     "MI325X": ("mi325x-platform", ""),
     "MI350X": ("mi350x-platform", ""),
     "MI355X": ("mi355x-platform", ""),
 }
 _FAMILIES = {  # how a model's name begins, in small letters -> the built-in model whose structure it has
-    "deepseekv3": "deepseek-v3", "deepseekv2": "deepseek-v2", "gpt oss": "gpt-oss-120b", "kimi_k2": "deepseek-v3",
-    "llama3.1": "llama3-8b", "llama3": "llama3-8b", "llama2": "llama2-7b", "mpt": "mpt-1b", "gpt-3": "gpt3-175b",
-    "gpt:gpt3": "gpt3-175b", "qwen3_235b": "qwen3-235b-a22b", "qwen3_30b": "qwen3-30b-a3b", "t5": "t5-11b",
+    "deepseekv3": "deepseek-v3", "deepseek-v3": "deepseek-v3", "deepseekv2": "deepseek-v2", "gpt oss": "gpt-oss-120b",
+    "kimi_k2": "deepseek-v3", "kimi k2": "deepseek-v3", "llama3": "llama3-8b", "llama 3": "llama3-8b",
+    "llama2": "llama2-7b", "mpt": "mpt-1b", "gpt-3": "gpt3-175b", "gpt3-175b": "gpt3-175b", "gpt:gpt3": "gpt3-175b",
+    "qwen3_235b": "qwen3-235b-a22b", "qwen3_30b": "qwen3-30b-a3b", "qwen3 moe 30b": "qwen3-30b-a3b", "t5": "t5-11b",
 }  # fmt: skip
+_OF_MANY_SIZES = ("llama2-7b", "llama3-8b", "mpt-1b", "gpt3-175b")
+"""Families whose rows must state their dimensions."""
 _VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
@@ -63,6 +68,8 @@ def read_model(row: Row) -> Transformer:
     family = next((built_in for prefix, built_in in _FAMILIES.items() if name.startswith(prefix)), None)
     if family is None:
         raise TraincastError(f"'{row.file}', row {row.number}: no description of model '{row.label('model')}'")
+    if family in _OF_MANY_SIZES and not row["layers"]:
+        raise TraincastError(f"'{row.file}', row {row.number}: no dimensions of model '{row.label('model')}'")
     base = load_transformer(family)
     changed: dict[str, Any] = {
         field: row.count(column)
@@ -80,6 +87,9 @@ def read_model(row: Row) -> Transformer:
         changed["experts"] = replace(_require_experts(base), count=384, dense_layers=1)
     if "tokendrop" in name:  # tokens beyond an expert's even share are dropped, and places without one are padded
         changed["experts"] = replace(_require_experts(base), capacity=1.0)
+    stated = re.search(r"dense layers (\d+)", row["notes"])
+    if stated and base.experts is not None:
+        changed["experts"] = replace(changed.get("experts", base.experts), dense_layers=int(stated[1]))
     if base.latent is not None:
         changed["kv_heads"] = changed.get("heads", base.heads)
     return replace(base, name=row.label("model"), **changed)
@@ -107,7 +117,7 @@ def make_request(row: Row) -> TrainingRequest:
     notes = row["notes"].lower()
     options: dict[str, Any] = {
         "gpus": row.count("gpus"), "global_batch": row.count("global_batch"), "seq_len": row.count("seq_len"),
-        "precision": _read_precision(row), "checkpoint": _read_checkpointing(row),
+        "precision": _read_precision(row), "checkpoint": read_checkpointing(row),
     }  # fmt: skip
     options |= {name: row.count(name) for name in ("tp", "pp", "vp", "cp", "ep") if row[name]}
     if not row["tp"]:
@@ -122,6 +132,8 @@ def make_request(row: Row) -> TrainingRequest:
         options["adapter_rank"] = 16
     if "every 2nd" in row["activation_checkpointing"]:
         options["checkpoint_every"] = 2
+    if layers := re.match(r"full, (\d+) layers", row["activation_checkpointing"]):
+        options["checkpoint_layers"] = int(layers[1])
     return TrainingRequest(model=model, on=read_platform(row), layout=Layout(**options))
 
 
@@ -197,7 +209,8 @@ def _read_precision(row: Row) -> str:
     return "fp8" if "fp8" in text or "float8" in text else "bf16"
 
 
-def _read_checkpointing(row: Row) -> str:
+def read_checkpointing(row: Row) -> str:
+    """What backward computes again, as `Layout.checkpoint` names it."""
     text = row["activation_checkpointing"].lower()
     if "full" in text or "every 2nd" in text:
         return "full"

@@ -15,7 +15,7 @@ import numpy as np
 from traincast.costs.host.cpus import find_cpu, list_cpus
 from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
-from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -120,7 +120,7 @@ def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
         if missing:
             raise KeyError(f"t1_us.{missing[0]}")
         tables["alone"].setdefault(MODULE_SCOPE, 1e-6 * SHIPPED.module_us)
-        tables["alone"].setdefault(COUNTS_SCOPE, 1e-6 * SHIPPED.routing_us)
+        tables["alone"].setdefault(DISPATCH_SCOPE, 1e-6 * SHIPPED.routing_us)
         return HostProfile(
             name=name,
             spread=float(data["spread"]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.costs.in_step import HALF, NARROW, InStep
+from traincast.costs.in_step import HALF, NARROW, InStep, load_shipped_tables
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.gemm import GEMM
@@ -19,8 +19,7 @@ _BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
-# of the boards on which `sustained` was measured: A100 and H100 SXM, B200, by their 16-bit peaks
-_WATTS_PER_TFLOPS = {"ampere": 400 / 312, "hopper": 700 / 989.4, "blackwell": 1000 / 2250}
+_WATTS_PER_TFLOPS: dict[str, float] = load_shipped_tables()["watts_per_tflops"]
 _BACKWARD_FLOPS = 1.25  # five GEMMs where MFU counts four: scores are computed again
 
 

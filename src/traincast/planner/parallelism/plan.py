@@ -27,7 +27,7 @@ from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import SEARCH, Workers
 from traincast.utils.results import Records, Result, drop_nested_values
 
-_SHOWN, _SIMULATED = 10, 12
+_SHOWN, _SIMULATED = 8, 8
 _TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
 _DAY, _HOUR = 86400.0, 3600.0
 _LARGEST_NODE = 8  # GPUs beyond which tensor-parallel ranks do not reach

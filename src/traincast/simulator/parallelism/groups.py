@@ -79,12 +79,12 @@ class Groups:
 
 def count_token_copies(layout: Layout, experts: Experts, gpus_per_node: int) -> float:
     """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where all
-    are on one node, that holds any of them; experts are drawn evenly."""
+    are on one node, that holds any of them; experts are drawn evenly, but for what the busiest rank gets more."""
     if layout.dispatch == "each":
-        return float(experts.top_k)
+        return layout.expert_imbalance * experts.top_k
     nodes = -(-layout.ep // max(1, gpus_per_node // layout.etp))
     places = nodes if nodes > 1 else layout.ep
-    return places * (1 - (1 - 1 / places) ** experts.top_k)
+    return layout.expert_imbalance * places * (1 - (1 - 1 / places) ** experts.top_k)
 
 
 def make_shard(layout: Layout) -> Shard:
@@ -98,6 +98,7 @@ def make_shard(layout: Layout) -> Shard:
         ep=layout.ep,
         etp=layout.etp,
         document=layout.document_len,
+        imbalance=layout.expert_imbalance,
     )
 
 

@@ -48,7 +48,8 @@ class Layout:
     sample see each other (0: all of them): samples are packed from documents of that length.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
-    also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
+    also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only; where
+    `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
     CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
     PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
@@ -56,7 +57,8 @@ class Layout:
     foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
     of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
     in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
-    or "once" to every node (DeepEP).
+    or "once" to every node (DeepEP). `expert_imbalance` is how many times the even share of tokens the rank with the
+    busiest experts gets.
     """
 
     gpus: int
@@ -79,6 +81,7 @@ class Layout:
     gather_bytes: int = 2
     checkpoint: str = "none"
     checkpoint_every: int = 1
+    checkpoint_layers: int = 0
     kernels: str = "fused"
     joined: bool | None = None
     attention: str = "flash"
@@ -95,6 +98,7 @@ class Layout:
     overlap_tp: str = "backward"
     overlap_ep: bool = False
     dispatch: str = "each"
+    expert_imbalance: float = 1.0
     overlap_pp: bool = True
     adapter_rank: int = 0
     frozen_layers: int = 0
@@ -117,6 +121,11 @@ class Layout:
         """Ranks that share optimizer, gradients or parameters; those of a sample's parts hold the same weights."""
         return min(self.shard_group or self.dp * self.cp, self.dp * self.cp)
 
+    def recomputes(self, number: int, place: int) -> bool:
+        """Whether backward computes layer `number` again, which is at this `place` of its stage or chunk."""
+        within = not self.checkpoint_layers or place < self.checkpoint_layers
+        return self.checkpoint != "none" and number % self.checkpoint_every == 0 and within
+
     @property
     def gathers_once(self) -> bool:
         """Whether sharded parameters are gathered, and gradients reduced, once per step: PyTorch's pipelines do not
@@ -133,6 +142,7 @@ class Layout:
         parts = [f"{name} {value}" for name, value in self._degrees() if value > 1]
         words = {"none": "", "zero1": "distributed optimizer", "zero2": "ZeRO-2", "zero3": "FSDP"}[self.sharding]
         again = f"every {self.checkpoint_every}th layer" if self.checkpoint_every > 1 else self.checkpoint
+        again += f" in {self.checkpoint_layers} layers per stage" if self.checkpoint_layers else ""
         parts += [words] if words else []
         parts += [f"recompute {again}"] if self.checkpoint != "none" else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"{self.accumulation} of them"])
@@ -198,7 +208,17 @@ def _check_counts(layout: Layout) -> None:
         value = getattr(layout, name)
         if not 1 <= value <= MAX_GPUS:
             raise TraincastError(f"{name.replace('_', '-')} {value} is out of range; give 1 to {MAX_GPUS}")
-    for name in ("global_batch", "seq_len", "shard_group", "adapter_rank", "frozen_layers", "document_len"):
+    if not 1.0 <= layout.expert_imbalance <= MAX_GPUS:
+        raise TraincastError(f"expert-imbalance {layout.expert_imbalance:g} is out of range; give 1 (even) or more")
+    for name in (
+        "global_batch",
+        "seq_len",
+        "checkpoint_layers",
+        "shard_group",
+        "adapter_rank",
+        "frozen_layers",
+        "document_len",
+    ):
         if not 0 <= getattr(layout, name) <= MAX_GPUS * 64:
             raise TraincastError(f"{name.replace('_', '-')} {getattr(layout, name)} is out of range; give more than 0")
 
@@ -220,6 +240,11 @@ def _check_model(layout: Layout, model: Transformer) -> None:
         raise TraincastError(f"cp {layout.cp} does not divide {layout.seq_len} tokens into halves; give {near}")
     if layout.ep > 1 and model.experts is None:
         raise TraincastError(f"ep {layout.ep} needs experts, and {model.name} has 0; leave it out")
+    if layout.expert_imbalance > 1 and (model.experts is None or layout.ep == 1):
+        raise TraincastError(
+            f"expert-imbalance {layout.expert_imbalance:g} is of ranks that share experts, and ep is {layout.ep} of "
+            f"{model.name}; give ep 2 or more, or leave it out"
+        )
     if model.experts is not None:
         _check_divides("ep", layout.ep, "experts", model.experts.count, model.name)
 

@@ -43,8 +43,10 @@ from traincast.utils.arrays import BoolArray
 _BUCKET_ELEMENTS = 40e6  # of gradients that are reduced together: Megatron's default
 _BUCKET_PER_RANK = 1e6  # at least, of each data-parallel rank: a ring over many ranks would only wait for latencies
 _GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
-_KEPT = ("aten::_flash_attention_forward", "aten::_softmax")
+_KEPT = ("aten::_flash_attention_forward", "aten::_softmax", "aten::topk")
 """Ops besides GEMMs whose results every way of checkpointing but the full one keeps."""
+_KEPT_SCOPES = ("PermuteBackward", "UnpermuteBackward", "SortChunksBackward")
+"""Likewise what sorts tokens by expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +223,13 @@ def _mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
     if checkpoint == "full":
         return marked
     names = [block.program.symbolic[s].name for s in block.program.columns.op_signature.tolist()]
+    scopes = [block.program.names[n] for n in block.program.columns.scope_name[block.program.op_scope].tolist()]
     gemms = 0
-    for index, name in enumerate(names):
+    for index, (name, scope) in enumerate(zip(names, scopes, strict=True)):
         if name in _GEMMS and index < block.backward:
             gemms += 1
             marked[index] &= checkpoint == "selective" and gemms % 2 == 0
-        elif name in _KEPT or name.startswith(("c10d::", "cuda::")):
+        elif name in _KEPT or scope in _KEPT_SCOPES or name.startswith(("c10d::", "cuda::")):
             marked[index] = False
     return marked
 
@@ -279,10 +282,10 @@ def _make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list
     parts: list[list[Part]] = []
     first = 0
     for number, count in enumerate(counts):
-        inside = [_make_layer_part(model, layout, shard, style, groups, layer) for layer in range(first, first + count)]
+        inside = [_make_layer_part(model, layout, shard, style, groups, first + place, place) for place in range(count)]
         if number == 0:
             encoder = [
-                _make_layer_part(model, layout, shard, style, groups, layer, encoder=True)
+                _make_layer_part(model, layout, shard, style, groups, layer, layer, encoder=True)
                 for layer in range(model.encoder_layers)
             ]
             weights = count_embedding_parameters(model) / layout.tp
@@ -301,8 +304,8 @@ def _make_end_part(layout: Layout, block: LayerBlock, weights: float, *, frozen:
 
 
 def _make_layer_part(
-    model: Transformer, layout: Layout, shard: Shard, style: Style, groups: LayerGroups, number: int, *,
-    encoder: bool = False,
+    model: Transformer, layout: Layout, shard: Shard, style: Style, groups: LayerGroups, number: int,
+    place: int, *, encoder: bool = False,
 ) -> Part:  # fmt: skip
     frozen = (encoder and layout.frozen_layers > 0) or number < layout.frozen_layers
     experts = not encoder and model.has_experts(number)
@@ -314,6 +317,6 @@ def _make_layer_part(
     dense, sparse = count_layer_parameters(model, number)
     here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
     trained = (float(block.trained), 0.0) if layout.adapter_rank else here
-    again = layout.checkpoint != "none" and number % layout.checkpoint_every == 0 and not frozen
+    again = layout.recomputes(number, place) and not frozen
     module = f"{'encoder' if encoder else 'layers'}.{number}"
     return Part(module, block, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)

@@ -233,13 +233,14 @@ def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
     c = source.program.columns
     chosen = np.flatnonzero(ops)
     scope_of = source.program.op_scope
-    # scopes without ops (the host's own work) go with the marked ones around them
+    # a scope without ops (the host's own work) goes with the one after it
     low, high = (int(scope_of[chosen[0]]), int(scope_of[chosen[-1]]) + 1) if len(chosen) else (0, 0)
     low = _include_empty_scopes_before(c.scope_ptr, low)
     scopes = np.arange(low, high)
     counts = np.bincount(scope_of[chosen] - low, minlength=len(scopes)) if len(chosen) else np.zeros(0, dtype=np.int64)
-    whole = np.diff(c.scope_ptr)[scopes]
-    kept = (counts > 0) | (whole == 0)
+    following = np.where(np.diff(c.scope_ptr)[scopes] > 0, np.arange(len(scopes)), len(scopes))
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    kept = counts[following] > 0
     inputs, input_ends = _take_tensors(c.input_ptr, c.input_tensor, chosen)
     outputs, output_ends = _take_tensors(c.output_ptr, c.output_tensor, chosen)
     thread = c.scope_thread[scopes[kept]]

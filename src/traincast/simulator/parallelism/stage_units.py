@@ -72,12 +72,12 @@ class StageUnits:
         self.groups, self.split = Groups(layout).in_layers(model, node), layout.schedule == "zero-bubble"
         self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
 
-    def layer(self, number: int, *, encoder: bool = False) -> Unit:
-        """A layer of the decoder (or of the encoder)."""
+    def layer(self, number: int, place: int, *, encoder: bool = False) -> Unit:
+        """A layer of the decoder (or of the encoder) at this place of its stage or chunk."""
         experts = not encoder and self.model.has_experts(number)
         window = 0 if encoder else self.model.window_of(number)
         frozen = (encoder and self.layout.frozen_layers > 0) or number < self.layout.frozen_layers
-        again = self.layout.checkpoint != "none" and number % self.layout.checkpoint_every == 0 and not frozen
+        again = self.layout.recomputes(number, place) and not frozen
         key = (experts, window, encoder, again)
         if (key, frozen) not in self._layers:
             unit = self._layer(number, *key)
@@ -151,7 +151,8 @@ class StageUnits:
             return forward, 1.0
         kept = forward.gemm * (0.5 if self.layout.checkpoint == "selective" else 1.0)
         seconds = max(0.0, forward.device - forward.attention - kept)
-        return Pass(device=seconds, host=0.5 * forward.host, gemm=forward.gemm - kept), 0.0
+        host = forward.host * (0.5 if self.layout.checkpoint == "selective" else 0.15)  # of few modules of a layer
+        return Pass(device=seconds, host=host, gemm=forward.gemm - kept), 0.0
 
     def _saved(self, cost: LayerCost, *, again: bool) -> float:
         """Bytes that a micro-batch keeps of a layer until its backward pass."""
@@ -260,8 +261,6 @@ class StageUnits:
         for kernels in (cost.forward, cost.backward):
             hidden = min(total, 0.5 * kernels.device) if layout.overlap_ep else 0.0
             shown = total - hidden + self.constants.beside * hidden + self._stalled(0 if layout.overlap_ep else 2)
-            if kernels is cost.forward:
-                shown += self._routing(experts)
             ways.append((shown, 2, total * sigma))
         return ways
 
@@ -269,12 +268,6 @@ class StageUnits:
         """Copies of a token that leave for experts."""
         topology = self.exchanges.topology
         return count_token_copies(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
-
-    def _routing(self, experts: Experts) -> float:
-        """Seconds that the device stands still while a layer's counts of tokens reach the host. Nothing waits where
-        experts have a fixed capacity, or where a graph was launched before."""
-        waits = self.layout.kernels != "graph" and not experts.capacity
-        return 1e-6 * self.constants.routing_us if waits else 0.0
 
 
 def _drop_backward(unit: Unit) -> Unit:

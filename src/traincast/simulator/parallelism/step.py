@@ -63,9 +63,9 @@ def make_stages(model: Transformer, layout: Layout, roles: StageUnits) -> list[S
     counts = layout.stage_layers or split_layers_into_stages(model.layers, layout.pp, layout.vp)
     stages, first = [], 0
     for number, count in enumerate(counts):
-        units = [roles.layer(layer) for layer in range(first, first + count)]
+        units = [roles.layer(first + place, place // layout.vp) for place in range(count)]
         if number == 0:
-            encoder = [roles.layer(0, encoder=True)] * model.encoder_layers
+            encoder = [roles.layer(place, place, encoder=True) for place in range(model.encoder_layers)]
             units = [roles.embedding(), *encoder, *units]
         if number == layout.pp - 1:
             units = [*units, roles.head()]

@@ -43,8 +43,9 @@ _OPS = ("optimizer", *_LAUNCHED, "skew_ms", "jitter", "seed", *_FED)
 _SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
 _DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
-    *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint",
-    "checkpoint_every", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
+    *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every",
+    "checkpoint_layers", "expert_imbalance", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule",
+    "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {

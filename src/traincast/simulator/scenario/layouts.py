@@ -20,7 +20,8 @@ SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 """What data-parallel ranks share, by DeepSpeed's number of it (`zero`)."""
 OVERLAPS = ("gradients", "parameters", "tp", "experts", "stages")
 """Communication that may overlap kernels."""
-_SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "schedule",
+_SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "checkpoint_layers",
+         "expert_imbalance", "schedule",
          "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
 _ADAM = {None: "adam", "fused": "adam", "foreach": "adam-foreach", "loop": "adam-loop"}
 _RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling"}

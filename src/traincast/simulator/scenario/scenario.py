@@ -168,6 +168,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: (
         Annotated[int, _count("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))] | None
     ) = None
+    checkpoint_layers: Annotated[
+        int, _count("program", "recompute the first n layers per stage", default="all", needs=("checkpoint",))
+    ] | None = None  # fmt: skip
 
     tp: Annotated[int, _count("parallelism", "tensor-parallel ranks: they share every matrix", default="1")] | None = (
         None
@@ -183,6 +186,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cp: Annotated[int, _count("parallelism", "ranks that share the tokens of a sample", default="1")] | None = None
     ep: Annotated[int, _count("parallelism", "ranks that share the experts", default="1")] | None = None
     etp: Annotated[int, _count("parallelism", "ranks that share one expert", default="1")] | None = None
+    expert_imbalance: Annotated[float, _describe(
+        "parallelism", "tokens of the rank with the busiest experts, times its even share", least=1.0, most=1e6,
+        default="1", needs=("ep",)
+    )] | None = None  # fmt: skip
     fsdp: Annotated[Literal[1, 2], _describe("parallelism", "fully sharded data parallel", default="off")] | None = None
     zero: (
         Annotated[

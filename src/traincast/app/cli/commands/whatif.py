@@ -1,4 +1,4 @@
-"""What a change of the model or the hardware would bring: before, after, and whether the difference is certain.
+"""What a change of model or hardware would bring: before, after, and whether it is certain.
 
 WORKLOAD and PLATFORM are what 'traincast predict' takes, with its options. '--set batch-size=4096' makes an edit with a
 value, '--apply cuda-graph' one without; several are made together. '--list' shows all edits. The interval is that of

@@ -19,7 +19,8 @@ from traincast.models.transformers.program.style import Shard
 def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     """From the normalised input, [rows, hidden], through the experts that each token is sent to.
 
-    Loads are even. Every rank of the expert-parallel group receives as many tokens as it sends.
+    Every rank of the expert-parallel group receives as many tokens as it sends, the busiest `shard.imbalance` times as
+    many.
     """
     experts = model.experts
     assert experts is not None
@@ -28,7 +29,7 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
     local = max(1, experts.count // shard.ep)
     sent = _count_sent_tokens(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
-    each = max(1, sent * shard.etp // local)
+    each = max(1, int(sent * shard.etp * shard.imbalance) // local)
     if graph.groups.counts_on_host and graph.groups.ep is not None:
         graph.wait_for_counts()
     sorted_tokens = _write_permutation(graph, x, (local * each, model.hidden), "PermuteBackward")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
-from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
     LayerGroups,
@@ -134,6 +134,8 @@ class Graph:
             if self._scoped == name:
                 return
             self._scoped = name
+        elif self.groups.counts_on_host and self.module == "experts":
+            self.builder.open_scope(DISPATCH_SCOPE, phase)
         elif self.style.tuned:
             self.builder.open_scope(MODULE_SCOPE, phase)
         self.builder.open_scope(name, phase)
@@ -187,7 +189,6 @@ class Graph:
         """The host waits for the compute stream, and then decides the sizes of what follows."""
         self.builder.open_scope("cudaStreamSynchronize")
         self.builder.add_op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
-        self.builder.open_scope(COUNTS_SCOPE)
         self._scoped = ""
 
     def settle(self) -> None:

@@ -81,7 +81,7 @@ class Shard:
     `batch` samples of `seq_len` tokens, of which this rank has `seq_len // cp`, packed from documents of `document`
     tokens that do not see each other (0: a sample is one). `tp` ranks share every matrix; with
     `sequence` they also share the tokens of what stands between them. `ep` ranks share the experts, `etp` of them a
-    single one.
+    single one; this one has `imbalance` times its even share of tokens.
     """
 
     batch: int
@@ -92,6 +92,7 @@ class Shard:
     ep: int = 1
     etp: int = 1
     document: int = 0
+    imbalance: float = 1.0
 
     @property
     def local_seq(self) -> int:
