@@ -73,6 +73,7 @@ SOUND = {
     ],
     "compare": ["dlrm-ddp --on v100"],
     "check": ["--baseline baseline.json"],
+    "mcp": ["--nothing"],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0"],
     "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],
