@@ -280,7 +280,7 @@ def test_every_verb_is_a_call_and_no_module_has_its_name():
     other_names = {
         "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
     }  # fmt: skip
-    of_the_terminal = {"completion", "serve"}
+    of_the_terminal = {"mcp", "completion", "serve"}
     assert {other_names.get(command, command) for command in VERBS} - of_the_terminal <= calls
     for name in calls:
         assert callable(getattr(traincast, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_step
+from traincast.capturing.pretended import PretendedGpu, pretend_gpu
 from traincast.ir import Phase, Program
 from traincast.utils.errors import TraincastError
 
@@ -341,3 +343,64 @@ def test_everything_is_put_back(fails):
     assert type(nn.functional.dropout(torch.ones(2, requires_grad=True), 0.5).grad_fn) is grad_fn
     assert inspect.isfunction(nn.Parameter.__new__)
     assert torch.ones(2).device.type == "cpu"
+
+
+def _capture(make_step, **how):
+    return capture_step(make_step, batch_size=512, name="x", rebatch=False, **how)
+
+
+def test_a_large_table_of_the_host_is_looked_up_there():
+    """More than 64 KiB of indices have no data here, and stay on the host all the same."""
+
+    def make_step(batch):
+        table, index = nn.EmbeddingBag(1000, 8, mode="sum"), torch.randint(1000, (batch, 100))
+        return lambda: table(index).cuda().sum().backward()
+
+    looked_up = [op.signature for op in _capture(make_step).programs[0].ops if "embedding_bag" in op.name]
+    assert len(looked_up) == 2
+    assert all(spec.device == "cpu" for s in looked_up for spec in (*s.inputs, *s.outputs))
+
+
+def test_two_gpus_of_one_process_are_told():
+    def make_step(batch):
+        first, second = nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8).cuda(1)
+        return lambda: second(first(torch.rand(batch, 8, device="cuda:0")).to("cuda:1")).sum().backward()
+
+    assert any("several GPUs in one process" in text for text in _capture(make_step).assumptions)
+
+
+@pytest.mark.parametrize(("gpu", "layers"), [(None, 3), (PretendedGpu("H", (9, 0), 80 << 30, 132), 1)])
+def test_a_script_that_asks_is_told_of_the_gpu_it_is_captured_for(gpu, layers):
+    def make_step(batch):
+        layers = 1 if torch.cuda.get_device_capability() >= (9, 0) else 3
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).cuda()
+        return lambda: model(torch.rand(batch, 8, device="cuda")).sum().backward()
+
+    with pretend_gpu(gpu):
+        workload = _capture(make_step)
+    assert len(ops(workload.programs[0], "aten::addmm")) == layers
+    assert any("asks which GPU it has" in text for text in workload.assumptions)
+
+
+def test_a_thread_that_copies_the_next_batch_is_followed():
+    def make_step(batch):
+        model, got = nn.Linear(8, 8).cuda(), {}
+
+        def step():
+            worker = threading.Thread(target=lambda: got.update(x=torch.rand(batch, 8).cuda()))
+            worker.start()
+            worker.join()
+            model(got["x"]).sum().backward()
+
+        return step
+
+    assert [op.phase for op in ops(_capture(make_step).programs[0], "aten::_to_copy")] == [Phase.INPUT]
+
+
+def test_cuda_graphs_of_the_compiler_are_named():
+    def make_step(batch):
+        model = nn.Linear(8, 8).cuda()
+        run = torch.compile(model, mode="reduce-overhead")
+        return lambda: run(torch.rand(batch, 8, device="cuda")).sum().backward()
+
+    assert any("replays CUDA graphs" in text for text in _capture(make_step).assumptions)

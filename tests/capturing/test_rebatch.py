@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from traincast.capturing import capture_distributed, capture_step
+from traincast.capturing.from_file import capture_function
 from traincast.ir.memory import compute_peak_memory
 
 
@@ -159,3 +160,15 @@ def test_samples_that_only_lie_there_are_no_part_of_what_must_agree() -> None:
         compute_peak_memory(workload.resized(batch_size=batch).programs[0]).peak_bytes for batch in (8, 108)
     )
     assert large - small >= 100 * (3 * 32 + 32)
+
+
+def test_a_batch_far_above_the_captured_one_is_told():
+    def make_step(batch):
+        model = torch.nn.Linear(8, 8).cuda()
+        x = torch.rand(batch, 8, device="cuda")
+        return lambda: model(model(x)[: min(batch, 512)]).sum().backward()
+
+    workload = capture_function(make_step, batch_size=64)
+    assert workload.resized(batch_size=256).assumptions == ()
+    (told,) = workload.resized(batch_size=8192).assumptions
+    assert told.startswith("batch 8192 is 128 times the one captured (64)")

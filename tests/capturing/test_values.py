@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -147,3 +148,80 @@ def test_what_distributions_check_is_taken_to_be_valid():
         )
     )
     assert shape == (6,) and "aten::_is_all_true" in ops
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n, layers: layers[n], lambda n, layers: layers[int(n)], lambda n, layers: layers[round(n / 2)],
+        lambda n, layers: layers[len(range(n))], lambda n, layers: layers[2**n > 1], lambda n, layers: {0: 1}.get(n, 2),
+        lambda n, layers: layers[max(n, 0)], lambda n, layers: layers[n >> 1],
+    ],
+)  # fmt: skip
+def test_a_whole_number_of_the_device_decides_nothing_in_the_step(use):
+    def make_step(batch):
+        x = torch.rand(batch, 8, device="cuda")
+        return lambda: use(x.argmax().item(), [x.sin, x.cos])
+
+    with pytest.raises(TraincastError, match="needs the values of a tensor"):
+        capture_step(make_step, batch_size=4, name="x", rebatch=False)
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        (lambda x: x.item() > 0.1, "a fraction read from a tensor decides as 0.0 would"),
+        (lambda x: x.argmax().item() / 3 > 0.1, "a fraction read from a tensor decides as 0.0 would"),
+        (lambda x: float(x) > 0.1, "a fraction read from a tensor is taken to be 0.0"),
+        (lambda x: float(f"{x:.3f}") > 0.1, "numbers of tensors that are printed are taken to be 0"),
+    ],
+)
+def test_fractions_that_decide_are_told(use, told):
+    def make_step(batch):
+        x = torch.rand(batch, 8, device="cuda")
+        return lambda: x.sin() if use(x.mean()) else x.cos()
+
+    workload = capture_step(make_step, batch_size=4, name="x", rebatch=False)
+    assert any(told in text for text in workload.assumptions)
+    assert "aten::cos" in {op.name for op in workload.programs[0].ops}
+
+
+def test_checks_pass_and_what_the_user_catches_is_rejected_all_the_same():
+    def make_checked(batch):
+        x = torch.rand(batch, 8, device="cuda")
+
+        def step():
+            assert (x > 0).all()
+            if not (x < 2).all():
+                raise ValueError
+            if (x > 3).any():
+                raise ValueError
+            return x.sin()
+
+        return step
+
+    assert capture_step(make_checked, batch_size=4, name="x", rebatch=False).programs[0].num_ops
+
+    def make_caught(batch):
+        x = torch.rand(batch, 8, device="cuda")
+
+        def step():
+            try:
+                x[x > 0].sin()
+            except Exception:
+                x.cos()
+
+        return step
+
+    with pytest.raises(TraincastError, match="mask=SHARE"):
+        capture_step(make_caught, batch_size=4, name="x", rebatch=False)
+
+
+def test_numpy_and_constructors_take_tensors_without_data():
+    def make_step(batch):
+        order = np.argsort(torch.arange(100_000).flip(0))
+        assert order[0] == 99_999
+        x = torch.rand(batch, 8, device="cuda")
+        return lambda: torch.tensor([x.mean(), x.sum()], device="cuda").sum() + x.sum()
+
+    assert capture_step(make_step, batch_size=4, name="x", rebatch=False).programs[0].num_ops

@@ -26,16 +26,35 @@ def shown_commands():
 RUNNABLE = [line for line in shown_commands() if line.startswith(("traincast ", "scripts/run "))]
 
 
-def test_readme_shows_four_commands_and_both_of_the_house():
-    assert [line.split()[:2] for line in RUNNABLE if line.startswith("traincast")] == [
-        ["traincast", "predict"],
-        ["traincast", "predict"],
-        ["traincast", "shard"],
-        ["traincast", "plan"],
-    ]
+def test_readme_shows_six_jobs_and_both_of_the_house():
+    shown = [line.split()[1] for line in RUNNABLE if line.startswith("traincast")]
+    assert shown == ["predict", "compare", "whatif", "shard", "plan", "models"]
     assert sum(line.startswith("scripts/run ") for line in RUNNABLE) == 1
     assert "`scripts/test`" in README
     assert all(os.access(ROOT / "scripts" / name, os.X_OK) for name in ("run", "test"))
+
+
+def test_the_first_answer_is_what_is_printed_and_fits(tmp_path):
+    (block,) = [block.body for block in blocks_of(README) if block.language == "console"]
+    command, *printed = block.strip().splitlines()
+
+    done = subprocess.run(
+        command.removeprefix("$ "),
+        shell=True,
+        env=shell_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.splitlines()[: len(printed)] == printed
+    assert "; fits, " in printed[1]
+
+
+def test_the_chart_is_what_its_script_draws_from_the_table():
+    script = runpy.run_path(str(ROOT / "scripts" / "draw_rivals.py"))
+
+    assert (DOCS / "images" / "rivals.svg").read_text(encoding="utf-8") == script["draw_chart"]()
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
@@ -50,7 +69,7 @@ def test_command_of_readme_runs(line, tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    assert "ms" in done.stdout
+    assert "ms" in done.stdout or "llama3-8b" in done.stdout
 
 
 def test_python_of_readme_runs(tmp_path):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from traincast.app.checking import CheckResult
     from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.app.pages.writing import WrittenPage
+    from traincast.capturing.pretended import PretendedGpu
     from traincast.capturing.script import Recording
     from traincast.hardware.platform import Platform
     from traincast.ir.given import OpCost
@@ -110,6 +111,7 @@ def capture(
     assume: Mapping[str, object] | Sequence[str] | None = None,
     costs: Costs = None,
     arguments: Sequence[str] = (),
+    as_gpu: str | None = None,
 ) -> Workload:
     """Captures a training step of your own model, without a GPU. Needs torch.
 
@@ -123,14 +125,16 @@ def capture(
     of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
     `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
     without a function is a script, run as it is with its own `arguments` until its optimizer was called three times;
-    where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank.
+    where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank. `as_gpu`
+    names the device that code which asks is told (default: an A100 of 80 GB).
     """
     from traincast.capturing.from_file import capture_function
+    from traincast.capturing.pretended import pretend_gpu
     from traincast.capturing.progress import notify_listener
     from traincast.ir.file import save_workload
     from traincast.simulator.scenario.resolved import read_costs
 
-    with notify_listener(progress):
+    with notify_listener(progress), pretend_gpu(None if as_gpu is None else _describe_gpu(as_gpu)):
         workload = capture_function(
             function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
             assume=assume, arguments=arguments,
@@ -139,6 +143,16 @@ def capture(
     if out is not None:
         save_workload(workload, out)
     return workload
+
+
+def _describe_gpu(key: str) -> PretendedGpu:
+    """What a captured script is told of a GPU or of those of a platform."""
+    from traincast.capturing.pretended import PretendedGpu
+    from traincast.hardware.platform import load_platform
+
+    device = load_platform(key).device
+    major, minor = divmod(round(10 * device.compute_capability), 10)
+    return PretendedGpu(device.name, (major, minor), int(device.memory_bytes), device.num_sms)
 
 
 def record(

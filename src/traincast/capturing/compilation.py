@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.patches import Patches
 from traincast.ir.compiled import REGION
+
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class CompiledRegions:
@@ -42,6 +45,11 @@ class CompiledRegions:
 
         def compiling(*args: Any, **kwargs: Any) -> Any:
             self._watch_compiler(patches)
+            if kwargs.get("mode") in _WITH_GRAPHS:
+                get_assumptions().note_once(
+                    f"torch.compile(mode={kwargs['mode']!r}) replays CUDA graphs, which this step is without: "
+                    "`cuda_graph` predicts it with one"
+                )
             return compile_function(*args, **kwargs)
 
         patches.set_attribute(torch, "compile", compiling)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
 from traincast.capturing.errors import find_user_line
 from traincast.capturing.patches import Patches
+from traincast.capturing.pretended import get_pretended_gpu
 from traincast.capturing.recorder import Recorder
 from traincast.utils.errors import TraincastError
-
-_CAPABILITY = (8, 0)
-_NAME = "CUDA device without a GPU"
-_MEMORY_BYTES = 80 << 30
 
 
 class Event:
@@ -199,12 +195,6 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 def _make_device_functions() -> dict[str, Callable[..., Any]]:
     """Questions about the device, and settings that change nothing here."""
 
-    def properties(device: Any = None) -> SimpleNamespace:
-        return SimpleNamespace(
-            name=_NAME, major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_MEMORY_BYTES,
-            multi_processor_count=108, warp_size=32, max_threads_per_multi_processor=2048,
-        )  # fmt: skip
-
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
 
@@ -219,10 +209,8 @@ def _make_device_functions() -> dict[str, Callable[..., Any]]:
         **{name: constant(0) for name in zero},
         "is_current_stream_capturing": constant(False),
         "is_available": constant(True), "is_initialized": constant(True),
-        "is_bf16_supported": constant(True), "get_device_capability": constant(_CAPABILITY),
-        "get_device_name": constant(_NAME), "get_device_properties": properties,
-        "mem_get_info": constant((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": lambda device=None: {},
-        "memory_summary": constant(""), "get_arch_list": lambda: ["sm_80"],
+        **get_pretended_gpu().list_answers(),
+        "memory_stats": lambda device=None: {}, "memory_summary": constant(""),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "device": _DeviceContext, "device_of": _DeviceContext,

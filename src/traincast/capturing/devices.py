@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,43 +14,27 @@ from torch.utils import _device
 from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
+from traincast.capturing.arguments import list_tensors
 from traincast.capturing.assignment import assign_value, make_one_hot
 from traincast.capturing.assumptions import get_assumptions
-from traincast.capturing.errors import BRANCH, ITEM, reject_values
 from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
 from traincast.capturing.flex import is_flex, run_flex_attention
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.stated_arrays import (
     is_list_of_tensors,
-    make_stated_array,
-    make_zero_array,
-    nest_numbers,
 )
-from traincast.capturing.unknown import UnknownFloat, UnknownInt, reject_unknown
+from traincast.capturing.unknown import reject_unknown
+from traincast.capturing.value_reading import NUMBERS, WITH_VALUES, ValueReader
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
-_ITEM = f"use torch.where, or state it: {BRANCH}"
 _text: Any = torch._tensor_str._str
-_NUMBERS = (torch.Tensor.item, torch.Tensor.__float__)
-_WITH_VALUES = {
-    torch.Tensor.__bool__: ("a decision on a tensor (if, while, and, or, not)", _ITEM),
-    torch.Tensor.__index__: ("a tensor as an index or size", f"use a Python int, or state it: {ITEM}"),
-    torch.Tensor.__int__: ("int(tensor)", f"use a Python int, or state it: {ITEM}"),
-    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: `assume` lengths=N,N,..."),
-    torch.Tensor.numpy: (
-        "tensor.numpy()",
-        "stay in torch, or state the numbers: `assume` lengths=N,N,... or item=NUMBER for all of them",
-    ),
-}
-
 _BROKEN: dict[Any, bool] = {  # what a run that goes well answers
     torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False, torch.Tensor.isinf: False,
     torch.isfinite: True, torch.Tensor.isfinite: True, torch._is_all_true: True,
 }  # fmt: skip
 _OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
-_WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
 
 
 def _make_new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -72,7 +57,7 @@ def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
 
 
-class DeviceMode(TorchFunctionMode):
+class DeviceMode(ValueReader, TorchFunctionMode):
     """Moves `cuda` to meta tensors. With `default_cuda`, tensors without a device go there too."""
 
     def __init__(self, recorder: Recorder, *, default_cuda: bool) -> None:
@@ -80,6 +65,7 @@ class DeviceMode(TorchFunctionMode):
         self.recorder = recorder
         self.default_cuda = default_cuda
         self.uses_cuda = default_cuda
+        self._indices: set[int] = set()  # of GPUs that the script has named
         self.meta_is_hollow = True  # not where `cuda` is the default device, which PyTorch itself puts in
         tensor: Any = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
@@ -115,9 +101,9 @@ class DeviceMode(TorchFunctionMode):
         special = self._special.get(func)
         if special is not None:
             return special(*args, **kwargs)
-        if func in _WITH_VALUES:
+        if func in WITH_VALUES:
             return self._read_values(func, *args, **kwargs)
-        if func in _NUMBERS:
+        if func in NUMBERS:
             return self._read_number(func, args[0])
         if isinstance(func, _OPERATORS) and (made := self._run_operator(func, args, kwargs)) is not NotImplemented:
             return made
@@ -132,7 +118,24 @@ class DeviceMode(TorchFunctionMode):
             kwargs = {**kwargs, "generator": None}
         if kwargs.get("pin_memory"):
             return self._pin_memory(func(*args, **{**kwargs, "pin_memory": False}))
+        if isinstance(func, FunctionType) and self._works_on_host(args, kwargs):
+            return self._call_on_host(func, args, kwargs)
         return self._note_meta_tensor(func(*args, **kwargs)) if hollow else func(*args, **kwargs)
+
+    def _works_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a function of PyTorch's works on the host alone, on tensors some of which have no data."""
+        tensors = list_tensors((args, kwargs))
+        get = self.recorder.book.get_device
+        return any(tensor.is_meta for tensor in tensors) and all(get(tensor) != "cuda" for tensor in tensors)
+
+    def _call_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function, which makes tensors where its own are (`device=input.device`, as it sees it: `meta`)."""
+        execution = self.recorder.execution
+        outer, execution.host_call = execution.host_call, True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            execution.host_call = outer
 
     def _run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operators that have a stub here; `NotImplemented` for all others."""
@@ -187,10 +190,23 @@ class DeviceMode(TorchFunctionMode):
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if wanted.type == "cuda":
             self.uses_cuda = True
+            self._note_index(wanted.index)
             return _META
         return wanted
 
+    def _note_index(self, index: int | None) -> None:
+        """One process on several GPUs is recorded as if on one."""
+        if index is not None:
+            self._indices.add(index)
+            if len(self._indices) > 1:
+                get_assumptions().note_once(
+                    "the script uses several GPUs in one process: recorded as one GPU that has the memory of all, "
+                    "without the copies between them"
+                )
+
     def _move_to_cuda(self, tensor: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
+        if device is not None:
+            self.resolve_device(device)
         return self.move_tensor(tensor, _META, **options)
 
     def _move_or_cast(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -262,89 +278,6 @@ class DeviceMode(TorchFunctionMode):
             self.recorder.book.get_info(data, device=place).device = place
         tensor.data = data
 
-    def _read_values(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Values that the user asks for to decide or compute with: known, stated or rejected."""
-        if self.recorder.book.is_without_values(tensor):
-            return self._read_stated_values(ask, tensor)
-        self.recorder.execution.values.note_read(tensor)
-        if not tensor.is_meta:
-            return ask(tensor, *args, **kwargs)
-        if ask in _WHOLE:
-            tensor = self.move_tensor(tensor, _CPU)
-        else:
-            torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
-        with torch._C._DisableTorchDispatch():
-            return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
-
-    def _make_array(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """What numpy makes of a tensor that it is given."""
-        array = self._read_values(torch.Tensor.numpy, tensor.detach())
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-    def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
-        """Numbers of a tensor as far as they are known, without asking the device."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            values = self.recorder.execution.values.get_values(tensor)
-            return None if values is None else values.tolist()
-
-    def _make_finite_check(self, ask: Callable[..., torch.Tensor], result: bool) -> Callable[..., torch.Tensor]:
-        """Checks for NaN, infinity and what is valid (of distributions): values that are not known pass."""
-
-        def check(input: torch.Tensor) -> torch.Tensor:
-            found = ask(input)
-            if self.recorder.book.is_without_values(found):
-                self.recorder.execution.values.set_value(found, result)
-            return found
-
-        return check
-
-    def _read_number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
-        """A number the user asks for by name, and so can live with one that is unknown."""
-        execution = self.recorder.execution
-        execution.number_asked = True
-        try:
-            number = ask(tensor)
-        finally:
-            execution.number_asked = False
-        if not self.recorder.book.is_without_values(tensor):
-            return number
-        if type(number) is float:
-            if ask is torch.Tensor.__float__:
-                get_assumptions().note_assumption("a fraction read from a tensor is taken to be 0.0")
-                return number
-            return UnknownFloat()
-        if type(number) is not int:
-            return number
-        stated = get_assumptions().find_number()
-        if stated is not None:
-            return stated
-        execution.unknown_numbers = True
-        return UnknownInt()
-
-    def _read_stated_values(self, ask: Any, tensor: torch.Tensor) -> Any:
-        """What the user has stated of values that decide something; reading them waits for the device."""
-        stated = get_assumptions()
-        if ask is torch.Tensor.tolist:
-            numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
-            value = None if numbers is None else nest_numbers(numbers, list(tensor.shape))
-        elif ask is torch.Tensor.numpy:
-            value = make_stated_array(stated, tensor)
-        elif ask is torch.Tensor.__bool__:
-            value = stated.find_decision()
-            value = stated.decide_unstated() if value is None else value
-        else:
-            value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
-        if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
-            stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
-            value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
-        if value is None and not stated.in_step and ask is torch.Tensor.__int__:
-            return UnknownInt().__index__()
-        if value is None:
-            raise reject_values(*_WITH_VALUES[ask])
-        if self.recorder.book.get_device(tensor) == "cuda":
-            self.move_tensor(tensor.detach(), _CPU)
-        return value
-
     def _format_tensor(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0:
             get_assumptions().note_once("numbers of tensors that are printed are taken to be 0")
@@ -383,13 +316,3 @@ class DeviceMode(TorchFunctionMode):
             return made.requires_grad_() if requires_grad else made
 
         return make
-
-    def _stack_scalars(self, data: Any, options: dict[str, Any]) -> torch.Tensor:
-        """A tensor of numbers that are tensors: each is read from the device."""
-        for item in data:
-            if isinstance(item, torch.Tensor):
-                self._read_number(torch.Tensor.item, item.detach())
-        dtype = options.get("dtype") or next(item.dtype for item in data if isinstance(item, torch.Tensor))
-        made = torch.zeros(len(data), dtype=dtype)
-        self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
-        return made

@@ -37,7 +37,7 @@ def find_user_line() -> str:
     """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _is_internal(frame.f_code.co_filename):
+        if not is_internal_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "the step function"
@@ -46,12 +46,12 @@ def find_user_line() -> str:
 def find_raised_line(trace: TracebackType | None) -> str:
     """`FILE:LINE` of the innermost frame of a traceback that is neither torch's nor ours."""
     for entry in reversed(traceback.extract_tb(trace)):
-        if not _is_internal(entry.filename):
+        if not is_internal_file(entry.filename):
             return f"{entry.filename}:{entry.lineno}"
     return "the step function"
 
 
-def _is_internal(filename: str) -> bool:
+def is_internal_file(filename: str) -> bool:
     """Whether a file is torch's, ours or the standard library's; packages installed below the latter are not."""
     standard = filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
     return standard or filename.startswith(_NOT_THE_USER)

@@ -34,6 +34,7 @@ class Execution:
     values: Values
     copy_target: str | None = None
     number_asked: bool = False
+    host_call: bool = False  # whether a function of PyTorch's runs that works on the host alone
     unknown_numbers: bool = False  # whether item() has given any integer so far
     metadata_cache: MetadataCache = field(default_factory=get_metadata_cache)
 
@@ -109,7 +110,7 @@ class Execution:
             return self.copy_target
         wanted = kwargs.get("device")
         if wanted is not None:
-            return "cpu" if wanted.type == "cpu" else "cuda"
+            return "cpu" if wanted.type == "cpu" or self.host_call else "cuda"
         return "cuda" if seen.on_cuda else "cpu"
 
     def _execute_op(

@@ -18,7 +18,7 @@ from traincast.capturing.precision import keep_precision_switches
 from traincast.capturing.sandbox import use_sandbox
 from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step
-from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.ir.workload import CAPTURED_AT, DEFAULT_FRAMEWORK, Workload
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 DEFAULT_BATCH = 32
@@ -52,7 +52,7 @@ def capture_function(
             framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
             arguments=arguments,
         )  # fmt: skip
-    return replace(workload, meta={**workload.meta, **box.meta})
+    return replace(workload, meta={**workload.meta, CAPTURED_AT: str(workload.batch_size), **box.meta})
 
 
 def _capture_any(

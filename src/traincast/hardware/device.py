@@ -107,6 +107,8 @@ class Device:
             # CUDA programming guide, throughput of native arithmetic instructions
             graphics = 1 / 64 if self.is_capability_at_least(AMPERE) else 1 / 32
             return self.peak_flops["fp32"] * (0.5 if self.made_for_computing else graphics)
+        if compute == "int8" and compute not in self.peak_flops and self.is_capability_at_least(TURING):
+            return 2 * self.peak_flops["fp16"]  # of NVIDIA's tensor cores, in all data sheets since Turing's
         stored = "fp8" if compute == "fp8_block" else compute  # scales change nothing about the units
         return self.peak_flops.get(stored, self.peak_flops["fp32"])
 

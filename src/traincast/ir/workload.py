@@ -27,8 +27,15 @@ COVERS = "covers"
 SAMPLES_PER_BATCH, UPDATES = "samples_per_batch", "updates"
 """Entries of `Workload.meta` of a captured loop: samples of a step for each of its batch size (a fraction), and how
 many updates a step has."""
+CAPTURED_AT = "captured_at"
+"""The entry of `Workload.meta` of a captured step: the batch size it was captured at."""
+_FAR = 4  # times that batch size, from which on a reader is told
 KEPT_BACK = "kept_back"
 """The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
+_TOO_FAR = (
+    "batch {} is {} times the one captured ({}): a size that stays or is cut in chunks from some batch on is not seen; "
+    "capture at this batch size to be sure"
+)
 STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
@@ -99,7 +106,12 @@ class Workload(Result):
                 raise TraincastError(
                     f"workload '{self.name}' was captured at one sequence length only ({self.seq_len})"
                 )
-        return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs))
+        captured = int(self.meta.get(CAPTURED_AT, batch))
+        far = batch > _FAR * captured
+        told = (
+            (*self.assumptions, _TOO_FAR.format(batch, round(batch / captured), captured)) if far else self.assumptions
+        )
+        return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs), assumptions=told)
 
     def to_dict(self) -> dict[str, Any]:
         """What the workload is, not the program itself: `save_workload` writes that."""

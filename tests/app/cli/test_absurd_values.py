@@ -74,6 +74,7 @@ SOUND = {
     "fits": ["dlrm-ddp --on v100"],
     "compare": ["dlrm-ddp --on v100"],
     "check": ["--baseline baseline.json"],
+    "mcp": ["--nothing"],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0"],
     "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],

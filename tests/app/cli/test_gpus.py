@@ -183,6 +183,11 @@ def test_a_curve_of_a_described_dlrm_in_mixed_precision(capsys, tmp_path):
     curve = result(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "2,4", "--dtype", "bf16")
     assert [row["global_batch"] for row in curve["rows"]] == [8192, 16384]
 
+    # one GPU is asked for as `predict` asks for it, whose program has no such arithmetic
+    for gpus in ("1", "1,4"):
+        assert main(["predict", str(path), "--on", "dgx-a100", "--gpus", gpus, "--dtype", "bf16"]) == 2
+        assert "fp32 or tf32, not bf16" in capsys.readouterr().err
+
 
 def test_a_cluster_of_your_own(capsys, tmp_path):
     path = tmp_path / "mine.yaml"

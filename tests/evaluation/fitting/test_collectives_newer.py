@@ -9,6 +9,7 @@ from traincast.costs.collectives.model import load_shipped_collectives
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting import collectives_newer as newer
 from traincast_evaluation.fitting.collectives import read_points
+from traincast_evaluation.suites.collectives_clusters import evaluate_clusters
 from traincast_evaluation.suites.collectives_newer import (
     evaluate_links_of_newer,
     evaluate_nvlink_domains,
@@ -89,3 +90,11 @@ def test_cards_without_peer_access_follow_from_their_number(shared_data, points)
     rows = {row.group: row for row in evaluate_links_of_newer(shared_data, points, load_shipped_collectives())}
     for ranks in (2, 4, 8):
         assert rows[f"links only: l40s without peer access, {ranks} GPUs, above 64 KiB"].gmae <= 20
+
+
+def test_a_cluster_with_infiniband_is_predicted_from_its_description(shared_data):
+    rows = {row.group: row for row in evaluate_clusters(shared_data, load_shipped_collectives())}
+
+    large = [row for group, row in rows.items() if "Sophia" in group and "above" in group]
+    assert len(large) == 3 and all(row.n >= 40 and row.mape < 16 for row in large)
+    assert rows["clusters left out: ALCF Polaris all_to_all, above 64 KiB"].bias < -40  # Slingshot: too fast, known

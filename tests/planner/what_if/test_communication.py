@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 import traincast
-from tests.planner.what_if.steps import edited_step
+from tests.transforms.steps import edited_step
 from traincast.hardware.platform import load_platform
 from traincast.ir.validate import validate_workload
 from traincast.simulator.prediction.prediction import predict_step

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import traincast
-from tests.planner.what_if.steps import assert_same, edited_step
+from tests.transforms.steps import assert_same, edited_step
 from traincast.models.dlrm.config import DLRM_DDP
 from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits

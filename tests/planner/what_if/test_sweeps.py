@@ -48,7 +48,7 @@ def test_every_point_is_what_predict_says(swept):
 
 
 def test_prices_are_those_of_the_platform(swept):
-    rows = [row for row in swept[0].rows if row["batch-size"] == "512" and row["apply"] == "none"]
+    rows = [row for row in swept[0].rows if row["batch-size"] == 512 and row["apply"] == "none"]
     for row in rows:
         dollars = {"v100": 3.0, "p100": 1.0}[row["on"]] * row["gpu_hours_per_million_samples"]
         assert row["dollars_per_million_samples"] == pytest.approx(dollars)
@@ -61,7 +61,7 @@ def test_the_files_hold_all_rows(swept, tmp_path):
     assert not list(folder.glob("*.points"))
     assert ElementTree.parse(folder / "s.svg").getroot().tag.endswith("svg")
     traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [256, 512]}, out=tmp_path / "s.parquet", processes=1)
-    assert pl.read_parquet(tmp_path / "s.parquet")["batch-size"].to_list() == ["256", "512"]
+    assert pl.read_parquet(tmp_path / "s.parquet")["batch-size"].to_list() == [256, 512]
 
 
 def test_no_point_of_the_pareto_table_is_beaten(swept):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import traincast
-from traincast.hardware import list_platform_keys
+from traincast.hardware import list_platform_keys, load_platform
 from traincast.models.catalog import list_models
 from traincast.utils.quantiles import Z90
 
@@ -87,6 +87,17 @@ def test_an_interval_is_made_of_named_terms():
         spread = math.hypot(*result.interval_terms.values())
         assert result.interval[1] / result.iteration == pytest.approx(math.exp(Z90 * spread))
         assert result.to_dict()["interval_terms"] == result.interval_terms
+
+
+@pytest.mark.parametrize(("platform", "told"), [("rtx-2080-ti", True), ("a100-80gb", False)])
+def test_types_without_units_are_told(platform, told):
+    step = traincast.predict("bert-large", on=platform, batch_size=2, dtype="bf16")
+    assert any("has no units for bf16" in text for text in step.warnings) is told
+
+
+def test_int8_has_the_rate_of_tensor_cores():
+    device = load_platform("a100-80gb").device
+    assert device.get_peak_flops("int8") == 2 * device.get_peak_flops("fp16")
 
 
 @pytest.mark.parametrize(("key", "carried"), [("a100-80gb", False), ("rtx-a6000", True)])

@@ -30,6 +30,8 @@ from traincast_evaluation.suites.collective_rows import (
     summarise_by_size,
     summarise_points,
 )
+from traincast_evaluation.suites.collectives_clusters import FILE as CLUSTERS_FILE
+from traincast_evaluation.suites.collectives_clusters import evaluate_clusters
 from traincast_evaluation.suites.collectives_newer import evaluate_newer_machines
 
 _NODE_OF = {
@@ -62,6 +64,7 @@ def evaluate_collectives(
         *evaluate_other_machine(data, model),
         *evaluate_links_alone(data, points, model),
         *evaluate_newer_machines(data, points, model),
+        *(evaluate_clusters(data, model) if (data / CLUSTERS_FILE).is_file() else ()),
     ]
 
 

@@ -94,9 +94,8 @@ def format_command_help(parser: argparse.ArgumentParser, command: str, *, whole:
         ]
         short = [] if whole else [action for action in shown if _is_unusual(action, group)]
         explained = [action for action in shown if action not in short]
-        lines += (
-            [str(group.title).capitalize(), *(_explain(action, width) for action in explained)] if explained else []
-        )
+        heading = [str(group.title).capitalize()] if explained and group.title != "positional arguments" else []
+        lines += [*heading, *(_explain(action, width) for action in explained)]
         if short:
             names = " ".join(action.option_strings[-1] for action in short)
             named += textwrap.wrap(

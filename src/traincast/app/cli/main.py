@@ -24,6 +24,7 @@ OPTIONAL = {
     "threadpoolctl": "data",
     "starlette": "serve",
     "uvicorn": "serve",
+    "mcp": "mcp",
 }
 
 

@@ -30,6 +30,7 @@ VERBS = {
     "measure": "a real training step, timed on this machine",
     "report": "one HTML file to show: the result, why, timeline, memory, provenance",
     "serve": "the same results as live pages and a REST API, on this machine",
+    "mcp": "the same results as tools for coding agents, over stdin and stdout",
     "models": "the built-in models",
     "platforms": "the built-in GPUs and nodes",
     "completion": "a script that lets your shell complete commands, options and names",

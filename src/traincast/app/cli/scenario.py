@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from traincast.app.cli.arguments import parse_whole_numbers
@@ -68,11 +69,20 @@ def _make_reader(info: FieldInfo) -> Callable[[str], Any]:
 def add_scenario_file(parser: argparse.ArgumentParser) -> None:
     """The option that reads fields from a file."""
     parser.add_argument("--file", metavar="FILE", help="fields of the scenario in YAML; options override them")
+    parser.add_argument(
+        "--from", dest="from_file", metavar="FILE",
+        help="batch and layout of a launch file: torchtitan, Megatron, DeepSpeed, ...",
+    )  # fmt: skip
 
 
 def read_scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) -> dict[str, Any]:
     """The fields that were given: those of `--file`, and over them those of options."""
-    values = read_scenario(args.file, also=also) if getattr(args, "file", None) else {}
+    values = {}
+    if getattr(args, "from_file", None):
+        from traincast.planner.parallelism.launch_files import read_launch_file
+
+        values = read_launch_file(Path(args.from_file))
+    values |= read_scenario(args.file, also=also) if getattr(args, "file", None) else {}
     for name in list_scenario_fields():
         value = getattr(args, name, None)
         if value is not None and value is not False:

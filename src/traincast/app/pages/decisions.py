@@ -43,7 +43,7 @@ from traincast.utils.files.reading import format_path, read_document
 _FAMILIES = 3  # of kernels, those with most time, that are tried twice as fast
 _SAME = 1e-6  # of a step: the what-ifs of a prediction begin where it does
 _ON_PATH = ("us_per_sample", "memory_gb")
-_HEADER = ("if", "ms per step", "change a sample", "90 % interval", "$ a million samples", "means anything", "")
+_HEADER = ("if", "ms per step", "per sample", "90 % interval", "$ per million samples", "certain", "")
 
 
 def try_usual_edits(p: Prediction, price: float | None) -> list[WhatIf]:
@@ -112,10 +112,11 @@ def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
 
 
 def _make_parts_section(result: WhatIf) -> Section:
+    longest = max(result.before.iteration, result.after.iteration)
     stacks = [
         block
         for word, one in (("Before", result.before), ("After", result.after))
-        for block in (make_heading(word), make_step_stack(list_step_parts(one), one.iteration, word))
+        for block in (make_heading(word), make_step_stack(list_step_parts(one), one.iteration, word, longest))
     ]
     largest = max((abs(after - before) for _, before, after in result.parts()), default=0.0) or 1.0
     rows = [

@@ -84,13 +84,14 @@ def make_bar(share: float, slot: int = 0) -> Html:
     )
 
 
-def make_stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
-    """Parts of a whole side by side, each with its texture: (name, share, figure); the legend below names them all."""
+def make_stack(parts: Sequence[tuple[str, float, str]], label: str, length: float = 1.0) -> Html:
+    """Parts of a whole side by side, each with its texture: (name, share, figure); the legend below names them all. The
+    bar is `length` of the full width."""
     shown = [(number, *part) for number, part in enumerate(parts) if part[1] > 0]
     whole = sum(share for _, _, share, _ in shown) or 1.0
     at, blocks = 0.0, []
     for number, _, share, _ in shown:
-        width = 1000.0 * share / whole
+        width = 1000.0 * length * share / whole
         slot = number % SLOTS
         blocks.append(f'<rect class="s{slot}" x="{at:.1f}" width="{width:.1f}" height="44"/>')
         blocks.append(f'<rect fill="url(#t{slot})" x="{at:.1f}" width="{width:.1f}" height="44"/>')

@@ -45,11 +45,13 @@ def make_warnings_html(warnings: Iterable[str]) -> Html:
     return make_list(warnings, "warnings")
 
 
-def make_step_stack(parts: Sequence[tuple[str, float]], whole: float, label: str) -> Html:
-    """Parts of a step (seconds) side by side."""
+def make_step_stack(
+    parts: Sequence[tuple[str, float]], whole: float, label: str, longest: float | None = None
+) -> Html:  # fmt: skip
+    """Parts of a step (seconds) side by side; `longest` is what a full width stands for (default: this step)."""
     whole = whole or 1.0
     shown = [(name, seconds, f"{format_milliseconds(seconds)} ms, {seconds / whole:.0%}") for name, seconds in parts]
-    return make_stack(shown, label)
+    return make_stack(shown, label, 1.0 if longest is None else whole / (longest or 1.0))
 
 
 def make_seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: int = 15) -> Html:

@@ -32,7 +32,7 @@ from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.prediction.rank_results import RankResult, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.verdict import split_step
+from traincast.simulator.prediction.verdict import rank_bounds, split_step, state_memory
 from traincast.utils.display.text import format_milliseconds
 
 _MOST_RANKS = 64  # rows of a table of ranks
@@ -59,9 +59,16 @@ def make_result_section(p: Prediction) -> Section:
     """The number, its interval, what it rests on, and warnings."""
     terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
     known = [
-        ("Throughput", p.throughput.text(p.platform.device.name, p.gpus)),
+        ("Bound by", ", ".join(f"{name} {share:.0%}" for name, share in rank_bounds(p))),
+        ("Memory", state_memory(p)),
+        (
+            "Throughput",
+            f"{p.throughput.samples:,.0f} samples/s"
+            if p.throughput.samples >= 100
+            else f"{p.throughput.samples:.3g} samples/s",
+        ),
+        ("MFU", f"{p.throughput.mfu:.1%}" if p.throughput.mfu else ""),
         ("Device active", f"{p.device_active / (p.iteration or 1.0):.0%}"),
-        ("Peak memory", format_peak_memory(p)),
         ("Interval is made of", terms or "nothing"),
     ]
     if p.parallel is not None:
@@ -71,7 +78,7 @@ def make_result_section(p: Prediction) -> Section:
         make_number_html(p.iteration, p.interval),
         *refused,
         make_verdict_html(p.trust),
-        make_facts(known),
+        make_facts(pair for pair in known if pair[1]),
         make_warnings_html(p.warnings),
         make_heading("Measured neighbours"),
         _describe_neighbours(p),

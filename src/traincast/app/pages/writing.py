@@ -21,12 +21,14 @@ from traincast.app.pages.layouts import make_plan_page
 from traincast.app.pages.measured import make_trace_page
 from traincast.app.pages.page import MOST_BYTES, Page, Section, render_page
 from traincast.app.pages.parts import fold_records
+from traincast.app.pages.platforms import make_platforms_page
 from traincast.app.pages.prediction import make_prediction_page
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.sharded import make_sharding_page
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.what_if.advice import Advice
+from traincast.planner.what_if.platforms import PlatformComparison
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
@@ -75,6 +77,7 @@ _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     WhatIf: make_what_if_page,
     Advice: make_advice_page,
     SweepResult: make_sweep_page,
+    PlatformComparison: make_platforms_page,
 }
 
 

@@ -90,7 +90,7 @@ def _make_control(field: Field, value: str, uploads: Sequence[Mapping[str, Any]]
             described,
             join_blocks(
                 [
-                    _make_option("", "as usual" if field.name != "on" else "", value),
+                    _make_option("", "default" if field.name != "on" else "", value),
                     *(_make_option(choice, "yes" if field.kind == "flag" else choice, value) for choice in options),
                 ]
             ),

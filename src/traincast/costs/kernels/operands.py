@@ -9,6 +9,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 
 _COMPUTE = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "complex64": "fp32",
+    "complex128": "fp64",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "fp4",
     "int64": "int64", "int32": "int32", "int16": "int16", "int8": "int8", "uint8": "int8", "bool": "bool",
     "uint64": "int64", "uint32": "int32", "uint16": "int16",

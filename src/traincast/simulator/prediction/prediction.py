@@ -31,7 +31,7 @@ from traincast.simulator.prediction.rank_results import (
 )
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, Unevenness, simulate_step
-from traincast.simulator.prediction.warnings import list_warnings
+from traincast.simulator.prediction.warnings import describe_updates, list_warnings
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
@@ -144,7 +144,10 @@ def _make_prediction(
         estimated_seconds=estimated_seconds,
         outside=outside,
         memory=memory,
-        warnings=list_warnings(memory, results, simulated.instructions, tf32=tf32),
+        warnings=(
+            *list_warnings(memory, results, simulated.instructions, tf32=tf32),
+            *describe_updates(workload.updates, seconds),
+        ),
         timeline=timeline,
         walk=simulated,
         ranks=results,

@@ -22,6 +22,8 @@ class Note(str):
     __slots__ = ()
 
 
+_NARROW = {"fp16", "bf16", "fp8", "fp4"}
+_UNITS = ("gemm", "conv", "attention")  # families whose time is that of a device's matrix units
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
 
 
@@ -37,7 +39,27 @@ def list_warnings(
         notes.append(
             Note("fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False")
         )
-    return (*notes, *on_host[:1])
+    return (*notes, *_warn_of_missing_units(instructions, platform), *on_host[:1])
+
+
+def describe_updates(updates: int, seconds: float) -> tuple[str, ...]:
+    """The average update of a captured step that has several."""
+    if updates == 1:
+        return ()
+    return (Note(f"a step is {updates} updates of its loop that differ: {1e3 * seconds / updates:.3g} ms on average"),)
+
+
+def _warn_of_missing_units(instructions: StepInstructions, platform: Platform) -> list[str]:
+    """Types that GEMMs, convolutions and attention compute in though the device has no units for them."""
+    peaks = platform.device.peak_flops
+    used = {call.compute.removesuffix("_block") for call in instructions.lowered[0].calls if call.family.name in _UNITS}
+    missing = sorted(used & _NARROW - set(peaks))
+    if not missing:
+        return []
+    return [
+        f"{platform.device.name} has no units for {', '.join(missing)}: its products are priced at the fp32 rate, and "
+        "may be slower or not run at all"
+    ]
 
 
 def _warn_of_host_work(program: Program) -> str:

@@ -94,7 +94,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     global_batch: Annotated[
         int,
         _count("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
-               default="one micro-batch per data-parallel rank"),
+               default="a micro-batch per rank"),
     ] | None = None  # fmt: skip
 
     dtype: Annotated[

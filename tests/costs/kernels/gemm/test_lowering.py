@@ -118,6 +118,12 @@ def test_grouped_products_divide_what_groups_share(left, right, result, sizes):
     assert tuple(field(call, name) for name in ("batch", "m", "n", "k")) == sizes
 
 
+def test_a_complex_product_is_four_real_ones():
+    inputs = {"self": tensor(64, 32, dtype="complex64"), "mat2": tensor(32, 16, dtype="complex64")}
+    (call,) = lowered("aten::mm", inputs, tensor(64, 16, dtype="complex64"))
+    assert [field(call, name) for name in "mnk"] == [128, 32, 32]
+
+
 @pytest.mark.parametrize(
     ("version", "words", "compute"),
     [((1, 4), 267_735, "fp32"), ((1, 4), 267_736, "fp16"), ((1, 7), 267_735, "fp16")],

@@ -30,6 +30,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import warnings
+from collections.abc import Iterator
 
 from traincast.app.api import capture
 from traincast.app.cli.arguments import parse_path, parse_whole_numbers
@@ -57,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "distinct=0.4, experts=8 or experts=8:1.5",
     )  # fmt: skip
     parser.add_argument("--costs", type=parse_path, metavar="FILE", help="what ops of your own cost (.toml)")
+    parser.add_argument(
+        "--as", dest="as_gpu", metavar="GPU", help="what a script that asks is told it runs on (default: a100-80gb)"
+    )
     parser.add_argument("--mode", choices=list_scenario_fields()["mode"].choices, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
@@ -81,9 +86,23 @@ def run(args: argparse.Namespace) -> int:
             costs=args.costs,
             arguments=args.arguments,
             progress=progress,
+            as_gpu=args.as_gpu,
         )
     if args.json:
         print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())
     else:
         print_text(f"{args.out}: {workload.contents()}")
     return 0
+
+
+@contextlib.contextmanager
+def _hold_warnings() -> Iterator[None]:
+    """Warnings of the user's code and its libraries are printed only if the capture fails."""
+    with warnings.catch_warnings(record=True) as held:
+        warnings.simplefilter("default")
+        try:
+            yield
+        except BaseException:
+            for text in dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in held[:5]):
+                print(text, file=sys.stderr)
+            raise

@@ -5,6 +5,8 @@ MODEL is built in (llama3-70b), a short YAML description, or a Hugging Face conf
 optimizer or FSDP, micro-batches and recomputation are searched; the best ten are printed, and what makes the others
 slower. The step is '--global-batch' samples, or as many as hold '--tokens-per-step'. All are searched under the same
 settings as 'traincast predict' has; '--json' gives the command that predicts each row.
+'--write torchtitan --out job.toml' writes the best one that torchtitan can run as its launch file; 'traincast predict
+MODEL --from job.toml' reads such files back.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import plan
-from traincast.app.cli.arguments import add_processes_option, parse_count
-from traincast.app.cli.output import print_result
+from traincast.app.cli.arguments import add_processes_option, parse_count, parse_path
+from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
 from traincast.app.report.training import format_plan
-from traincast.planner.parallelism.plan import PLANNED
+from traincast.planner.parallelism.launch_files import TOOLS, write_launch_file
+from traincast.planner.parallelism.plan import PLANNED, Plan, read_layout
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.writing import write_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole training, such as 15T")
+    parser.add_argument("--write", choices=TOOLS, help="the best layout as a launch file of this tool, into --out")
+    parser.add_argument("-o", "--out", type=parse_path, metavar="FILE", help="where that goes")
     add_processes_option(parser)
     add_scenario_options(parser, [name for name in PLANNED if name not in ("workload", "on")])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Searches and prints."""
+    """Searches, writes and prints."""
+    check_outputs(args.out, inputs=[args.workload, args.on])
+    if (args.write is None) != (args.out is None):
+        raise TraincastError("--write and --out go together: which tool's file, and where")
     own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
     with show_progress_bar("plan") as progress:
         result = plan(progress=progress, **own, **{"gpus": None, **read_scenario_values(args)})
+    if args.write:
+        write_bytes(args.out, _write_best(args.write, result).encode())
     print_result(result, format_plan, as_json=args.json)
     return OK
+
+
+def _write_best(tool: str, result: Plan) -> str:
+    """The launch file of the best layout that a tool can run; where it can run none, why not the first."""
+    refused: list[TraincastError] = []
+    for step in result.best:
+        try:
+            return write_launch_file(tool, read_layout(step), result.model)
+        except TraincastError as error:
+            refused.append(error)
+    raise refused[0]

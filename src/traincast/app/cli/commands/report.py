@@ -1,11 +1,11 @@
 """One HTML file to show: the number and its evidence, why, the timeline, memory, what-ifs, provenance.
 
-SOURCE is what 'traincast predict' takes (then give '--on' and the options of predict; '--gpus 1,2,4,8' makes a scaling
-curve), or measured traces as 'traincast trace' takes them: with '--on' they are predicted too, with '--against' they
-are compared with another run. What 'traincast evaluate --json' or 'traincast sweep --json' printed (.json) is a SOURCE
-too. '--of plan' searches layouts of a Transformer as 'traincast plan' does, '--of sharding' a plan for embedding tables
-as 'traincast shard' does, '--of advice' edits as 'traincast whatif --advise' does; '--set' and '--apply' show
-what an edit would bring.
+SOURCE is what 'traincast predict' takes (then give '--on' and the options of predict; '--gpus 1,2,4,8' makes a
+scaling curve), or measured traces as 'traincast trace' takes them: with '--on' they are predicted too, with '--
+against' they are compared with another run. What 'traincast evaluate --json' or 'traincast sweep --json' printed
+(.json) is a SOURCE too. '--of plan' searches layouts of a Transformer as 'traincast plan' does, '--of sharding' a
+plan for embedding tables as 'traincast shard' does, '--of compare' GPUs of '--on a,b,c' as 'traincast compare' does,
+'--of advice' edits as 'traincast whatif --advise' does; '--set' and '--apply' show what an edit would bring.
 
 The file needs nothing else: no network, no server. '--price' is dollars of one GPU for an hour.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.app.api import advise, plan, shard, trace, whatif, write_report
+from traincast.app.api import advise, compare, plan, shard, trace, whatif, write_report
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.commands.predict import add_curve_options, predict_asked
 from traincast.app.cli.output import check_outputs, print_result
@@ -30,7 +30,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.plugins import PAGES, require_plugin
 from traincast.utils.results import Result
 
-KINDS = ("prediction", "plan", "sharding", "advice")
+KINDS = ("prediction", "compare", "plan", "sharding", "advice")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answers and writes."""
     check_outputs(args.out, inputs=[*args.sources, args.on, args.against])
+    if args.out.suffix not in (".html", ".htm"):
+        raise TraincastError(f"-o {args.out}: a report is HTML; give a name that ends in .html (print it for PDF)")
     print_result(_write_asked(args), WrittenPage.headline, as_json=args.json)
     return OK
 
@@ -64,6 +66,11 @@ def _write_asked(args: argparse.Namespace) -> WrittenPage:
         raise TraincastError("--against compares traced runs; give a trace as SOURCE")
     if len(args.sources) > 1:
         raise TraincastError("several SOURCES are for traces, and not all of these are; give one workload")
+    if args.sources[0].endswith(".csv") and args.on is None:
+        raise TraincastError(
+            "a sweep's report is made of its JSON: 'traincast sweep ... --json > sweep.json', then 'traincast report "
+            "sweep.json'; for embedding tables give --of sharding and --on"
+        )
     if is_sweep(args.sources[0]):
         return write_page(read_sweep_page(Path(args.sources[0])), args.out)
     if is_evaluation(args.sources[0]):
@@ -86,6 +93,9 @@ def _predict_source(args: argparse.Namespace) -> Result:
     if args.of == "prediction":
         return whatif(edits=edits, price=args.price, **values)
     with show_progress_bar(args.of) as progress:
+        if args.of == "compare":
+            names = str(values.pop("on")).split(",")
+            return compare(values.pop("workload"), on=names, price=args.price, progress=progress, **values)
         if args.of == "advice":
             return advise(price=args.price, progress=progress, **values)
         if args.of == "sharding":

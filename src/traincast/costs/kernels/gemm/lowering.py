@@ -46,12 +46,13 @@ def _make_gemm_call(
     trans_a, left_fits = _read_order(left)
     trans_b, right_fits = _read_order(right)
     copies = tuple(make_layout_copy(spec) for spec, fits in ((left, left_fits), (right, right_fits)) if not fits)
+    parts = 2 if left.dtype.startswith("complex") else 1  # real and imaginary: four real products
     call = GEMM.call(
         kind,
         _choose_compute(left, right, context),
         batch=prod(left.shape[:-2]),
-        m=left.shape[-2],
-        n=right.shape[-1],
+        m=parts * left.shape[-2],
+        n=parts * right.shape[-1],
         k=left.shape[-1],
         trans_a=trans_a,
         trans_b=trans_b,

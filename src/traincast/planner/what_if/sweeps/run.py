@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from time import monotonic
@@ -68,7 +68,7 @@ def run_sweep(
         if journal is not None:
             journal.close()
         raise
-    rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
+    rows = [_make_row(grid, point, done[n]) for n, point in enumerate(points)]
     result = SweepResult(
         name=resolved.name, sweep=settled, grid=grid, rows=rows, resumed=resumed, workers=where.describe(len(tasks)),
         seconds=monotonic() - began,
@@ -144,10 +144,20 @@ def _write_files(result: SweepResult, out: Path | None, image: Path | None) -> N
         write_bytes(image, draw_picture(result).encode())
 
 
+def _make_row(grid: Grid, point: Sequence[str], figures: dict[str, Any]) -> dict[str, Any]:
+    """A point with its figures; values of an axis that has integers only are integers."""
+    counts = {name for name, values in grid.axes if all(value.isascii() and value.isdecimal() for value in values)}
+    values = zip(grid.names, point, strict=True)
+    return {name: int(value) if name in counts else value for name, value in values} | figures
+
+
 def _write_parquet(out: Path, result: SweepResult) -> None:
     import polars as pl
 
-    schema: dict[str, Any] = dict.fromkeys(result.grid.names, pl.String)
+    first = result.rows[0] if result.rows else {}
+    schema: dict[str, Any] = {
+        name: pl.Int64 if isinstance(first.get(name), int) else pl.String for name in result.grid.names
+    }
     schema |= {name: pl.Boolean if name == "fits" else pl.Float64 for name in FIGURES}
     schema["error"] = pl.String
     columns = {name: [row.get(name) for row in result.rows] for name in schema}

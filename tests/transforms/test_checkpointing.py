@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.what_if.steps import edited_step, kernels_of
+from tests.transforms.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
-from tests.planner.what_if.models import captured, ops_of  # noqa: E402
+from tests.transforms.models import captured, ops_of  # noqa: E402
 
 
 def _with_kernels(step):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.planner.what_if.steps import edited_step, kernels_of
 from tests.traces.timelines import event, kernel, launch, step
+from tests.transforms.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.workload import trace_workload
@@ -57,7 +57,7 @@ def _lookups(step):
 
 def test_bags_of_a_trace_become_the_kernels_of_a_capture_with_table_batched_embeddings(tmp_path):
     pytest.importorskip("torch")
-    from tests.planner.what_if.test_bags import captured_recommender
+    from tests.transforms.test_bags import captured_recommender
 
     # given a traced step with one bag a table, and a capture of the model with one table-batched op
     traced = _recommender(tmp_path)

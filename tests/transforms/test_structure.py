@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 import traincast
-from tests.planner.what_if.steps import assert_same, edited_step, kernels_of
+from tests.transforms.steps import assert_same, edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import traincast
-from tests.planner.what_if.steps import assert_same, edited_step
+from tests.transforms.steps import assert_same, edited_step
 from traincast.ir.validate import validate_workload
 from traincast.utils.errors import TraincastError
 

@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from tests.planner.torchrec.conftest import NEEDS_TORCHREC
-from tests.planner.what_if.steps import assert_same, edited_step
+from tests.transforms.steps import assert_same, edited_step
 from traincast.ir.validate import validate_workload
 from traincast.utils.errors import TraincastError
 

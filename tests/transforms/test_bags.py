@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import traincast
-from tests.planner.what_if.steps import edited_step, kernels_of
+from tests.transforms.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step

@@ -1,0 +1,132 @@
+"""Numbers that a step asks tensors for: known, stated, unknown or rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from traincast.capturing.assumptions import get_assumptions
+from traincast.capturing.errors import BRANCH, ITEM, reject_values
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.stated_arrays import make_stated_array, make_zero_array, nest_numbers
+from traincast.capturing.unknown import UnknownFloat, UnknownInt
+
+_CPU = torch.device("cpu")
+_ITEM = f"use torch.where, or state it: {BRANCH}"
+NUMBERS = (torch.Tensor.item, torch.Tensor.__float__)
+WITH_VALUES = {
+    torch.Tensor.__bool__: ("a decision on a tensor (if, while, and, or, not)", _ITEM),
+    torch.Tensor.__index__: ("a tensor as an index or size", f"use a Python int, or state it: {ITEM}"),
+    torch.Tensor.__int__: ("int(tensor)", f"use a Python int, or state it: {ITEM}"),
+    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: `assume` lengths=N,N,..."),
+    torch.Tensor.numpy: (
+        "tensor.numpy()",
+        "stay in torch, or state the numbers: `assume` lengths=N,N,... or item=NUMBER for all of them",
+    ),
+}
+_WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
+
+
+class ValueReader:
+    """What a function mode answers where values are asked for; `DeviceMode` also moves tensors."""
+
+    recorder: Recorder
+
+    def move_tensor(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+        """A copy of the tensor on another side; made by `DeviceMode`."""
+        raise NotImplementedError
+
+    def _read_values(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Values that the user asks for to decide or compute with: known, stated or rejected."""
+        if self.recorder.book.is_without_values(tensor):
+            return self._read_stated_values(ask, tensor)
+        self.recorder.execution.values.note_read(tensor)
+        if not tensor.is_meta:
+            return ask(tensor, *args, **kwargs)
+        if ask in _WHOLE:
+            tensor = self.move_tensor(tensor, _CPU)
+        else:
+            torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
+        with torch._C._DisableTorchDispatch():
+            return ask(self.recorder.execution.values.get_values(tensor), *args, **kwargs)
+
+    def _make_array(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """What numpy makes of a tensor that it is given."""
+        array = self._read_values(torch.Tensor.numpy, tensor.detach())
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _find_known_values(self, tensor: torch.Tensor) -> list[int] | None:
+        """Numbers of a tensor as far as they are known, without asking the device."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            values = self.recorder.execution.values.get_values(tensor)
+            return None if values is None else values.tolist()
+
+    def _make_finite_check(self, ask: Callable[..., torch.Tensor], result: bool) -> Callable[..., torch.Tensor]:
+        """Checks for NaN, infinity and what is valid (of distributions): values that are not known pass."""
+
+        def check(input: torch.Tensor) -> torch.Tensor:
+            found = ask(input)
+            if self.recorder.book.is_without_values(found):
+                self.recorder.execution.values.set_value(found, result)
+            return found
+
+        return check
+
+    def _read_number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+        """A number the user asks for by name, and so can live with one that is unknown."""
+        execution = self.recorder.execution
+        execution.number_asked = True
+        try:
+            number = ask(tensor)
+        finally:
+            execution.number_asked = False
+        if not self.recorder.book.is_without_values(tensor):
+            return number
+        if type(number) is float:
+            if ask is torch.Tensor.__float__:
+                get_assumptions().note_assumption("a fraction read from a tensor is taken to be 0.0")
+                return number
+            return UnknownFloat()
+        if type(number) is not int:
+            return number
+        stated = get_assumptions().find_number()
+        if stated is not None:
+            return stated
+        execution.unknown_numbers = True
+        return UnknownInt()
+
+    def _read_stated_values(self, ask: Any, tensor: torch.Tensor) -> Any:
+        """What the user has stated of values that decide something; reading them waits for the device."""
+        stated = get_assumptions()
+        if ask is torch.Tensor.tolist:
+            numbers = stated.find_numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
+            value = None if numbers is None else nest_numbers(numbers, list(tensor.shape))
+        elif ask is torch.Tensor.numpy:
+            value = make_stated_array(stated, tensor)
+        elif ask is torch.Tensor.__bool__:
+            value = stated.find_decision()
+            value = stated.decide_unstated() if value is None else value
+        else:
+            value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
+        if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
+            stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
+            value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
+        if value is None and not stated.in_step and ask is torch.Tensor.__int__:
+            return UnknownInt().__index__()
+        if value is None:
+            raise reject_values(*WITH_VALUES[ask])
+        if self.recorder.book.get_device(tensor) == "cuda":
+            self.move_tensor(tensor.detach(), _CPU)
+        return value
+
+    def _stack_scalars(self, data: Any, options: dict[str, Any]) -> torch.Tensor:
+        """A tensor of numbers that are tensors: each is read from the device."""
+        for item in data:
+            if isinstance(item, torch.Tensor):
+                self._read_number(torch.Tensor.item, item.detach())
+        dtype = options.get("dtype") or next(item.dtype for item in data if isinstance(item, torch.Tensor))
+        made = torch.zeros(len(data), dtype=dtype)
+        self.recorder.book.get_info(made, device="cpu", produced=True).unknown = True
+        return made

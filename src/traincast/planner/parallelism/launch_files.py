@@ -1,0 +1,230 @@
+"""Layouts as other tools write them: torchtitan, Megatron-LM, Megatron Bridge, DeepSpeed, Accelerate; written and read.
+
+Every format is a table from its keys to the fields of a scenario, used in both directions. Keys that say nothing of a
+layout are left alone when a file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from traincast.models.transformers.description import Transformer
+from traincast.simulator.parallelism.layout import Layout
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import format_path, parse_toml, read_document, read_text
+
+TOOLS = ("torchtitan", "megatron", "bridge", "deepspeed", "accelerate")
+"""Tools whose launch files are written."""
+_MOST_BYTES = 1 << 20
+_DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+
+
+def write_launch_file(tool: str, layout: Layout, model: Transformer) -> str:
+    """The configuration that runs a layout of a model with a tool; one that the tool cannot run is rejected."""
+    return _WRITERS[tool](layout, model)
+
+
+def _write_torchtitan(layout: Layout, model: Transformer) -> str:
+    if layout.sharding in ("zero1", "zero2"):
+        raise TraincastError(f"torchtitan has no distributed optimizer; {layout.described()} does; choose another tool")
+    is_piped = layout.pp > 1
+    local = layout.micro_batch * (layout.accumulation if is_piped else 1)
+    sharded = layout.sharding == "zero3"
+    lines = [
+        f"# torchtitan: {model.name} on {layout.gpus} GPUs; add your [job], [model], [optimizer] and data",
+        "[training]", f"local_batch_size = {local}", f"global_batch_size = {layout.global_batch}",
+        f"seq_len = {layout.seq_len}", 'mixed_precision_param = "bfloat16"', "", "[parallelism]",
+        f"data_parallel_shard_degree = {layout.dp if sharded else 1}",
+        f"data_parallel_replicate_degree = {1 if sharded else layout.dp}",
+        *(f"{name}_parallel_degree = {getattr(layout, key)}" for key, name in _DEGREES.items()),
+        f"expert_parallel_degree = {layout.ep}",
+        *([f'pipeline_parallel_schedule = "{"Interleaved1F1B" if layout.vp > 1 else "1F1B"}"',
+           f"pipeline_parallel_microbatch_size = {layout.micro_batch}"] if is_piped else []),
+        "", "[activation_checkpoint]", f'mode = "{"selective" if layout.checkpoint == "light" else layout.checkpoint}"',
+        "", "[compile]", f"enable = {str(layout.kernels == 'compiled').lower()}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _list_megatron(layout: Layout, model: Transformer) -> dict[str, Any]:
+    """Arguments of Megatron by name; a flag is True."""
+    sharded = layout.sharding != "none"
+    again: dict[str, dict[str, Any]] = {
+        "none": {},
+        "light": {"recompute_granularity": "selective"},
+        "selective": {"recompute_granularity": "selective"},
+        "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    }
+    return {
+        "tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp,
+        **({"num_layers_per_virtual_pipeline_stage": model.layers // (layout.pp * layout.vp)} if layout.vp > 1 else {}),
+        "context_parallel_size": layout.cp, "expert_model_parallel_size": layout.ep,
+        "micro_batch_size": layout.micro_batch, "global_batch_size": layout.global_batch,
+        "seq_length": layout.seq_len, "bf16": True,
+        **({"sequence_parallel": True} if layout.tp > 1 and layout.sequence else {}),
+        **({"use_torch_fsdp2": True} if layout.sharding == "zero3" else {}),
+        **({"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+           if sharded and layout.sharding != "zero3" else {}),
+        **again[layout.checkpoint],
+    }  # fmt: skip
+
+
+def _write_megatron(layout: Layout, model: Transformer) -> str:
+    sizes = {
+        "num_layers": model.layers, "hidden_size": model.hidden, "ffn_hidden_size": model.ffn,
+        "num_attention_heads": model.heads, "max_position_embeddings": layout.seq_len,
+        **({"group_query_attention": True, "num_query_groups": model.kv_heads} if model.kv_heads < model.heads else {}),
+    }  # fmt: skip
+    words = []
+    for name, value in {**sizes, **_list_megatron(layout, model)}.items():
+        option = "--" + name.replace("_", "-")
+        words.append(option if value is True else f"{option} {value}")
+    return f"# Megatron-LM arguments: {model.name} on {layout.gpus} GPUs; add data, tokenizer and optimizer\n" + (
+        " \\\n".join(words) + "\n"
+    )
+
+
+_BRIDGE = {"micro_batch_size": "train", "global_batch_size": "train", "seq_length": "model",
+           "use_distributed_optimizer": "ddp", "overlap_grad_reduce": "ddp", "overlap_param_gather": "ddp",
+           "use_torch_fsdp2": "ddp"}  # fmt: skip
+
+
+def _write_bridge(layout: Layout, model: Transformer) -> str:
+    values = _list_megatron(layout, model)
+    lines = [f"{_BRIDGE.get(name, 'model')}.{name}={value}" for name, value in values.items() if name != "bf16"]
+    head = f"# Megatron Bridge overrides of a recipe: {model.name} on {layout.gpus} GPUs"
+    return "\n".join([head, *lines, "mixed_precision=bf16_mixed"]) + "\n"
+
+
+def _check_only_data_parallel(tool: str, layout: Layout) -> None:
+    other = [name for name in ("tp", "pp", "cp", "ep") if getattr(layout, name) > 1]
+    if other:
+        raise TraincastError(
+            f"{tool} has no {other[0]} in its file, and {layout.described()} does; choose another tool"
+        )
+
+
+def _write_deepspeed(layout: Layout, _: Transformer) -> str:
+    _check_only_data_parallel("deepspeed", layout)
+    stage = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[layout.sharding]
+    document = {
+        "train_batch_size": layout.global_batch, "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "overlap_comm": layout.overlap_gradients},
+    }  # fmt: skip
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _write_accelerate(layout: Layout, _: Transformer) -> str:
+    _check_only_data_parallel("accelerate", layout)
+    document: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE", "num_processes": layout.gpus, "mixed_precision": "bf16",
+        "gradient_accumulation_steps": layout.accumulation, "distributed_type": "MULTI_GPU",
+    }  # fmt: skip
+    if layout.sharding == "zero3":
+        document |= {"distributed_type": "FSDP", "fsdp_config": {
+            "fsdp_version": 2, "fsdp_reshard_after_forward": layout.reshard,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": layout.checkpoint == "full",
+        }}  # fmt: skip
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+_WRITERS: Mapping[str, Callable[[Layout, Transformer], str]] = {
+    "torchtitan": _write_torchtitan, "megatron": _write_megatron, "bridge": _write_bridge,
+    "deepspeed": _write_deepspeed, "accelerate": _write_accelerate,
+}  # fmt: skip
+_NAMED = {
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep", "micro_batch_size": "micro_batch", "global_batch_size": "global_batch",
+    "seq_length": "seq_len", "train_batch_size": "global_batch", "train_micro_batch_size_per_gpu": "micro_batch",
+    "per_device_train_batch_size": "micro_batch", "num_processes": "gpus", "max_seq_length": "seq_len",
+    "tensor_parallel_degree": "tp", "pipeline_parallel_degree": "pp",
+    "context_parallel_degree": "cp", "expert_parallel_degree": "ep", "local_batch_size": "micro_batch",
+    "pipeline_parallel_microbatch_size": "micro_batch", "seq_len": "seq_len",
+}  # fmt: skip
+"""Keys of all tools to fields of a scenario; later ones of a file win."""
+
+
+def read_launch_file(path: Path) -> dict[str, Any]:
+    """The fields of a scenario that a launch file states; a file of no known tool is rejected."""
+    flat = _flatten(_read_plain(path))
+    fields: dict[str, Any] = {}
+    for key, field in _NAMED.items():
+        value = flat.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            fields[field] = value
+    if not fields:
+        raise TraincastError(
+            f"'{format_path(path)}' states no batch and no parallelism; give a file of {', '.join(TOOLS)}"
+        )
+    fields |= _read_choices(flat)
+    return {name: value for name, value in fields.items() if not (name in ("tp", "pp", "cp", "ep") and value == 1)}
+
+
+def _read_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Sharding, recomputation and arithmetic."""
+    fields: dict[str, Any] = {}
+    stage, degree = flat.get("zero_optimization.stage"), flat.get("data_parallel_shard_degree")
+    is_sharded = flat.get("use_torch_fsdp2") or flat.get("distributed_type") == "FSDP" or flat.get("fsdp")
+    if is_sharded or (isinstance(degree, int) and degree != 1):
+        fields["fsdp"] = 2
+    elif stage in (1, 2, 3) or flat.get("use_distributed_optimizer"):
+        fields["zero"] = stage if stage in (1, 2, 3) else 1
+    mode = flat.get("recompute_granularity") or flat.get("activation_checkpoint.mode")
+    if mode in ("selective", "full"):
+        fields["checkpoint"] = mode
+    elif flat.get("gradient_checkpointing") or flat.get("fsdp_activation_checkpointing"):
+        fields["checkpoint"] = "full"
+    if flat.get("fp16") is True or flat.get("fp16.enabled") is True:
+        fields["dtype"] = "fp16"
+    if flat.get("torch_compile") or flat.get("compile.enable") is True:
+        fields["compiled"] = True
+    return fields
+
+
+def _read_plain(path: Path) -> Any:
+    """TOML, JSON and YAML as they are; arguments and overrides as a table."""
+    if path.suffix in (".json", ".yaml", ".yml"):
+        return read_document(path)
+    text = read_text(str(path), most=_MOST_BYTES)
+    if path.suffix == ".toml":
+        return parse_toml(text, f"'{format_path(path)}'")
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise TraincastError(f"'{format_path(path)}': {error}; give a file of {', '.join(TOOLS)}") from None
+    found: dict[str, Any] = {}
+    for at, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else "true"
+            found[word[2:].replace("-", "_")] = _parse_value(value)
+        elif "=" in word:
+            key, _, value = word.partition("=")
+            found[key.rpartition(".")[2]] = _parse_value(value)
+    return found
+
+
+def _parse_value(text: str) -> Any:
+    if text.isascii() and text.isdecimal() and len(text) < 12:
+        return int(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _flatten(document: Any, most: int = 10_000) -> dict[str, Any]:
+    """The plain values of nested tables by their keys, and by those of their table and theirs (`compile.enable`)."""
+    flat: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting and len(flat) < most:
+        name, table = waiting.pop()
+        if isinstance(table, Mapping):
+            for key, value in table.items():
+                waiting += [(str(key), value)] if isinstance(value, Mapping) else []
+                flat |= {} if isinstance(value, Mapping) else {str(key): value, f"{name}.{key}": value}
+    return flat

@@ -1,0 +1,24 @@
+"""The page of a comparison, and names of reports."""
+
+from __future__ import annotations
+
+from traincast.app.cli.main import main
+
+
+def test_platforms_side_by_side_with_honest_bars(tmp_path):
+    out = tmp_path / "c.html"
+
+    assert main(["report", "resnet50", "--of", "compare", "--on", "v100,h100,nothing", "-o", str(out)]) == 0
+
+    html = out.read_text()
+    assert "<title>resnet50: h100 is fastest" in html
+    assert 'width="100.00"' in html
+    assert "unknown platform &#x27;nothing&#x27;" in html
+
+
+def test_a_report_is_html_and_a_sweep_is_json(tmp_path, capsys):
+    assert main(["report", "resnet50", "--on", "v100", "-o", str(tmp_path / "r.pdf")]) == 2
+    assert "ends in .html" in capsys.readouterr().err
+    (tmp_path / "s.csv").write_text("a,b\n")
+    assert main(["report", str(tmp_path / "s.csv"), "-o", str(tmp_path / "r.html")]) == 2
+    assert "sweep.json" in capsys.readouterr().err
