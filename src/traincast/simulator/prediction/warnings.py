@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 
 from traincast.costs.kernels.control import MOVES_NOTHING
+from traincast.hardware.device import Device
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.tables import count_bytes_left_out
@@ -39,7 +40,7 @@ def list_warnings(
         notes.append(
             Note("fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False")
         )
-    return (*notes, *_warn_of_missing_units(instructions, platform), *on_host[:1])
+    return (*notes, *_warn_of_missing_units(instructions, memory.device), *on_host[:1])
 
 
 def describe_updates(updates: int, seconds: float) -> tuple[str, ...]:
@@ -49,15 +50,15 @@ def describe_updates(updates: int, seconds: float) -> tuple[str, ...]:
     return (Note(f"a step is {updates} updates of its loop that differ: {1e3 * seconds / updates:.3g} ms on average"),)
 
 
-def _warn_of_missing_units(instructions: StepInstructions, platform: Platform) -> list[str]:
+def _warn_of_missing_units(instructions: StepInstructions, device: Device) -> list[str]:
     """Types that GEMMs, convolutions and attention compute in though the device has no units for them."""
-    peaks = platform.device.peak_flops
+    peaks = device.peak_flops
     used = {call.compute.removesuffix("_block") for call in instructions.lowered[0].calls if call.family.name in _UNITS}
     missing = sorted(used & _NARROW - set(peaks))
     if not missing:
         return []
     return [
-        f"{platform.device.name} has no units for {', '.join(missing)}: its products are priced at the fp32 rate, and "
+        f"{device.name} has no units for {', '.join(missing)}: its products are priced at the fp32 rate, and "
         "may be slower or not run at all"
     ]
 
