@@ -72,18 +72,22 @@ def command_section(command: str) -> str:
     if own:
         lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in own)]
     if fields:
-        lines += ["", *textwrap.wrap(_fields_text(fields), WIDTH, break_long_words=False, break_on_hyphens=False)]
+        lines += ["", *textwrap.wrap(_fields_text(fields, own), WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join([*lines, ""])
 
 
-def _fields_text(fields: list[argparse.Action]) -> str:
-    """Which fields of a scenario a command takes."""
-    if (
-        len(fields)
-        >= len([action for action in command_actions("predict") if action.dest in list_scenario_fields()]) - 1
-    ):
-        return f"{ALL_FIELDS}."  # the workload is no option
-    return f"Of a {SCENARIO}: {', '.join(f'`{action.option_strings[-1]}`' for action in fields)}."
+def _fields_text(fields: list[argparse.Action], own: list[argparse.Action]) -> str:
+    """Which fields of a scenario a command takes: those it does not take where they are fewer."""
+    every = [_option(action) for action in command_actions("predict") if action.dest in list_scenario_fields()]
+    taken = {_option(action) for action in (*fields, *own)}
+    missing = [f"`{name}`" for name in every if name not in taken and name.startswith("-")]  # the workload is no option
+    if 2 * len(missing) < len(taken):
+        return f"{ALL_FIELDS}{' but ' + ', '.join(missing) if missing else ''}."
+    return f"Of a {SCENARIO}: {', '.join(f'`{_option(action)}`' for action in fields)}."
+
+
+def _option(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else action.dest
 
 
 def _is_option(action: argparse.Action) -> bool:
