@@ -60,7 +60,7 @@ def test_the_timeline_has_every_launch_and_the_whole_path(result, sections):
 def test_memory_over_the_step_reaches_the_peak(result, sections):
     chart = sections["memory"].charts["memory"]
 
-    live = chart["series"][0]["y"]
+    live = next(one for one in reversed(chart["series"]) if one["kind"] == "step")["y"]  # all categories together
     assert max(live) == pytest.approx(result.memory.peak_bytes / 1e9, rel=1e-3)
     assert chart["x"] == sorted(chart["x"])
     assert len(chart["x"]) == len(live)
@@ -111,5 +111,5 @@ def test_ranks_that_differ_have_a_row_each():
 
     html = {section.key: section.html for section in make_prediction_page(result).sections}["memory"]
 
-    assert html.count("rank ") >= len(result.ranks)
+    assert "ranks 0, 1" in html
     assert "Ranks: time and memory" in html
