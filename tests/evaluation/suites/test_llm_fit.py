@@ -26,7 +26,7 @@ def question(tp: int, micro: int) -> TrainingRequest:
 
 
 def measured(asked: TrainingRequest) -> float:
-    return 1e3 * estimate_seconds(SMALL, asked.platform(), asked.layout, in_step=TRUTH)[0]
+    return 1e3 * estimate_seconds(SMALL, asked.platform(), asked.layout, in_step=TRUTH)
 
 
 @pytest.fixture(scope="module")

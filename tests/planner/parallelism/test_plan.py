@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+from itertools import islice
 
 import pytest
 
@@ -15,7 +16,7 @@ from traincast.models.transformers.reading import load_transformer, make_transfo
 from traincast.planner.parallelism.candidates import count_state_bytes, list_layout_candidates
 from traincast.planner.parallelism.plan import make_plan, read_layout
 from traincast.simulator.parallelism.layout import Layout, complete_layout
-from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel
+from traincast.simulator.parallelism.predict import estimate_seconds, estimate_used_bytes, predict_parallel
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.parallel.where import Workers
@@ -35,9 +36,9 @@ def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     model = load_transformer("llama3-70b")
     layouts = list(list_layout_candidates(model, NODE.device, planned.base, 8))
     chosen = random.Random(18).sample(layouts, 200)
-    estimates = {layout: estimate_seconds(model, NODE, layout) for layout in chosen}
-    fits = [layout for layout in chosen if estimates[layout][1] <= NODE.device.memory_bytes]
-    nearest = sorted(fits, key=lambda layout: estimates[layout][0])[:3]
+    ordered = sorted(chosen, key=lambda layout: estimate_seconds(model, NODE, layout))
+    fits = (layout for layout in ordered if estimate_used_bytes(model, NODE, layout) <= NODE.device.memory_bytes)
+    nearest = list(islice(fits, 3))
     assert planned.best[0].iteration <= min(predict_parallel(model, NODE, layout).iteration for layout in nearest)
     assert planned.scored == len(layouts) and len(planned.best) == 8
 

@@ -72,7 +72,7 @@ def test_a_layout_is_a_valid_workload_that_the_closed_form_agrees_with(name: str
 
     # Then its programs are whole, and the search's estimate is close
     validate_workload(replace(result.workload, ranks=result.workload.ranks[: 1 << 16]))
-    estimate, _ = estimate_seconds(model, NODE, layout)
+    estimate = estimate_seconds(model, NODE, layout)
     assert estimate == pytest.approx(result.iteration, rel=0.12)
     low, high = result.interval
     assert low < result.iteration < high

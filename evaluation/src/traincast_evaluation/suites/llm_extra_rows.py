@@ -11,7 +11,7 @@ from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import estimate_seconds
+from traincast.simulator.parallelism.predict import estimate_used_bytes
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.llm_rows import read_checkpointing, read_model, read_platform
 from traincast_evaluation.suites.published import Row
@@ -70,6 +70,6 @@ def _read_network(row: Row) -> Platform:
 
 def _recompute_if_needed(model: Transformer, platform: Platform, layout: Layout, *, stated: bool) -> Layout:
     """Full recomputation where a source does not say what it recomputes and the step would not fit without."""
-    if stated or estimate_seconds(model, platform, layout)[1] <= platform.device.memory_bytes:
+    if stated or estimate_used_bytes(model, platform, layout) <= platform.device.memory_bytes:
         return layout
     return replace(layout, checkpoint="full")

@@ -95,7 +95,7 @@ def compute_log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     request = case.question
     assert isinstance(request, TrainingRequest)
-    seconds, _ = estimate_seconds(request.transformer(), request.platform(), request.layout, in_step=constants)
+    seconds = estimate_seconds(request.transformer(), request.platform(), request.layout, in_step=constants)
     return math.log(1e3 * seconds / case.measured_ms)
 
 

@@ -11,7 +11,7 @@ from traincast.planner.parallelism.plan import Plan
 def make_plan_page(plan: Plan, price: float | None = None) -> Page:
     """The page of a search for layouts: the best, how far the others are, and the best one in full."""
     best = make_prediction_page(plan.best[0], plan.price if price is None else price)
-    subtitle = f"{plan.scored} layouts scored, {plan.too_large} too large for memory; the best is shown in full"
+    subtitle = f"{plan.scored} layouts scored, {plan.too_large} faster ones too large; the best is shown in full"
     first, *rest = best.sections
     return Page(title=f"{plan.model.name} on {plan.base.gpus} x {plan.platform.device.name}: the best layouts",
                 subtitle=subtitle, sections=[first, make_search_section(plan), *rest])  # fmt: skip

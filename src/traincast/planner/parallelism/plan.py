@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.planner.parallelism.candidates import list_layout_candidates
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import estimate_seconds
+from traincast.simulator.parallelism.predict import estimate_seconds, estimate_used_bytes
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import split_step
 from traincast.simulator.scenario.fields import list_scenario_fields
@@ -35,8 +34,9 @@ _LARGEST_NODE = 8  # GPUs beyond which tensor-parallel ranks do not reach
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plan(Result):
-    """The best layouts first, with the command that predicts each. `scored` were predicted, `too_large` of them need
-    more memory than there is. `base` has what all of them share: GPUs, samples and tokens of a step, arithmetic.
+    """The best layouts first, with the command that predicts each. `scored` were estimated; `too_large` that
+    are faster than the last one shown need more memory than there is. `base` has what all of them share: GPUs, samples
+    and tokens of a step, arithmetic.
 
     `price` is dollars of a GPU and hour (None: not asked), `tokens` those of the whole training (None: not asked).
     """
@@ -107,7 +107,7 @@ class Plan(Result):
         return (
             f"{self.model.name} on {self.base.gpus} x {self.platform.device.name}, {self.base.global_batch} "
             f"samples of {self.base.seq_len} tokens per step: {self.scored} layouts scored, "
-            f"{self.too_large} too large\n"
+            f"{self.too_large} faster ones too large\n"
             f"{read_layout(first).described()}: {1e3 * first.iteration:,.0f} ms, {rate.tokens / self.base.gpus:,.0f} "
             f"tokens/s per GPU, MFU {rate.mfu:.1%} of {rate.peak_flops / self.base.gpus / 1e12:,.0f} TFLOPS"
         )
@@ -154,25 +154,40 @@ def make_plan(
             f"{room:.0f} GB; give more GPUs, or a batch that more numbers divide"
         )
     times = _estimate_layouts(_Scores(resolved), layouts, workers, progress)
-    order = sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times) if math.isfinite(seconds))
-    if not order:
+    order = [n for _, _, n in sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times))]
+    fitting, too_large = _select_fitting(resolved, platform, [layouts[n] for n in order])
+    if not fitting:
         raise TraincastError(
             f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide, and none fits {room:.0f} GB; give "
             "more GPUs or a smaller sequence"
         )
-    chosen = [resolved.changed(**list_layout_fields(layouts[number])) for _, _, number in order[:_SIMULATED]]
+    chosen = [resolved.changed(**list_layout_fields(layout)) for layout in fitting]
     best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
     return Plan(
         model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
         commands=tuple(format_predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
-        too_large=len(layouts) - len(order), price=price, tokens=tokens,
+        too_large=too_large, price=price, tokens=tokens,
     )  # fmt: skip
+
+
+def _select_fitting(resolved: Resolved, platform: Platform, layouts: Sequence[Layout]) -> tuple[list[Layout], int]:
+    """The fastest layouts that fit, of these in order of time, and how many before the last of them are too large."""
+    fitting, too_large = list[Layout](), 0
+    for layout in layouts:
+        if len(fitting) == _SIMULATED:
+            break
+        needed = estimate_used_bytes(resolved.of_transformer(), platform, layout, host=resolved.host)
+        if needed <= platform.device.memory_bytes:
+            fitting.append(layout)
+        else:
+            too_large += 1
+    return fitting, too_large
 
 
 def _estimate_layouts(
     scores: _Scores, layouts: Sequence[Layout], workers: Workers, progress: Callable[[float], None]
 ) -> list[float]:
-    """Seconds of a step under every layout; infinite where it does not fit."""
+    """Seconds of a step under every layout."""
     tasks = [layouts[first : first + _TOGETHER] for first in range(0, len(layouts), _TOGETHER)]
     found: dict[int, list[float]] = {}
 
@@ -194,9 +209,8 @@ class _Scores:
         self.model, self.platform = resolved.of_transformer(), add_default_links(resolved.platform)
 
     def seconds(self, layout: Layout) -> float:
-        """Of a step; infinite where it does not fit."""
-        seconds, needed = estimate_seconds(self.model, self.platform, layout, host=self.resolved.host)
-        return seconds if needed <= self.platform.device.memory_bytes else math.inf
+        """Of a step."""
+        return estimate_seconds(self.model, self.platform, layout, host=self.resolved.host)
 
 
 def _keep_scores(scores: _Scores) -> _Scores:

@@ -32,7 +32,7 @@ WOULD_NOT_RUN = "it would not run as it is"
 _USUAL_FRAGMENTATION = 0.03  # of what is allocated
 _WORST_FRAGMENTATION = 1.0
 _CLEAR = 0.999  # a probability from which no further replay is worth its time
-_SEARCHES = 6
+_SEARCHES = 3
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _LARGEST = 8
 
@@ -97,7 +97,7 @@ class DeviceMemory(Memory):
     @cached_property
     def required_bytes(self) -> float:
         """The least a device must have: under pressure the allocator gives its cache back before it fails. Between
-        allocated and reserved bytes, found by replay to a sixty-fourth of their difference."""
+        allocated and reserved bytes, found by replay to an eighth of their difference."""
         low, high = self.replay.allocated, self.replay.reserved
         for _ in range(_SEARCHES):
             middle = (low + high) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,11 @@ class _Step:
         self.handed_on = _pair_steps(events)
         self.now = 0
 
+    @cached_property
+    def steady(self) -> list[_Event]:
+        """What comes and goes in every step but the first."""
+        return list_step_events(self.events, first=False)
+
     def allocate_resident(self) -> None:
         """What is there before the first step, in the order in which it is made."""
         for number in np.flatnonzero((self.events.born < 0) & (self.events.appears < 0)).tolist():
@@ -76,7 +82,7 @@ class _Step:
     def run(self, *, first: bool) -> None:
         """One step; the device is done with it before the next one begins."""
         held, allocator = self.held, self.allocator
-        for tick, number, comes in list_step_events(self.events, first=first):
+        for tick, number, comes in list_step_events(self.events, first=True) if first else self.steady:
             self.now = tick
             if comes:
                 left = held[number]

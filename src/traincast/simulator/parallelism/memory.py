@@ -3,7 +3,7 @@ in which its host allocates and frees them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -360,14 +360,22 @@ class StageMemory:
 
 
 def list_stage_events(
-    model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int
+    model: Transformer,
+    layout: Layout,
+    stages: Sequence[Stage],
+    *,
+    gpus_per_node: int,
+    micro_batches: int,
+    only: Collection[int] | None = None,
 ) -> list[MemoryEvents]:
-    """The blocks of one rank of every stage in a step with this many micro-batches."""
+    """The blocks of one rank of every stage, or of `only` these, in a step with this many micro-batches."""
     parts = make_parts(model, layout, Groups(layout).in_layers(model, gpus_per_node))
     rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
     message = float(rows * model.hidden * (4 if layout.wide else 2))
     events = []
     for stage, turns in enumerate(order_turns(layout, stages, micro_batches)):
+        if only is not None and stage not in only:
+            continue
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
         writer = StageMemory(layout, chunks, message, receives=stage > 0, sends=stage + 1 < layout.pp)
         events.append(writer.write(turns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -53,7 +53,10 @@ def predict_parallel(
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
         workload = build_parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
         edited = workload if prepare is None else prepare(workload)
-        step = predict_step(edited, platform, host=profile, roofline_only=roofline_only, late=late, op_speed=op_speed)
+        step = predict_step(
+            edited, platform, host=profile, roofline_only=roofline_only, late=late, op_speed=op_speed,
+            check_memory=False,
+        )  # fmt: skip
         if edited is not workload:
             changes.append(_find_peak(edited) - _find_peak(workload))
         result = remove_stage_waiting(step)
@@ -103,15 +106,25 @@ def estimate_seconds(
     *,
     host: HostProfile | None = None,
     in_step: InStep = SHIPPED,
-) -> tuple[float, float]:
-    """Seconds of a step in closed form, and bytes that the fullest device must hold: for searches over many layouts.
-    `predict_parallel` simulates the same step."""
+) -> float:
+    """Seconds of a step in closed form: for searches over many layouts. `predict_parallel` simulates the same step."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    parts, stages = _make_step_model(model, platform, profile, False, in_step).predict(layout)
-    fullest = max(_list_events(model, platform, layout, stages), key=lambda events: events.peak_bytes)
-    return parts.total, _make_memory(Memory(fullest), platform, layout).estimate_used_bytes()
+    return _make_step_model(model, platform, profile, False, in_step).predict(layout)[0].total
+
+
+def estimate_used_bytes(
+    model: Transformer, platform: Platform, layout: Layout, *, host: HostProfile | None = None
+) -> float:
+    """Bytes that the fullest device must hold, without a replay: of the first stage, which keeps most micro-batches, or
+    the last, which has the loss."""
+    layout = complete_layout(layout, model)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    stages = _make_step_model(model, platform, profile, False).stages(layout)
+    events = _list_events(model, platform, layout, stages, only=(0, layout.pp - 1))
+    fullest = max(events, key=lambda one: one.peak_bytes)
+    return _make_memory(Memory(fullest), platform, layout).estimate_used_bytes()
 
 
 def _extend_prediction(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
@@ -158,10 +171,16 @@ def predict_layout_memory(model: Transformer, platform: Platform, layout: Layout
     return _make_memory(Memory(fullest), platform, layout)
 
 
-def _list_events(model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> list[MemoryEvents]:
+def _list_events(
+    model: Transformer,
+    platform: Platform,
+    layout: Layout,
+    stages: Sequence[Stage],
+    only: Collection[int] | None = None,
+) -> list[MemoryEvents]:
     node = platform.topology.gpus_per_node if platform.topology is not None else 1
     micro_batches = min(layout.accumulation, count_simulated_micro_batches(layout)[0])
-    return list_stage_events(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
+    return list_stage_events(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches, only=only)
 
 
 def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMemory:

@@ -64,10 +64,12 @@ def predict_step(
     uneven: Unevenness | None = None,
     late: float = 0.0,
     op_speed: Mapping[str, float] | None = None,
+    check_memory: bool = True,
 ) -> Prediction:
     """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
     begins `late` seconds late. `op_speed` is how many times as fast the kernels of an op run, by its name. On a machine
-    that was measured (`Machine`) each rank runs on one core."""
+    that was measured (`Machine`) each rank runs on one core. Without `check_memory` nobody is told that it does not
+    fit: of parts of steps."""
     if platform.device.is_cpu:
         if tf32 or roofline_only or host is not None or uneven is not None:
             raise TraincastError(
@@ -93,7 +95,7 @@ def predict_step(
         late=late,
         op_speed=op_speed,
     )
-    return _make_prediction(workload, platform, host, simulated, costs, tf32=tf32)
+    return _make_prediction(workload, platform, host, simulated, costs, tf32=tf32, check_memory=check_memory)
 
 
 def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
@@ -108,8 +110,9 @@ def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, a
 
 
 def _make_prediction(
-    workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool
-) -> Prediction:
+    workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool,
+    check_memory: bool,
+) -> Prediction:  # fmt: skip
     """What the simulation says: of the step, and of the rank that the others wait for."""
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
@@ -145,7 +148,7 @@ def _make_prediction(
         outside=outside,
         memory=memory,
         warnings=(
-            *list_warnings(memory, results, simulated.instructions, tf32=tf32),
+            *list_warnings(memory, results, simulated.instructions, tf32=tf32, check_memory=check_memory),
             *describe_updates(workload.updates, seconds),
         ),
         timeline=timeline,

@@ -29,11 +29,17 @@ _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: be
 
 
 def list_warnings(
-    memory: DeviceMemory, results: tuple[RankResult, ...], instructions: StepInstructions, *, tf32: bool
+    memory: DeviceMemory,
+    results: tuple[RankResult, ...],
+    instructions: StepInstructions,
+    *,
+    tf32: bool,
+    check_memory: bool,
 ) -> tuple[str, ...]:
     """What does not fit, what was left out, and where the step computes in TF32 though nobody asked for `tf32`."""
     programs = instructions.programs
-    notes = _list_memory_warnings(memory, results, max(map(count_bytes_left_out, programs)))
+    left_out = max(map(count_bytes_left_out, programs))
+    notes = _list_memory_warnings(memory, results, left_out) if check_memory else []
     on_host = [remark for program in programs if (remark := _warn_of_host_work(program))]
     in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
     if in_tf32 and not tf32:
