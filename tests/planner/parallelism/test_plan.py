@@ -103,7 +103,7 @@ def test_the_command_line_prints_a_table_and_a_document(capsys) -> None:
         main(["plan", "mpt-125m", "--on", "dgx-h100", "--gpus", "4", "--tokens-per-step", "32768", "--price", "2"]) == 0
     )
     text = capsys.readouterr().out
-    assert "layouts scored" in text and "$/1e9 tokens" in text and "slower by" in text
+    assert "layouts scored" in text and "$ per billion tokens" in text and "slower by" in text
     assert main(["plan", "mpt-125m", "--on", "dgx-h100", "--gpus", "4", "--global-batch", "16", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["gpus"] == 4 and document["rows"][0]["dollars_per_billion_tokens"] is None

@@ -43,7 +43,7 @@ def test_every_point_is_what_predict_says(swept):
         )
         assert row["iteration_ms"] == pytest.approx(1e3 * alone.iteration, rel=1e-12)
         assert row["high_ms"] == pytest.approx(1e3 * alone.interval[1], rel=1e-12)
-        assert row["memory_gb"] == pytest.approx(alone.memory.peak_bytes / 1e9, rel=1e-12)
+        assert row["memory_gb"] == pytest.approx(alone.needed_bytes / 1e9, rel=1e-12)
         assert row["device_active_ms"] == pytest.approx(1e3 * alone.device_active, rel=1e-12)
 
 

@@ -12,7 +12,7 @@ from traincast.ir.memory import CATEGORIES, MemoryEvents
 
 _MIB = 1 << 20
 _WORKSPACE = CATEGORIES.index("workspace")
-_CONTEXT_MIB = {"newest": 600, "ampere": 560, "older": 400, "amd": 900}
+_CONTEXT_MIB = {"newest": 600, "before": 560, "older": 400, "amd": 900}
 """CUDA context with the modules that a training step loads (PyTorch 2, CUDA 12 with lazy loading); what nvidia-smi
 shows of a process that has allocated nothing, with cuBLAS and cuDNN loaded. Set by hand."""
 _COMMUNICATOR_MIB = 700
@@ -51,7 +51,7 @@ def estimate_process_memory(device: Device, communicators: int) -> ProcessMemory
     elif device.is_capability_at_least(HOPPER):
         kind = "newest"
     else:
-        kind = "ampere" if device.is_capability_at_least(AMPERE) else "older"
+        kind = "before" if device.is_capability_at_least(AMPERE) else "older"
     return ProcessMemory(_CONTEXT_MIB[kind] * _MIB, communicators * _COMMUNICATOR_MIB * _MIB)
 
 

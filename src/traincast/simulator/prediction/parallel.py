@@ -33,6 +33,7 @@ class ParallelFigures:
             "layout": {
                 **asdict(layout),
                 "stage_layers": list(layout.stage_layers),
+                "offload": list(layout.offload),
                 "dp": layout.dp,
                 "accumulation": layout.accumulation,
             },
