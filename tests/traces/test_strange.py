@@ -153,7 +153,7 @@ def with_odd_names(document):
 def test_no_name_of_a_trace_forges_a_line_of_the_report(tmp_path, capsys, more):
     path = tmp_path / "t.json"
     path.write_text(json.dumps(with_odd_names(kineto_document(steps=3))))
-    assert main(["trace", str(path), *more]) == 0
+    assert main(["trace", str(path), "--full", *more]) == 0
     said = capsys.readouterr().out
     assert "default\\n!forged" in said
     assert "\x1b" not in said

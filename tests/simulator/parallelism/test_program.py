@@ -98,7 +98,8 @@ def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) ->
     monkeypatch.setattr(predicting, "count_simulated_micro_batches", lambda layout: (layout.accumulation, 1))
     whole = predict_parallel(SMALL, NODE, layout)
 
-    assert short.iteration == pytest.approx(whole.iteration, rel=5e-4)
+    # of interleaved stages the first micro-batches are not yet quite in step
+    assert short.iteration == pytest.approx(whole.iteration, rel=5e-4 if layout.vp == 1 else 0.01)
     # of stages that are done together, another one may be the one that is shown
     assert short.device_active == pytest.approx(whole.device_active, rel=0.02)
     for family in ("gemm", "attention"):

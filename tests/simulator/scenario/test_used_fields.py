@@ -31,7 +31,8 @@ VALUES = {
     "shard_group": 2, "schedule": "zero-bubble", "stage_layers": "5,7", "cp_exchange": "gather", "dispatch": "once",
     "overlap": "none", "lora_rank": 8, "frozen_layers": 2, "document_len": 256, "plan": PLAN, "dense": "dense.yaml",
     "host": "study-2022", "skew_ms": 5.0, "jitter": 0.2, "seed": 3, "loader_ms": 90.0, "workers": 2,
-    "costs": "costs.toml",
+    "costs": "costs.toml", "allocator": "expandable_segments:True", "optimizer_state": "bf16", "lora_base": "nf4",
+    "offload": "optimizer", "loss": "chunked",
 }  # fmt: skip
 """A value of every field that is not its default."""
 BESIDE = {
@@ -44,13 +45,15 @@ BESIDE = {
     "zero": {"gpus": 8}, "no_sequence_parallel": {"tp": 2, "gpus": 8}, "tp": {"gpus": 8}, "cp": {"gpus": 8},
     "cp_exchange": {"cp": 2, "gpus": 8}, "dispatch": {"ep": 1}, "no_overlap": {"gpus": 8, "zero": 1},
     "overlap": {"gpus": 8, "zero": 1}, "global_batch": {"gpus": 8},
+    "lora_base": {"lora_rank": 8},
 }  # fmt: skip
 """Fields that stand alongside one, so that it has something to say."""
 SAME = {
     "ep": "mpt has no experts", "etp": "likewise", "dispatch": "likewise", "expert_imbalance": "likewise",
     "mode": "training is the default",
     "dtype": "of some steps tf32 is as slow", "no_overlap": "the step may hide nothing",
-    "cp_exchange": "both may be hidden", "checkpoint_every": "only fuller memory may change",
+    "allocator": "only what is reserved may change", "update_in_backward": "the peak may be elsewhere",
+    "loss": "likewise", "cp_exchange": "both may be hidden", "checkpoint_every": "only fuller memory may change",
 }  # fmt: skip
 """Fields whose value here may leave the step as it is, and why."""
 

@@ -164,7 +164,7 @@ def test_set_up_inside_of_ops_and_calls_keeps_its_time_and_is_named(tmp_path, ca
     kept = {op: measured for (kind, op), (measured, _) in found.sum_host_by_op().items() if kind == SET_UP}
     assert kept == pytest.approx({"aten::mm": 0.2, "cudaLaunchKernel": 0.299}, rel=1e-3)
     assert found.steps[0].full == pytest.approx(tied.steps[0].seconds, rel=0.01)
-    assert main(["trace", str(tied.trace.path), "--on", "v100", "--host", "platform"]) == 0
+    assert main(["trace", str(tied.trace.path), "--on", "v100", "--host", "platform", "--full"]) == 0
     assert "which no overhead takes: cudaLaunchKernel 299 ms, aten::mm 200 ms" in capsys.readouterr().out
 
 
@@ -269,7 +269,7 @@ def trace_file(tmp_path):
 
 def test_the_verb_predicts(trace_file, capsys, tmp_path):
     out = tmp_path / "out.json"
-    assert main(["trace", str(trace_file), "--on", "v100", "--twice", "gemm", "--trace-out", str(out)]) == 0
+    assert main(["trace", str(trace_file), "--on", "v100", "--twice", "gemm", "--full", "--trace-out", str(out)]) == 0
     page = capsys.readouterr().out
     for text in ("Prediction on v100 (host time of this trace)", "= walk", "Twice as fast", "Critical path"):
         assert text in page

@@ -98,7 +98,7 @@ def test_steps_and_order_tell_which_collectives_belong_together(tmp_path):
 def test_the_page_the_json_and_the_timeline_tell_it(two_ranks, capsys, tmp_path):
     out = tmp_path / "out" / "timeline.json"
     out.parent.mkdir()
-    assert main(["trace", str(two_ranks), "--trace-out", str(out)]) == 0
+    assert main(["trace", str(two_ranks), "--full", "--trace-out", str(out)]) == 0
     page = capsys.readouterr().out
     assert "Replayed together: 1 collectives" in page
     assert "Critical path over ranks: begins on rank 1" in page

@@ -79,7 +79,7 @@ class PredictionDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     )
     fits: Annotated[bool, _make_field_meta("whether the fullest rank fits in the memory of its device")] | None
     host_profile: Annotated[str, _make_field_meta("name of the host profile")]
-    trust: Annotated[dict[str, Any], _make_field_meta("word for it, share of kernel time extrapolated, and why")]
+    trust: Annotated[dict[str, Any] | None, _make_field_meta("word for it, share of kernel time extrapolated, and why")]
     warnings: Annotated[list[str], _make_field_meta("what a person should know besides the numbers")]
     assumptions: Annotated[list[str], _make_field_meta("what the capture assumed about values it did not have")]
     given_costs: Annotated[dict[str, Any], _make_field_meta("costs of ops that their author gave")]
