@@ -183,16 +183,23 @@ class _LoopRecording:
 
 
 def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
-    """One recorded step, what its arithmetic may run in TF32, and its mode; a loop that never mentions `cuda` is run
-    once more, with that as its default device."""
-    for default_cuda in (False, True):
+    """One recorded step, what its arithmetic may run in TF32, and its mode. A loop that never mentions `cuda` is run
+    once more, with that as its default device; one without three updates, with its step elsewhere."""
+    stated, default_cuda = get_assumptions(), False
+    while True:
         with keep_precision_switches():
-            with record_loop_step(batch, length, default_cuda=default_cuda, place=place) as watch:
+            bounds = stated.bounds
+            with record_loop_step(batch, length, default_cuda=default_cuda, place=place, bounds=bounds) as watch:
                 loop(batch, length)
             allowed = list_tf32_arithmetic()
-        if not watch.without_cuda:
-            break
-    return watch.program, allowed, watch.mode
+        other = watch.find_other_bounds()
+        if watch.without_cuda and not default_cuda:
+            default_cuda = True
+        elif other is None:
+            return watch.program, allowed, watch.mode
+        else:
+            stated.bounds = other
+            stated.note_once(other.describe())
 
 
 class _SizeWithoutEffectError(Exception):
