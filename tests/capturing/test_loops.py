@@ -63,7 +63,7 @@ def test_a_loop_that_an_unknown_number_ends_says_which(tmp_path: Path):
         if loss.item() < 1e-3:
             break
     """
-    with pytest.raises(TraincastError, match=r"ended early\? train.py:\d+: a fraction .*item=NUMBER"):
+    with pytest.raises(TraincastError, match=r"ended early\? train.py:\d+: a fraction .*branch=true"):
         capture_function(_write(tmp_path, text))
 
 

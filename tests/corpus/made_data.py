@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from pathlib import Path
 
 _WORDS = ("the", "of", "train", "step", "model", "data", "layer", "batch", "<unk>", "and", "in", "a", "to")
@@ -17,7 +18,7 @@ def make_file(kind: str, path: Path) -> None:
 
 def _write_text(path: Path, draw: random.Random) -> None:
     lines = (" ".join(draw.choices(_WORDS, k=20)) for _ in range(3000))
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join([string.printable, *lines]), encoding="utf-8")
 
 
 def _write_tokens(path: Path, draw: random.Random) -> None:

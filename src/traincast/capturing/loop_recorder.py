@@ -12,7 +12,7 @@ import torch
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
-from traincast.capturing.errors import ITEM, format_one_line
+from traincast.capturing.errors import BRANCH, format_one_line
 from traincast.capturing.eval_pipelines import note_pipeline_steps
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
@@ -35,7 +35,7 @@ _OTHERS = "none of the {} updates at this size runs the ops that the step runs a
 def _list_decisions() -> str:
     """What may have ended a loop early: decisions on values that nobody knows."""
     decided = [text for text in get_assumptions().texts if "decides as" in text]
-    return f" (ended early? {'; '.join(decided[:2])}: state it with {ITEM})" if decided else ""
+    return f" (ended early? {'; '.join(decided[:2])}: state it with {BRANCH})" if decided else ""
 
 
 class LoopRecorder:
