@@ -43,7 +43,7 @@ from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
     from traincast.hardware.platform import Platform
-    from traincast.ir.given import OpCost
+    from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.prediction.result import Prediction
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from traincast.utils.errors import TraincastError
 
 _TYPES = {
-    "OpCost": "traincast.ir.given",
+    "OpCost": "traincast.ir.formula",
     "Platform": "traincast.hardware.platform",
     "Prediction": "traincast.simulator.prediction.result",
     "ScalingCurve": "traincast.simulator.prediction.scaling",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from traincast.capturing.pretended import PretendedGpu
     from traincast.capturing.script import Recording
     from traincast.hardware.platform import Platform
-    from traincast.ir.given import OpCost
+    from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.simulator.prediction.result import Prediction
     from traincast.simulator.prediction.scaling import ScalingCurve

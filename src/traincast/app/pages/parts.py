@@ -16,7 +16,7 @@ from traincast.app.pages.elements import (
     make_stack,
     make_table,
 )
-from traincast.simulator.prediction.trust import Trust
+from traincast.simulator.prediction.warnings import Trust
 from traincast.utils.display.text import format_milliseconds
 
 _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all

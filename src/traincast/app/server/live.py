@@ -9,7 +9,7 @@ from typing import Any
 from traincast.app.pages.elements import Html, escape_html, join_blocks
 from traincast.app.pages.page import SCRIPTS, STYLES, read_asset
 from traincast.app.server.fields import DETAILS, UPLOAD, Field, list_fields, list_model_names
-from traincast.models.embeddings.builtin import BUILTIN_SETS
+from traincast.models.embeddings.documents import BUILTIN_SETS
 from traincast.utils.version import __version__
 
 _OWN = ("live.css", "live.js")
