@@ -15,7 +15,7 @@ from traincast.costs.cpu.collectives import fit_collectives, is_collective
 from traincast.costs.cpu.contention import fit_crowding
 from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, solve_non_negative
 from traincast.costs.cpu.features import OTHER, Caches, Features, estimate_rough_prices, get_family, get_kind
-from traincast.costs.cpu.process import HOST_EVENTS
+from traincast.costs.cpu.host_events import HOST_EVENTS
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.cpu.samples import Sample, average_visits, group_visits, is_copy, select_calm_samples
 from traincast.utils.arrays import FloatArray

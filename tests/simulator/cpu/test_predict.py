@@ -14,8 +14,8 @@ from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.contention import Contention
+from traincast.costs.cpu.host_events import sum_host_seconds_by_op
 from traincast.costs.cpu.op_costs import price_ops
-from traincast.costs.cpu.process import sum_host_seconds_by_op
 from traincast.costs.cpu.profile import is_here, load_machine, make_machine_platform, save_profile
 from traincast.simulator.cpu.instructions import lower_step
 from traincast.simulator.cpu.predict import predict_on_machine

@@ -21,8 +21,8 @@ from traincast.capturing.step import capture_step
 from traincast.costs.cpu.caches import list_operands
 from traincast.costs.cpu.cpu_ops import VIEWS, make_cpu_ops
 from traincast.costs.cpu.features import count_touched_bytes
+from traincast.costs.cpu.host_events import count_host_events
 from traincast.costs.cpu.op_costs import read_table_access
-from traincast.costs.cpu.process import count_host_events
 from traincast.costs.cpu.samples import Sample
 from traincast.ir.program import Program
 from traincast.simulator.cpu.rank_plan import make_rank_plan

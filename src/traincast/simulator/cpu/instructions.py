@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traincast.costs.cpu.features import get_family
+from traincast.costs.cpu.host_events import sum_host_seconds_by_op
 from traincast.costs.cpu.op_costs import PricedOp, price_ops
-from traincast.costs.cpu.process import sum_host_seconds_by_op
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.kernels.call import Family, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE

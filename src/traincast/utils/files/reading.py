@@ -19,17 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.utils.errors import TraincastError, shorten_value
-
-MAX_BYTES = 1 << 26
-"""Bytes of a file that is read whole, unless its reader says less: the largest real one seen here has 12 MB."""
-MAX_DEPTH = 64
-"""Levels of nesting; the formats that are read nest at most six deep."""
-MAX_VALUES = 1_000_000
-"""Values of a document, YAML's aliases written out; a set of 100,000 tables has fewer."""
-MAX_DIGITS = 40
-"""Digits of a number; every size fits in 19."""
-MAX_COLUMNS = 10_000
-"""Columns of a table; the widest file seen here has 40."""
+from traincast.utils.files.limits import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 
 
 def read_bytes(path: str | Path, *, most: int = MAX_BYTES) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from traincast.utils.errors import TraincastError, shorten_value
-from traincast.utils.files.reading import MAX_DEPTH, MAX_DIGITS, MAX_VALUES
+from traincast.utils.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "null", "map", "seq")}
 _BOOL = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")

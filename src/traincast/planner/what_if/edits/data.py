@@ -1,4 +1,4 @@
-"""What feeds a step and divides it: batch size, the input pipeline, the plan of tables, the program."""
+"""What feeds a step and divides it: the input pipeline, the plan of tables, the program."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, get_args
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
-from traincast.ir.workload import MAX_BATCH
 from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.sizes import get_batch_size
 from traincast.simulator.scenario.predict import make_loader
 from traincast.simulator.scenario.programs import TORCHREC
 from traincast.simulator.scenario.resolved import Resolved
@@ -20,42 +20,6 @@ if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
     from traincast.models.placement.plan import Plan
     from traincast.models.sharded_dlrm.config import Dense
-
-
-@register_edit("batch-size", "samples per GPU (of a micro-batch where a Transformer is laid out over GPUs)", takes="N",
-      risk="accuracy: another batch",
-      advised=("x2", "x4"))  # fmt: skip
-def change_batch_size(resolved: Resolved, value: Value) -> Resolved:
-    """Another batch size per GPU; `x2` is twice what it is."""
-    if value.text.startswith("x"):
-        number = round(get_batch_size(resolved) * value.factor())
-        return change_batch_size(resolved, Value(text=str(max(1, number)), edit=value.edit))
-    number = value.whole(most=MAX_BATCH)
-    scenario, layout = resolved.scenario, resolved.layout
-    if layout is None:
-        return resolved.changed(batch_size=number)
-    sizes = {"batch_size" if scenario.micro_batch is None else "micro_batch": number}
-    if scenario.global_batch is not None:
-        share = number * layout.dp
-        sizes["global_batch"] = max(share, scenario.global_batch // share * share)
-    return resolved.changed(**sizes)
-
-
-def get_batch_size(resolved: Resolved) -> int:
-    """Samples per GPU of a step as it is."""
-    from traincast.simulator.scenario.workloads import load_single_gpu_step  # only factors need it
-
-    scenario = resolved.scenario
-    if resolved.source == "transformer":
-        return scenario.micro_batch or scenario.batch_size or 1
-    if scenario.batch_size is not None:
-        return scenario.batch_size
-    if resolved.dlrm is not None or resolved.source == "dlrm":
-        return resolved.of_dlrm().batch_size
-    if resolved.source == "program":
-        raise TraincastError(f"{resolved.name} has a batch for all its GPUs; give a number instead of a factor")
-    return load_single_gpu_step(scenario, resolved.source).batch_size
-
 
 SEARCH = "search"
 _SEARCH_SECONDS = 20.0
@@ -90,7 +54,7 @@ def change_program(resolved: Resolved, value: Value) -> Resolved:
 def change_plan(resolved: Resolved, value: Value) -> Resolved:
     """Tables elsewhere."""
     from traincast.models.sharded_dlrm.config import Dense  # only this edit needs them
-    from traincast.simulator.scenario.programs import AUTOCAST
+    from traincast.simulator.scenario.recommenders import AUTOCAST
 
     config = resolved.of_dlrm()
     if resolved.gpus == 1:

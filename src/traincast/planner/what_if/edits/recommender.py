@@ -1,17 +1,16 @@
-"""Recommenders by their description: tables, their widths and lookups, how they are looked up, MLPs."""
+"""Recommenders by their description: tables, their widths and lookups, MLPs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, format_access
 from traincast.planner.what_if.edits.registry import Value, register_edit
 from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.simulator.scenario.scenario import Embedding
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 if TYPE_CHECKING:
@@ -208,33 +207,3 @@ def _parse_widths(value: Value) -> tuple[int, ...]:
     if len(parts) > MAX_LAYERS:
         raise TraincastError(f"{len(parts)} layers are too many; give at most {MAX_LAYERS}")
     return tuple(Value(text=part, edit=value.edit).whole(most=MAX_WIDTH) for part in parts)
-
-
-EMBEDDINGS = get_args(Embedding)
-
-
-@register_edit(
-    "embedding", "the operator that looks tables up", takes="|".join(EMBEDDINGS), excludes=("fuse-embedding-bags",)
-)
-def change_embedding(resolved: Resolved, value: Value) -> Resolved:
-    """Another lookup."""
-    choice = value.choice(EMBEDDINGS)
-    if resolved.dlrm is not None:
-        return replace(resolved, dlrm=replace(resolved.dlrm, embedding=choice)).changed(embedding=choice)
-    return resolved.changed(embedding=choice)
-
-
-@register_edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op", advised=("",),
-      risk="the optimizer of the tables runs inside backward")  # fmt: skip
-def fuse_embedding_bags(resolved: Resolved, value: Value) -> Resolved:
-    """One table-batched lookup instead of one per table."""
-    if resolved.source == "dlrm" and resolved.gpus == 1:
-        now = resolved.scenario.embedding or resolved.of_dlrm().embedding
-        if now != "bag":
-            raise TraincastError(f"{resolved.name} looks all tables up in one op already (embedding {now})")
-        return resolved.changed(embedding="batched")
-    if resolved.gpus > 1 and resolved.source == "dlrm":
-        raise TraincastError(f"the tables of {resolved.name} on several GPUs are FBGEMM's table-batched ones already")
-    from traincast.transforms.batching import batch_bags  # a what-if reads the ops of its own edits only
-
-    return resolved.edited("fuse-embedding-bags", batch_bags)

@@ -1,4 +1,4 @@
-"""Kernels as they might be: written faster, joined by fusion or a compiler, launched as CUDA graphs."""
+"""Kernels that somebody could write faster: a whole family, or those of one op."""
 
 from __future__ import annotations
 
@@ -57,50 +57,3 @@ def _scale_op_speed(resolved: Resolved, name: str, factor: float) -> Resolved:
     speeds = dict(resolved.op_speed)
     speeds[name] = speeds.get(name, 1.0) * factor
     return replace(resolved.edited(f"speed:{name}", known, across=True), op_speed=speeds)
-
-
-@register_edit(
-    "fuse-elementwise",
-    "chains of element-wise ops as one kernel each",
-    advised=("",),
-    excludes=("compile",),
-    risk="somebody must write the kernels",
-)
-def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
-    """Fused chains; every other op stays as it is."""
-    if resolved.scenario.is_compiled:
-        raise TraincastError("a compiled step has its chains fused already; leave out `compiled`")
-    from traincast.transforms.fusion import fuse_ops  # only this edit needs it
-
-    return resolved.edited("fuse-elementwise", fuse_ops)
-
-
-@register_edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",
-      excludes=("kernels",))  # fmt: skip
-def compile_step(resolved: Resolved, value: Value) -> Resolved:
-    """A compiled step."""
-    if resolved.scenario.is_compiled:
-        return resolved
-    return replace(resolved.changed(kernels="compiled"), software=(*resolved.software, "compile"))
-
-
-@register_edit("cuda-graph", "the step replayed as CUDA graphs", advised=("",), risk="shapes and addresses must stay",
-      excludes=("kernels",))  # fmt: skip
-def replay_cuda_graph(resolved: Resolved, value: Value) -> Resolved:
-    """A step that is replayed."""
-    if resolved.scenario.is_graphed:
-        return resolved
-    return replace(resolved, software=(*resolved.software, "cuda-graph")).changed(cuda_graph=True)
-
-
-@register_edit(
-    "stream", "all ops of a name on another stream", takes="N", target="OP", risk="the kernels share the GPU"
-)
-def stream(resolved: Resolved, value: Value) -> Resolved:
-    """Ops alongside others; streams wait for each other where data crosses."""
-    from traincast.transforms.streams import move_to_stream  # only this edit needs it
-
-    number = value.whole(least=0, most=63)
-    return resolved.edited(
-        f"stream:{value.target}={number}", lambda step: move_to_stream(step, value.target, number), across=True
-    )
