@@ -1,5 +1,4 @@
-"""The program of one rank of every pipeline stage: passes of micro-batches, their tensors, collectives between them,
-the update."""
+"""The program of one rank of every pipeline stage: micro-batches and their tensors, collectives, the update."""
 
 from __future__ import annotations
 
