@@ -68,10 +68,10 @@ def test_platforms_are_compared_and_points_are_swept(client):
 
 @pytest.mark.parametrize(("given", "field", "said"), [
     ({"of": "compare"}, "also", "missing"), ({"also": "h100"}, "also", "is for a compare"),
-    ({"of": "compare", "also": "A100"}, "also", "did you mean a100-40gb, a100-80gb"),
-    ({"of": "sweep", "vary": "batch-size=1:1000:+1"}, "vary", "give at most 64"),
+    ({"of": "compare", "also": "A100"}, "also", "did you mean a100-40gb, "),
+    ({"of": "sweep", "vary": "batch-size=1:1000:1"}, "vary", "give at most 64"),
     ({"of": "sweep", "vary": "plan=/etc/passwd"}, "vary", "give one of"),
-    ({"on": "A100"}, "on", "did you mean a100-40gb, a100-80gb"),
+    ({"on": "A100"}, "on", "did you mean a100-40gb, "),
 ])  # fmt: skip
 def test_what_a_question_lacks_or_has_too_much_is_named(client, given, field, said):
     result = client.get("/api/answer", params={**DLRM, **given})
@@ -89,7 +89,7 @@ def test_a_set_of_tables_alone_is_sharded():
 def test_edits_show_what_they_would_bring(client):
     page = client.get("/api/page", params={**DLRM, "edits": "speed:gemm=2,host-speed=2", "price": "2"}).json()
 
-    assert "what if: host-speed=2, speed:gemm=2" in page["subtitle"]
+    assert "What if: host-speed=2, speed:gemm=2" in page["subtitle"]
     assert "timeline" in page["charts"]
 
 
