@@ -162,3 +162,22 @@ def test_devices_that_libraries_ask_parameters_for_are_those_of_the_script():
         return lambda: model(torch.rand(batch_size, 8, device="cuda")).sum().backward()
 
     assert capture_function(make_step, batch_size=4).programs[0].num_ops
+
+
+def test_an_optimizer_that_wraps_others_without_pytorchs_constructor_is_one(tmp_path: Path):
+    text = """
+    class Combined(torch.optim.Optimizer):  # as TorchRec's are
+        def __init__(self, inner):
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+            self.inner, self.state, self.param_groups, self.defaults = inner, {}, [], {}
+            self._patch_step_function()
+        def step(self, closure=None):
+            self.inner.step()
+    optimizer = Combined(torch.optim.SGD(model.parameters(), lr=0.1))
+    for i in range(8):
+        model.zero_grad()
+        model(torch.rand(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    names = [signature.name for signature in capture_function(_write(tmp_path, text)).programs[0].signatures]
+    assert names.count("aten::_foreach_add_") == 1 and "aten::addmm" in names

@@ -66,6 +66,11 @@ class Trial:
     milliseconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def samples_agree(self) -> bool:
+        """Whether as many samples are counted as the script has; where nothing says how many, they do."""
+        return not self.ops or not self.stated or abs(self.samples - self.stated) < 1e-9
+
 
 def list_scripts() -> list[Script]:
     """Every script of the list."""

@@ -68,30 +68,30 @@ class LoopRecorder:
         return Bounds(min(self._passes - 1, USUAL_WARM), by_backward=True) if self._passes > 1 else None
 
     def install_hooks(self, patches: Patches) -> None:
-        """Every optimizer made from now on tells when it has stepped."""
-        original = torch.optim.Optimizer.__init__
-        watch = self
+        """Every optimizer made from now on tells when it has stepped; those of libraries that wrap others need not call
+        the constructor of PyTorch's."""
+        prepare, watch = torch.optim.Optimizer._patch_step_function, self
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch._inside += 1
+            try:
+                result = type(self).step(self, *args, **kwargs)
+            finally:
+                watch._inside -= 1
+            if not watch._inside:
+                watch.note_optimizer_step(self)
+            return result
+
+        def prepare_step(self: Any) -> None:
+            prepare(self)
+            if "step" in vars(self):
+                return
+            self.step = MethodType(step, self)
             watch._made += 1
             if not watch.bounds.warm and watch._made == 1 and watch.devices.uses_cuda:
                 watch.regions.run_outside_backward(watch._pass_boundary)
-            stepped = type(self).step
 
-            def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-                watch._inside += 1
-                try:
-                    result = stepped(self, *args, **kwargs)
-                finally:
-                    watch._inside -= 1
-                if not watch._inside:
-                    watch.note_optimizer_step(self)
-                return result
-
-            self.step = MethodType(step, self)
-
-        patches.set_attribute(torch.optim.Optimizer, "__init__", init)
+        patches.set_attribute(torch.optim.Optimizer, "_patch_step_function", prepare_step)
         self.recorder.watch.after_backward = self._note_backward
         note_pipeline_steps(patches, self._note_evaluation)
         patches.callback(self.recording.close)

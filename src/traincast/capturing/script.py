@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import re
 import runpy
@@ -215,6 +216,8 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
     """As in a process of its own: arguments, what is alongside the script importable, and imported anew in each run."""
     folder = path.resolve().parent
     argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
+    starting: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    started, starting._actual_context = starting._actual_context, None  # a script may say how once
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(folder))
     try:
@@ -224,6 +227,7 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
             raise TraincastError(f"{path} ended with exit code {stop.code} before its third update") from None
     finally:
         sys.argv, sys.path[:] = argv, places
+        starting._actual_context = started
         os.chdir(here)
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None) or ""
