@@ -50,8 +50,8 @@ _LAID_OUT = (
     "optimizer_state", "lora_base", "offload", "loss", "update_in_backward",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
-    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),
-    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program")),
+    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program", "plan")),
+    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program", "plan")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
     "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")) - {"optimizer"},
     "parallel": frozenset((*_EVERY, *_GPU, *_LAID_OUT, *_FED, "seq_len", "attention", "optimizer", *_LAUNCHED)),
