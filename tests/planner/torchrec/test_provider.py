@@ -49,7 +49,7 @@ def test_hardware_without_a_description_is_named(request_of_two):
 
 @pytest.mark.skipif(HAS_PROVIDER, reason="this TorchRec has it")
 def test_an_older_torchrec_is_told_what_serves_it():
-    with pytest.raises(TraincastError, match="came with 1.9"):
+    with pytest.raises(TraincastError, match="came with"):
         make_planner_provider()
 
 
