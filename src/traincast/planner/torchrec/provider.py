@@ -28,7 +28,7 @@ def make_planner_provider() -> Any:
     except TraincastError as error:
         raise TraincastError(_NEEDED) from error
 
-    class TraincastPlannerProvider(provider.DefaultPlannerProvider):  # type: ignore[misc]
+    class TraincastPlannerProvider(provider.DefaultPlannerProvider):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             self._plugins: dict[int, tuple[Any, Any]] = {}  # by topology, which lives as long as its planner
 
