@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.ir.workload import TABLES
-from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.models.placement.plan import convert_plan_to_json
 from traincast.utils.errors import TraincastError
 
 ASKED = {"on": "dgx-a100", "gpus": 2, "batch_size": 256}

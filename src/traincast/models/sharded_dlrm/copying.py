@@ -9,8 +9,8 @@ import numpy as np
 
 from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program, find_storages_of_ops
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.data_parallel.data_parallel import find_accumulating, find_end_of_backward, find_gradients
-from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.sharded_dlrm.captured import EmbeddingModule
 

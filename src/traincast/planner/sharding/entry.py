@@ -13,8 +13,7 @@ from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
 from traincast.ir.workload import TABLES, Workload
 from traincast.models.embeddings.table import Table
-from traincast.models.placement.plan import Plan
-from traincast.models.placement.plan_file import load_plans
+from traincast.models.placement.plan import Plan, load_plans
 from traincast.models.sharded_dlrm.captured_dense import CapturedDense
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.search import rank_plans, search
@@ -23,7 +22,7 @@ from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.tables import DEFAULT_BATCH, load_dense, load_recommender, retype_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
-from traincast.utils.parallel.where import SEARCH, Workers
+from traincast.utils.parallel.runner import SEARCH, Workers
 
 TORCHREC = "TorchRec's plan"
 """The name of the plan that TorchRec's planner makes."""
