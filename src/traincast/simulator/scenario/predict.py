@@ -224,7 +224,7 @@ def _load_resized(variant: Scenario, kind: str, content: str, batch_size: int | 
     """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
     on sizes: a step with compiled regions is loaded at each."""
     own = _load_at_own_size(variant, kind, content)
-    if "compiled" in own.meta:
+    if "compiled" in own.meta or kind == "recommender":
         return load_single_gpu_step(variant.replace(batch_size=batch_size, seq_len=seq_len), kind)
     return own.resized(batch_size=batch_size, seq_len=seq_len)
 

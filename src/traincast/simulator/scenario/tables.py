@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 2048
 """Samples per GPU of a set of tables, which has no batch of its own."""
+_STEPS = ("model", "workload", "recommender")  # kinds of which a step of one GPU has tables and all else
 _LISTS = ("bottom_mlp", "top_mlp")
 
 
@@ -77,7 +78,7 @@ def load_recommender(
     that can be resized are, to `batch_size` samples."""
     if isinstance(source, tuple):
         return source, None, []
-    if isinstance(source, Workload) or find_source_kind(source) in ("model", "workload"):
+    if isinstance(source, Workload) or find_source_kind(source) in _STEPS:
         from traincast.simulator.scenario.scenario import Scenario
 
         step = load_single_gpu_step(Scenario(workload=source, batch_size=batch_size))
