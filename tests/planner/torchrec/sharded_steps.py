@@ -145,5 +145,5 @@ def _choose(kind: str, rank: int) -> Any:
     if kind == "copied":
         return sharding_plan.data_parallel()
     if kind == "node_rows":
-        return sharding_plan.table_row_wise(host_index=0, **fused)
+        return sharding_plan.table_row_wise(host_index=0)
     return sharding_plan.row_wise(**fused)
