@@ -37,6 +37,8 @@ CAPTURED_AT = "captured_at"
 CAPTURED_BY = "captured_by"
 """The entry of `Workload.meta` of a step from a file: what `capture` was asked for, as JSON."""
 _FAR = 4  # times that batch size, from which on a reader is told
+TABLES = "embedding_tables"
+"""The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
 KEPT_BACK = "kept_back"
 """The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
 _TOO_FAR = (
