@@ -24,7 +24,7 @@ from traincast.models.transformers.sizes import (
     count_head_parameters,
     count_layer_parameters,
 )
-from traincast.simulator.parallelism.groups import Groups, make_shard, make_style
+from traincast.simulator.parallelism.groups import Groups, make_head_style, make_shard, make_style
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.orders import (
     BACKWARD,
@@ -281,9 +281,8 @@ def order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> 
 def make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = make_shard(layout), make_style(layout), layout.schedule == "zero-bubble"
-    before, after = (
-        write(model, shard, style, groups=groups, split=split) for write in (build_embedding_block, build_head_block)
-    )
+    before = build_embedding_block(model, shard, style, groups=groups, split=split)
+    after = build_head_block(model, shard, make_head_style(layout), groups=groups, split=split)
     counts = layout.stage_layers or split_layers_into_parts(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
     first = 0
