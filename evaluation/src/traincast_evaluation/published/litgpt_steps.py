@@ -54,7 +54,6 @@ RECIPES = {
     "llama-3-8b-lora": Recipe("Llama-3-8B", "lora", 1, 8, 32),
     "llama-3-8b-qlora": Recipe("Llama-3-8B", "qlora", 2, 4, 32),
     "llama-3.1-8b-full": Recipe("Llama-3.1-8B", "full", 4, 16),
-    "llama-3.2-1b-full": Recipe("Llama-3.2-1B", "full", 4, 16),
     "llama-3.2-1b-lora": Recipe("Llama-3.2-1B", "lora", 1, 8, 32),
     "llama-3.2-3b-lora": Recipe("Llama-3.2-3B", "lora", 1, 8, 32),
     "llama-3.2-3b-qlora": Recipe("Llama-3.2-3B", "qlora", 2, 4, 32),
@@ -106,7 +105,8 @@ class _Linear4bit(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product with the weights made 16-bit again."""
-        result: torch.Tensor = _MatMul4Bit.apply(x, self.weight, (self.out_features, self.in_features), self.bias)
+        shape = (self.out_features, self.in_features)
+        result: torch.Tensor = _MatMul4Bit.apply(x, self.weight, shape, self.bias)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -116,7 +116,7 @@ def _build_model(recipe: Recipe) -> nn.Module:
     import litgpt.model
 
     module = litgpt.model if recipe.kind == "full" else litgpt.lora
-    options = {f"lora_{name}": True for name in recipe.at}
+    options: dict[str, Any] = {f"lora_{name}": True for name in recipe.at}
     options |= {"lora_r": recipe.rank, "lora_alpha": 16, "lora_dropout": recipe.dropout}
     config = module.Config.from_name(recipe.model, **({} if recipe.kind == "full" else options))
     linear = nn.Linear

@@ -19,8 +19,8 @@ from traincast_evaluation.suites.published import read_rows
 
 _A10G_BYTES = 22.2 * (1 << 30)  # what PyTorch says an A10G of AWS has
 _NAMES = {"gemma2b": "gemma-2-2b", "gemma2-9b": "gemma-2-9b"}  # folders of the table that are called otherwise
-_TOO_LARGE = {"llama-3.2-3b-full", "phi-3-full"}
-_TOO_LARGE_REASON = "bf16 weights, gradients and AdamW's states alone exceed the one A10G it is said to have run on"
+_IMPOSSIBLE = {"llama-3.2-1b-full", "llama-3.2-3b-full", "phi-3-full"}
+_IMPOSSIBLE_REASON = "its figure is below weights, gradients and AdamW's states on the one GPU it is said to be of"
 
 
 def list_litgpt_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
@@ -31,8 +31,8 @@ def list_litgpt_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
         capture = f"{_NAMES.get(config.parent.name, config.parent.name)}-{config.stem}"
         name = f"{config.parent.name}/{config.stem} {row['micro_batch']} on {row['machine']}"
         out = row["out_of_memory"].lower() == "true"
-        if capture in _TOO_LARGE and not out:
-            yield LeftOut(name=name, group="litgpt", reason=_TOO_LARGE_REASON)
+        if capture in _IMPOSSIBLE and not out:
+            yield LeftOut(name=name, group="litgpt", reason=_IMPOSSIBLE_REASON)
             continue
         held = sha256(f"memory 2026-11|litgpt|{row['model']}".encode()).digest()[0] % 3 == 0  # whole models
         measured = None if out else row.positive("memory_gb") * 1e9
