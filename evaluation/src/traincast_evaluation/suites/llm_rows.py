@@ -163,7 +163,7 @@ def _read_titan_options(row: Row, options: dict[str, Any], notes: str) -> dict[s
         "quantised_tokens": "tensorwise" in row["precision"],
         "quantised_gather": "fp8 FSDP" in row["precision"] or "fp8 all-gather" in row["precision"],
         "vp": _TITAN_CHUNKS if "interleaved" in notes else 1,
-        "loss": "eager" if row["date"] < _TITAN_COMPILES_LOSS else "",
+        "loss": "eager" if "" < row["date"] < _TITAN_COMPILES_LOSS else "",
     }  # fmt: skip
 
 
