@@ -31,7 +31,7 @@ _BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
 _SIZES = np.exp2(np.arange(4.0, 33.0, 0.5))  # of the kernels compared with: elements of streams
 _SIDES = slice(0, 23)  # those that are sides of matrices too
 _LOG_SIZES = np.log(_SIZES)
-_USUALSIGMA = {"arithmetic": 0.30, "memory": 0.22, "other": 0.45}
+SIGMA = {"arithmetic": 0.30, "memory": 0.22, "other": 0.45}
 """Log-sigma of a kernel's time carried to another device, by what bounds its family: see docs/evidence/traces.md."""
 _OTHER_VENDOR = 0.25  # on top where libraries and compilers differ too: another vendor's
 # the first that matches counts
