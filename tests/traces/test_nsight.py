@@ -82,7 +82,7 @@ def test_a_cut_export_is_rejected(export):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("run.nsys-rep", b"binary", "a report of Nsight Systems; export it with 'nsys export --type sqlite'"),
+        ("run.nsys-rep", b"binary", "a report of Nsight Systems; export it as SQLite with 'nsys export'"),
         ("memory.pickle", b"\x80\x04\x95", "a pickle .* may run code and is not read"),
         ("snapshot", b"\x80\x04\x95", "a pickle"),
         ("roc.json", b'{"rocprofiler-sdk-tool": [{}]}', "rocprofv3's own JSON"),

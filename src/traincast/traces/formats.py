@@ -69,7 +69,7 @@ SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.s
 
 # files of other tools: how their names end or their content begins, what they are, and what to give instead
 _FOREIGN = (
-    ((".nsys-rep", ".qdrep"), b"", "a report of Nsight Systems", "export it with 'nsys export --type sqlite'"),
+    ((".nsys-rep", ".qdrep"), b"", "a report of Nsight Systems", "export it as SQLite with 'nsys export'"),
     ((".ncu-rep",), b"", "a report of Nsight Compute, which has no timeline", "record one with PyTorch's profiler"),
     ((".pftrace", ".perfetto-trace"), b"", "a Perfetto trace", "write Chrome JSON"),
     ((".pickle", ".pkl"), b"\x80", "a pickle (a memory snapshot?), which may run code and is not read",

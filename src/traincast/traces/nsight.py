@@ -62,8 +62,8 @@ class _Reader:
     def read_timeline(self) -> TimelineTrace:
         if not self.columns[_KERNEL] and not self.columns[_RUNTIME]:
             raise TraincastError(
-                f"'{self.path}' is a database without CUDA kernels or calls of Nsight Systems; profile with "
-                "'nsys profile --trace cuda,nvtx' and export with 'nsys export --type sqlite'"
+                f"'{self.path}' is a database without CUDA kernels or calls of Nsight Systems; trace cuda "
+                "and nvtx with 'nsys profile', and export that as SQLite with 'nsys export'"
             )
         strings = dict(self._select("StringIds", ("id", "value"))) if self._list_columns("StringIds") else {}
         device = self._read_device(strings)

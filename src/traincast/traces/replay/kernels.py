@@ -8,8 +8,10 @@ from enum import IntEnum
 
 import numpy as np
 
+from traincast.costs.in_step import SHIPPED
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import OUTSIDE_SIGMA, price_calls
+from traincast.costs.kernels.in_step import convert_seconds_in_step
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY
 from traincast.costs.kernels.streaming.launches import CHEAP_KINDS
@@ -221,13 +223,16 @@ def _find_source(name: str) -> Device | None:
 
 
 def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, tuple[float, float]]:
-    """Device seconds of every distinct call, and their log-sigma."""
+    """Device seconds of every distinct call in a step, and their log-sigma."""
     by_family: dict[str, list[KernelCall]] = {}
     for call in dict.fromkeys(calls):
         by_family.setdefault(call.family.name, []).append(call)
     prices: dict[KernelCall, tuple[float, float]] = {}
     for members in by_family.values():
-        estimate, _ = price_calls(Calls.of(members[0].family, members), device)
+        columns = Calls.of(members[0].family, members)
+        estimate, _ = price_calls(columns, device)
+        seconds = estimate.seconds * device.corrections.get(members[0].family.name, 1.0)
+        seconds = convert_seconds_in_step(columns, members, seconds, device, SHIPPED)
         spread = np.hypot(estimate.sigma, np.where(estimate.in_domain, _IN_STEP, np.hypot(_IN_STEP, OUTSIDE_SIGMA)))
-        prices |= dict(zip(members, zip(estimate.seconds.tolist(), spread.tolist(), strict=True), strict=True))
+        prices |= dict(zip(members, zip(seconds.tolist(), spread.tolist(), strict=True), strict=True))
     return prices
