@@ -29,7 +29,8 @@ from traincast.utils.arrays import FloatArray, IntArray
 
 _BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
 _SIZES = np.exp2(np.arange(4.0, 33.0, 0.5))  # of the kernels compared with: elements of streams
-_SIDES = slice(0, 23)  # those that are sides of matrices too
+# sides of matrices, which libraries load whole: multiples of eight
+_SIDES = tuple(int(2**power * part) for power in range(4, 16) for part in (1.0, 1.25, 1.5, 1.75) if power > 4)
 _LOG_SIZES = np.log(_SIZES)
 SIGMA = {"arithmetic": 0.30, "memory": 0.22, "other": 0.45}
 """Log-sigma of a kernel's time carried to another device, by what bounds its family: see docs/evidence/traces.md."""
@@ -169,7 +170,7 @@ def _make_products(compute: str) -> Calls:
     """Products of square matrices of growing size."""
     return Calls.of(GEMM, [
         GEMM.call("mm", compute, batch=1, m=size, n=size, k=size, trans_a=0, trans_b=0, bias=0)
-        for size in map(round, _SIZES[_SIDES].tolist())
+        for size in _SIDES
     ])  # fmt: skip
 
 
