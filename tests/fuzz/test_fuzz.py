@@ -47,7 +47,7 @@ def test_a_hang_is_seen_by_its_cpu_time_or_by_its_silence(monkeypatch, code, pat
     def hang(_):
         exec(code, {"time": time})
 
-    monkeypatch.setattr("tests.fuzz.running.judged", hang)
+    monkeypatch.setattr("tests.fuzz.running.judge", hang)
     monkeypatch.setattr("tests.fuzz.running.SECONDS", 0.3)
     monkeypatch.setattr("tests.fuzz.running._PATIENCE", patience)
     (finding,) = run_cases(FORMATS[4], range(1))
