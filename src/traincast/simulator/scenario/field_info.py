@@ -46,7 +46,7 @@ class FieldInfo:
     most: float
     needs: tuple[str, ...]
     is_file: bool
-    laws: tuple[str, ...]
+    laws: tuple[str, ...] = ()
 
     @property
     def option(self) -> str:
