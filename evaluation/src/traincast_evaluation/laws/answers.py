@@ -13,6 +13,8 @@ from traincast.simulator.prediction.result import Prediction
 ROUNDING = 1e-6  # relative: sums in another order
 WINOGRAD = 2.25
 """How many times as few multiplications a 3 x 3 convolution may take as its definition."""
+ROOFS = ("no more than the peak", "no kernel beats its roof")
+"""Laws of what a GPU can do."""
 _COUNTED = ("gemm", "conv", "attention")
 _LEAST_SECONDS = 20e-6  # kernels that are short are of launches and waves, and far below their roof
 

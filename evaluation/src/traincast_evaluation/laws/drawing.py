@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from traincast.hardware.catalog import list_device_keys, list_node_keys, load_de
 from traincast.models.catalog import list_models
 from traincast.models.dlrm.config import STUDY_DLRMS
 from traincast.models.published import list_published_programs
+from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.simulator.scenario.kinds import choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
@@ -20,7 +22,8 @@ program."""
 _BATCHES = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 256)
 _LARGE_BATCHES = (512, 1024, 2048, 3000, 8192)
 _LIGHT_PARAMETERS = 1.5e9  # larger captured Transformers are drawn less often: each takes a second
-_HEAVY_SHARE = 0.04
+_HEAVY_SHARE = 0.03
+_WHOLE_SHARE, _WHOLE_LAYERS = 0.05, 24
 
 
 def draw_scenario(rng: random.Random) -> Scenario:
@@ -29,7 +32,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     if kind == "laid out":
         return Scenario(**_draw_layout(rng))
     if kind == "program":
-        return Scenario(workload=rng.choice(list_published_programs()), on=_draw_platform(rng, nodes=False))
+        return Scenario(workload=rng.choice(list(list_published_programs())), on=_draw_platform(rng, nodes=False))
     model = _draw_model(rng)
     values: dict[str, Any] = {"workload": model, "batch_size": _draw_batch(model, rng)}
     if kind == "alone":
@@ -90,8 +93,7 @@ def _draw_numerics(on: str, rng: random.Random) -> dict[str, Any]:
 
 def _draw_layout(rng: random.Random) -> dict[str, Any]:
     """A Transformer over a layout whose degrees divide its GPUs."""
-    name = rng.choice(list_built_in_names())
-    model = load_transformer(name)
+    model = _thin_out(load_transformer(rng.choice(list_built_in_names())), rng)
     on = rng.choice(list_node_keys())
     tp, pp = rng.choice((1, 1, 2, 4, 8)), rng.choice((1, 1, 1, 2, 4))
     cp = rng.choice((1, 1, 1, 1, 2))
@@ -101,7 +103,7 @@ def _draw_layout(rng: random.Random) -> dict[str, Any]:
     micro = rng.choice((1, 1, 2))
     passes = pp * rng.choice((1, 2, 4)) if pp > 1 else rng.choice((1, 1, 2))
     values: dict[str, Any] = {
-        "workload": name, "on": on, "gpus": tp * pp * cp * data, "micro_batch": micro,
+        "workload": model, "on": on, "gpus": tp * pp * cp * data, "micro_batch": micro,
         "global_batch": micro * data * passes, "seq_len": rng.choice((512, 1024, 2048, 4096)) if model.causal else None,
     }  # fmt: skip
     values |= {key: degree for key, degree in (("tp", tp), ("pp", pp), ("cp", cp)) if degree > 1}
@@ -115,6 +117,14 @@ def _draw_layout(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.15:
         values["kernels"] = rng.choice(("fused", "compiled"))
     return values
+
+
+def _thin_out(model: Transformer, rng: random.Random) -> Transformer:
+    """The model with four of its layers, most of the time: laws are about one of each kind, and all take long."""
+    if rng.random() < _WHOLE_SHARE and model.layers <= _WHOLE_LAYERS:
+        return model
+    layers = {"layers": min(model.layers, 4), "encoder_layers": min(model.encoder_layers, 4)}
+    return replace(model, name=f"{model.name}-{layers['layers']}-layers", **layers)
 
 
 def find_kind(scenario: Scenario) -> str:

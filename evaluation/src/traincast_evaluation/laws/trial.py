@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.laws.answers import check_answer
+from traincast_evaluation.laws.answers import ROOFS, check_answer
 from traincast_evaluation.laws.drawing import draw_scenario
 from traincast_evaluation.laws.exceptions import find_exception
 from traincast_evaluation.laws.relations import Side, check_one_gpu, list_pairs, predict_side
@@ -101,7 +102,10 @@ def _ask(side: Side, scenario: Scenario, trial: Trial) -> Prediction:
     result = predict_side(side)
     trial.answered += 1
     trial.tried["every answer"] += 1
+    edited = isinstance(side, Resolved) and bool(side.op_speed)
     for law, shown in check_answer(result):
+        if edited and law in ROOFS:  # somebody has written a faster kernel
+            continue
         _note(trial, law, side if isinstance(side, Scenario) else scenario, shown, 1.0)
     return result
 
