@@ -223,7 +223,7 @@ def _ask(text: str) -> int:
         asked = parse_document(document)
         print(make_result_bytes(asked.text, "answer", {}, lambda _: None).decode())
     except (Rejection, TraincastError) as error:
-        print(f"traincast: {error}", file=sys.stderr)
+        print(json.dumps(str(error)), file=sys.stderr)  # what the server sends is JSON
         return 2
     return 0
 

@@ -67,7 +67,8 @@ def _check_roofs(result: Prediction) -> Iterator[tuple[str, str]]:
                 allowed = WINOGRAD if calls.family.name.startswith("conv") else 1.0
                 if compute == "fp16":
                     allowed *= device.multiplying_gain
-                rate = work / shortest[row] / device.get_peak_flops(compute)
+                units = ("fp32", "fp32_matrix") if compute == "fp32" else (compute,)  # AMD's matrix units take fp32
+                rate = work / shortest[row] / max(map(device.get_peak_flops, units))
                 if rate > allowed * (1 + ROUNDING):
                     yield "no kernel beats its roof", f"{calls.family.name} in {compute} at {rate:.2f} of its peak"
                     return

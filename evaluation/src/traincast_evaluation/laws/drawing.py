@@ -16,13 +16,13 @@ from traincast.models.transformers.reading import list_built_in_names, load_tran
 from traincast.simulator.scenario.kinds import choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
 
-SHARES = {"alone": 0.6, "replicated": 0.22, "laid out": 0.13, "program": 0.05}
+SHARES = {"alone": 0.72, "replicated": 0.17, "laid out": 0.07, "program": 0.04}
 """How scenarios divide: a captured or described model on one GPU, on several, a Transformer over a layout, a published
 program."""
 _BATCHES = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 256)
 _LARGE_BATCHES = (512, 1024, 2048, 3000, 8192)
 _LIGHT_PARAMETERS = 1.5e9  # larger captured Transformers are drawn less often: each takes a second
-_HEAVY_SHARE = 0.03
+_HEAVY_SHARE = 0.01
 _WHOLE_SHARE, _WHOLE_LAYERS = 0.05, 24
 
 

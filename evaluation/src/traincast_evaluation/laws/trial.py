@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
@@ -67,6 +66,8 @@ def run_trial(seed: int) -> Trial:
 
 
 def _hold_one_gpu(scenario: Scenario, result: Prediction, trial: Trial) -> None:
+    if trial.seed % 4:  # two more predictions: not of every scenario
+        return
     trial.tried["one GPU"] += 1
     try:
         for law, shown, factor in check_one_gpu(scenario, result):
@@ -87,7 +88,7 @@ def _hold_pairs(scenario: Scenario, result: Prediction, rng: random.Random, tria
             if pair is None:
                 continue
             first = result if pair.first == scenario else _ask(pair.first, scenario, trial)
-            second = _ask(pair.second, scenario, trial)
+            second = _ask(pair.second, scenario, trial, pair.law)
         except TraincastError:
             trial.rejected += 1
             continue
@@ -97,16 +98,15 @@ def _hold_pairs(scenario: Scenario, result: Prediction, rng: random.Random, tria
             _note(trial, law, pair.second if isinstance(pair.second, Scenario) else scenario, shown, factor)
 
 
-def _ask(side: Side, scenario: Scenario, trial: Trial) -> Prediction:
+def _ask(side: Side, scenario: Scenario, trial: Trial, law: str = "") -> Prediction:
     """An answer, held to what every answer is."""
     result = predict_side(side)
     trial.answered += 1
     trial.tried["every answer"] += 1
-    edited = isinstance(side, Resolved) and bool(side.op_speed)
-    for law, shown in check_answer(result):
-        if edited and law in ROOFS:  # somebody has written a faster kernel
+    for broken, shown in check_answer(result):
+        if law.startswith("speed:") and broken in ROOFS:  # somebody has written a faster kernel
             continue
-        _note(trial, law, side if isinstance(side, Scenario) else scenario, shown, 1.0)
+        _note(trial, broken, side if isinstance(side, Scenario) else scenario, shown, 1.0)
     return result
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.ir.workload import Workload
 from traincast.models.published import PublishedProgram
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
-
-_HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 
 
 def build_published_step(
@@ -37,11 +33,4 @@ def find_published_host(program: PublishedProgram) -> HostProfile | None:
     """The host that a published program runs on; None when the platform's will do."""
     if not program.host:
         return None
-    return make_tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
-
-
-def make_tensorflow_host() -> HostProfile:
-    """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
-    server = load_host_profile("server-2022")
-    wait = 0.5 * _HOROVOD_CYCLE_SECONDS
-    return replace(server, name="tensorflow", t2={**server.t2, "HorovodAlltoall": wait, "HorovodAllreduce": wait})
+    return load_host_profile(program.host)
