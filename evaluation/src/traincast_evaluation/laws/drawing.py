@@ -123,8 +123,8 @@ def _thin_out(model: Transformer, rng: random.Random) -> Transformer:
     """The model with four of its layers, most of the time: laws are about one of each kind, and all take long."""
     if rng.random() < _WHOLE_SHARE and model.layers <= _WHOLE_LAYERS:
         return model
-    layers = {"layers": min(model.layers, 4), "encoder_layers": min(model.encoder_layers, 4)}
-    return replace(model, name=f"{model.name}-{layers['layers']}-layers", **layers)
+    layers, before = min(model.layers, 4), min(model.encoder_layers, 4)
+    return replace(model, name=f"{model.name}-{layers}-layers", layers=layers, encoder_layers=before)
 
 
 def find_kind(scenario: Scenario) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
@@ -85,9 +86,9 @@ def list_pairs(scenario: Scenario, rng: random.Random) -> list[Callable[[], Pair
     """Everything that can be tried with a scenario, each made when it is called."""
     kind = find_kind(scenario)
     fields = [info for name, info in list_scenario_fields().items() if info.laws and name in USED[kind]]
-    made: list[Callable[[], Pair | None]] = [lambda info=info: pair_field(scenario, info, rng) for info in fields]
-    made += [lambda edit=edit: pair_edit(scenario, edit) for edit in HELPING]
-    made += [lambda make=make: make(scenario) for make in (pair_sm, pair_l2, pair_bits, pair_weak, pair_strong)]
+    made: list[Callable[[], Pair | None]] = [partial(pair_field, scenario, info, rng) for info in fields]
+    made += [partial(pair_edit, scenario, edit) for edit in HELPING]
+    made += [partial(make, scenario) for make in (pair_sm, pair_l2, pair_bits, pair_weak, pair_strong)]
     return made
 
 
