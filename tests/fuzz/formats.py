@@ -22,8 +22,8 @@ from tests.fuzz.messages import mutated_messages
 from tests.fuzz.settings import PLAN, SETTINGS, TABLES, write_json, write_yaml
 from tests.traces import damaged
 from traincast.ir.export_chakra import export_chakra_et
-from traincast.ir.export_et import export_pytorch_et
 from traincast.ir.file import save_workload
+from traincast.ir.trace_nodes import export_pytorch_et
 from traincast.models.catalog import load_model
 
 Command = list[str]
