@@ -45,7 +45,7 @@ def test_an_answer_that_does_not_add_up_is_seen(result):
         ({"by_phase": {"forward": 1.0}}, "families and phases sum to the same"),
         ({"device_active": 2 * result.iteration, "device_idle": -result.iteration}, "kernels cover the active time"),
     ):
-        assert law in [name for name, _ in check_answer(dataclasses.replace(result, **change))]
+        assert law in [name for name, *_ in check_answer(dataclasses.replace(result, **change))]
 
 
 @pytest.mark.parametrize(("slower", "factor", "broken"), [("second", 0.5, "slower"), ("first", 2.0, "faster")])

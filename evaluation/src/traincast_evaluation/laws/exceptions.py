@@ -62,6 +62,10 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "Dropout after the embedding makes a new tensor, and the one before it is freed ahead of the peak.",
     ),
     LawException(
+        "roofline_only", 2.25, lambda s: str(s.workload) in ("vgg13", "resnet50", "inception-v3"),
+        "Winograd's convolutions multiply 2.25 times less often than a roofline counts.",
+    ),
+    LawException(
         "roofline_only", 1.15, _always,
         "A roofline reads at the bandwidth of device memory; measured kernels find what the one before wrote in L2.",
     ),
@@ -69,6 +73,22 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "twice the GPUs, the same samples", 10.0, lambda s: "no-peer" in str(s.on),
         "Without peer access all bytes go through host memory: measured, an all-reduce of 512 MiB takes 27 ms on two "
         "L40S, 156 on four and 649 on eight.",
+    ),
+    LawException(
+        "twice the GPUs, the same samples", 1.6, _has_several_gpus,
+        "A step that is nearly all communication: more ranks have more latencies one after the other.",
+    ),
+    LawException(
+        "twice the GPUs and samples: slower", 1.25, _is_recommender,
+        "Tables are placed whole: on more GPUs the busiest one has fewer of them.",
+    ),
+    LawException(
+        "twice the GPUs and samples: slower", 1.1, _has_several_gpus,
+        "Collectives are measured by the number of ranks; on a whole node NCCL has algorithms that fewer ranks lack.",
+    ),
+    LawException(
+        "no kernel beats its roof", 1.05, _always,
+        "Not physics but a limit of the fit: fp32 products of the A100 are given up to 3 % more than its data sheet.",
     ),
     LawException(
         "one more SM", 1.02, _always,
