@@ -9,7 +9,13 @@ from typing import Any
 
 from traincast.hardware.device import Device
 from traincast.hardware.files import check_known_fields, read_number_in_range
-from traincast.hardware.mesh import Links, compute_all_to_all_load, count_rings, is_connected
+from traincast.hardware.mesh import (
+    Links,
+    compute_all_to_all_load,
+    count_most_strangers,
+    count_rings,
+    is_connected,
+)
 from traincast.utils.errors import TraincastError, shorten_value
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
@@ -38,6 +44,7 @@ NETWORK_LATENCY_US = 5.0
 # without peer access every byte passes host memory twice, and what crosses the host grows with the GPUs: on eight L40S
 # the rate of one falls with this power of their number (set on 2 and 4; 8 follow, see docs/evidence/collectives.md)
 _NO_PEER_FALL = 2.0
+_STAGED = 0.85  # of a host link through host memory, before what NCCL loses on every link: two L40S, 20 of 32 GB/s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,9 @@ class Topology:
     `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory, which takes
     `through_host_bandwidth` of each at most. `links` lists
     point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
-    switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
+    switch and share its link to the host, and to GPUs behind other switches. `relays`: GPUs pass on what their
+    neighbours send each other (NCCL since 2.8); else messages between GPUs without a link go through host memory. A
+    node has `adapters` network adapters of
     `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
     are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
     `corrections` are factors on the time of collectives inside a node by kind, from measurements of one. `shared`: all
@@ -71,6 +80,7 @@ class Topology:
     peer_access: bool = True
     through_host_bandwidth: float = inf
     gpus_per_host_link: int = 1
+    relays: bool = True
     link_speed: float = 1.0
     network_speed: float = 1.0
     corrections: tuple[tuple[str, float], ...] = ()
@@ -104,7 +114,10 @@ class Topology:
         """What each of the first `ranks` GPUs of a node can send when all send to all."""
         if self.links:
             load = compute_all_to_all_load(self.links, ranks)
-            return max((ranks - 1) * self._get_wire_bandwidth() / load, self.host_bandwidth)
+            relayed = max((ranks - 1) * self._get_wire_bandwidth() / load, self.host_bandwidth)
+            strangers = 0 if self.relays else count_most_strangers(self.links, ranks)
+            staged = _STAGED * self.host_bandwidth / self.gpus_per_host_link
+            return min(relayed, (ranks - 1) * staged / strangers) if strangers else relayed
         if ranks <= self.island:
             return self.link_bandwidth
         beyond = (ranks - self.island) / (ranks - 1)

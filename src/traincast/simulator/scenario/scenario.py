@@ -231,6 +231,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
+    graph_modules: Annotated[str, _describe(
+        "parallelism", "modules that are CUDA graphs between others: attention,router,feed_forward", default="none"
+    )] | None = None  # fmt: skip
     overlap: (
         Annotated[
             str,
