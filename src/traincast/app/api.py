@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from traincast.app.checking import CheckResult
     from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.app.pages.writing import WrittenPage
-    from traincast.capturing.pretended import PretendedGpu
     from traincast.capturing.script import Recording
     from traincast.hardware.platform import Platform
     from traincast.ir.given import OpCost
@@ -112,6 +111,7 @@ def capture(
     costs: Costs = None,
     arguments: Sequence[str] = (),
     as_gpu: str | None = None,
+    time_limit_s: float = 3600.0,
 ) -> Workload:
     """Captures a training step of your own model, without a GPU. Needs torch.
 
@@ -126,33 +126,22 @@ def capture(
     `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
     without a function is a script, run as it is with its own `arguments` until its optimizer was called three times;
     where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank. `as_gpu`
-    names the device that code which asks is told (default: an A100 of 80 GB).
+    names the device that code which asks is told (default: an A100 of 80 GB). What is in a file runs in a process of
+    its own: it changes no file and reaches no other machine, and is ended after `time_limit_s` seconds.
     """
-    from traincast.capturing.from_file import capture_function
-    from traincast.capturing.pretended import pretend_gpu
-    from traincast.capturing.progress import notify_listener
+    from traincast.app.captures import capture_isolated
     from traincast.ir.file import save_workload
     from traincast.simulator.scenario.resolved import read_costs
 
-    with notify_listener(progress), pretend_gpu(None if as_gpu is None else _describe_gpu(as_gpu)):
-        workload = capture_function(
-            function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
-            assume=assume, arguments=arguments,
-        )  # fmt: skip
+    how = {
+        "batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "ranks": ranks, "mode": mode, "name": name,
+        "assume": assume, "arguments": arguments,
+    }  # fmt: skip
+    workload = capture_isolated(function, as_gpu, progress, how, time_limit_s)
     workload = replace(workload, costs=read_costs(costs))
     if out is not None:
         save_workload(workload, out)
     return workload
-
-
-def _describe_gpu(key: str) -> PretendedGpu:
-    """What a captured script is told of a GPU or of those of a platform."""
-    from traincast.capturing.pretended import PretendedGpu
-    from traincast.hardware.platform import load_platform
-
-    device = load_platform(key).device
-    major, minor = divmod(round(10 * device.compute_capability), 10)
-    return PretendedGpu(device.name, (major, minor), int(device.memory_bytes), device.num_sms)
 
 
 def record(

@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from traincast.capturing.file_overlay import FileOverlay
 from traincast.capturing.patches import Patches
 from traincast.ir.workload import KEPT_BACK
+from traincast.utils.parallel.apart import SCRATCH, make_scratch
 
 _SETTINGS = {  # of libraries that would talk to servers from processes of their own
     "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
@@ -73,8 +74,9 @@ def use_sandbox() -> Iterator[Sandbox]:
     if outer is not None:
         yield outer
         return
+    given = tempfile.gettempdir()  # of a process of its own, which has one for itself
     with (
-        tempfile.TemporaryDirectory(prefix="traincast-capture-", ignore_cleanup_errors=True) as folder,
+        nullcontext(given) if Path(given).name.startswith(SCRATCH) else make_scratch() as folder,
         Patches() as patches,
     ):
         box = Sandbox(os.path.realpath(folder))

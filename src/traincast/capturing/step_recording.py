@@ -14,6 +14,7 @@ from traincast.capturing.errors import REJECTED
 from traincast.capturing.host_work import HostClock
 from traincast.capturing.kinds import StorageClassifier
 from traincast.capturing.profiling import disable_collection, profile_host
+from traincast.capturing.progress import keep_first_program
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.updates import Choice, Update, choose_updates, compare_batch, find_cycle
@@ -142,6 +143,8 @@ class StepRecording:
             raise RecordedSignal
         if self._choice is None:
             self._assemble()
+            if self.program is not None:
+                keep_first_program(replace(self.program, batch_size=self._sizes[0] or self._kept[0].batch or 1))
             self._since = time.perf_counter()
             self._recorder.watch.check = self._check_time
             return

@@ -87,7 +87,9 @@ class UpdateWatch:
             self.check()
 
     def note_model_call(self, model: Any) -> None:
-        """A model is called that no other has called."""
+        """A model is called that no other has called; what has no parameters prepares data or is a loss."""
+        if next(model.parameters(), None) is None:
+            return
         frame = sys._getframe(2)  # of PyTorch's call, which has the arguments by name too
         given = tree_iter((frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})))
         tensors = [t for t in given if isinstance(t, torch.Tensor)]

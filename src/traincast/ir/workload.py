@@ -24,6 +24,9 @@ DEFAULT_TF32 = ("convolutions",)
 """PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of GEMMs off."""
 COVERS = "covers"
 """The entry of `Workload.meta` of a step from a trace that does not have the sizes of all of its kernels."""
+LOADER = "loader"
+"""The entry of `Workload.meta` of a step from a trace that waited for its data: milliseconds that a batch takes, and
+how many workers make them (0: the training process itself)."""
 SAMPLES_PER_BATCH, UPDATES = "samples_per_batch", "updates"
 """Entries of `Workload.meta` of a captured loop: samples of a step for each of its batch size (a fraction), and how
 many updates a step has."""

@@ -26,7 +26,7 @@ _NOT_COUNTED = frozenset({"python_function", "Trace", "ac2g", "fwdbwd", ""})
 _MOST_CATEGORIES = 20
 _ON_TRACK = "gpu_user_annotation"  # nothing depends on one that makes no sense
 _PYTHON, _MODULE = "python_function", "nn.Module: "
-_ALLOCATION, _ON_DEVICE = "[memory]", 1  # an instant event, and the device type of GPUs in it
+_ALLOCATION, _ON_HOST = "[memory]", 0  # an instant event, and the device type in it that is no accelerator
 _NO_ARGUMENTS = Arguments()
 
 
@@ -96,7 +96,9 @@ class _KinetoSink(RowSink):
                 _parse_count(a.reserved),
             )
             for event in events
-            if (a := event.args) is not None and a.device_type == _ON_DEVICE and _is_plausible(event.ts, a.allocation)
+            if (a := event.args) is not None
+            and _is_accelerator(a.device_type)
+            and _is_plausible(event.ts, a.allocation)
         ]
         if rows:
             if self.nanoseconds is None:
@@ -138,7 +140,7 @@ class _KinetoSink(RowSink):
         rows["name"] = list(map(self.names.__getitem__, [event.name for event in events]))
         rows["track"] = list(map(self.tracks.__getitem__, [(event.pid, event.tid) for event in events]))
         rows["external"] = [a.external if a.external >= 0 else a.external_old for a in arguments]
-        rows["details"] = [self._number_details(a) if a.dims or a.collective else 0 for a in arguments]
+        rows["details"] = [self._number_details(a) if a.dims or a.collective or a.grid else 0 for a in arguments]
         if present & _HOST:
             rows["record_function"] = [a.record_function for a in arguments]
             rows["sequence"] = [a.sequence for a in arguments]
@@ -176,7 +178,7 @@ class _KinetoSink(RowSink):
 
     def _number_details(self, a: Arguments) -> int:
         """Number of the op's arguments; what equal ops recorded is put together only once."""
-        recorded = b"|".join((a.dims, a.types, a.strides, a.concrete))
+        recorded = b"|".join((a.dims, a.types, a.strides, a.concrete, a.grid, a.block, a.registers, a.shared))
         if a.collective:
             return self.details[_encode_details(a)]
         number = self._recorded.get(recorded)
@@ -215,11 +217,18 @@ def _is_plausible(time: float, allocation: Any) -> bool:
     return abs(time) <= _LARGEST_US * 1000 and isinstance(allocation, int) and abs(allocation) <= _LARGEST_US
 
 
+def _is_accelerator(device_type: Any) -> bool:
+    """Whether memory is a device's: NVIDIA's are of type 1, AMD's of 1 or 6, Intel's 12, MTIA's 19, others' 20."""
+    return isinstance(device_type, int) and device_type > _ON_HOST
+
+
 def _encode_details(a: Arguments) -> bytes:
     """The recorded arguments as one JSON object; equal ops share it."""
-    shapes = b'{"dims":%b,"types":%b,"strides":%b,"values":%b' % (
-        a.dims or b"null", a.types or b"null", a.strides or b"null", a.concrete or b"null",
-    )  # fmt: skip
+    if a.grid:
+        fields = ("grid", a.grid), ("block", a.block), ("registers", a.registers), ("shared", a.shared)
+    else:
+        fields = ("dims", a.dims), ("types", a.types), ("strides", a.strides), ("values", a.concrete)
+    shapes = b"{" + b",".join(b'"%b":%b' % (name.encode(), value or b"null") for name, value in fields)
     if not a.collective:
         return shapes + b"}"
     collective = {
@@ -266,7 +275,8 @@ def _read_integer(value: Any) -> int | None:
 
 def _find_device_name(properties: Any, number: int) -> str:
     """Name of a device ("" when the file does not say)."""
-    for device in properties if isinstance(properties, list) else []:
-        if isinstance(device, dict) and device.get("id") == number:
-            return escape_text(str(device.get("name", "")))
-    return ""
+    listed = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
+    names = {str(device.get("name", "")) for device in listed}
+    same = [str(device.get("name", "")) for device in listed if device.get("id") == number]
+    # AMD's kernels name agents, which count the host's processors too: where all devices are alike it is one of them
+    return escape_text(same[0] if same else names.pop() if len(names) == 1 else "")

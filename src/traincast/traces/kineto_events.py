@@ -25,6 +25,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
     "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
     "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
+    "registers": "registers per thread", "shared": "shared memory",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
 
@@ -57,6 +58,10 @@ class Arguments(msgspec.Struct, gc=False, rename={
     reserved: Any = -1
     device_type: Any = -1
     device_id: Any = 0
+    grid: msgspec.Raw = _RAW
+    block: msgspec.Raw = _RAW
+    registers: msgspec.Raw = _RAW
+    shared: msgspec.Raw = _RAW
 
 
 class Event(msgspec.Struct, gc=False):

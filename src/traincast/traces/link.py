@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from traincast.traces.calls import find_launches, find_previous_launched, stream_numbers
 from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
+from traincast.traces.clocks import align_device_clock
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
 from traincast.traces.markers import find_marker_rows, mask_numbers
@@ -62,7 +63,8 @@ class Linked:
     nothing but their sequence told them, else 0; `marker` is what marks them ("#" for numbers) where neither the
     profiler did nor anybody named it, else "". `cut` is the number of a last step that the profiler had only begun,
     which is none of `steps`; -1 where there is none. `repeats` is how often a sequence of kernels comes again inside of
-    a trace that is one step: layers, not steps.
+    a trace that is one step: layers, not steps. `clocks` says by how much those of host and device differed.
+    `unlaunched` counts steps at the begin whose calls were not recorded, which are none of `steps`.
     """
 
     trace: TimelineTrace
@@ -79,6 +81,8 @@ class Linked:
     marker: str = ""
     cut: int = -1
     repeats: int = 0
+    clocks: str = ""
+    unlaunched: int = 0
 
     @property
     def events(self) -> Table:
@@ -226,6 +230,7 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     thread = number_threads(trace, markers, host)
     parent, scope = build_op_tree(trace, thread, host)
     launch = find_launches(trace)
+    trace, _, said = align_device_clock(trace, launch)
     period = 0
     if not len(markers):
         markers, period = find_periodic_rows(trace, thread, scope, launch)
@@ -233,7 +238,10 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     repeats = 0
     if period and not _cover_trace(trace, steps):
         steps, marked, period, repeats = *_find_steps(trace, markers[:0]), 0, len(steps)
-    steps, cut = _drop_unfinished_step(steps, trace.events["start"][launch[launch >= 0]])
+    issued = trace.events["start"][launch[launch >= 0]]
+    steps, cut = _drop_unfinished_step(steps, issued)
+    lost = len(issued) < len(trace.find_rows(*DEVICE_KINDS))
+    steps, unlaunched = _drop_steps_before_launches(steps, issued) if lost else (steps, 0)
     starts = np.array([step.start for step in steps])
     before = find_previous_launched(trace, launch)
     call = np.where(before >= 0, launch[before], launch)  # one whose call was lost belongs where the one before it does
@@ -246,7 +254,7 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
         follows=before, waited_for=_find_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
-        repeats=repeats,
+        repeats=repeats, clocks=said, unlaunched=unlaunched,
     )  # fmt: skip
 
 
@@ -295,6 +303,13 @@ def _drop_unfinished_step(steps: tuple[Step, ...], launched: IntArray) -> tuple[
     if last.seconds > _BEGUN * usual or inside.any() or not len(launched):
         return steps, -1
     return steps[:-1], last.number
+
+
+def _drop_steps_before_launches(steps: tuple[Step, ...], issued: IntArray) -> tuple[tuple[Step, ...], int]:
+    """The steps without those before the first launch (`issued` are the moments of all), and how many these are: what
+    they launched ran, but nobody knows which of it."""
+    before = sum(step.end <= issued.min() for step in steps) if len(issued) else 0
+    return (steps[before:], before) if before < len(steps) else (steps, 0)
 
 
 def _find_waits(trace: TimelineTrace, launch: IntArray) -> IntArray:

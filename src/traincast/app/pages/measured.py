@@ -101,12 +101,15 @@ def make_result_section(report: TraceReport) -> Section:
 def _make_predicted_line(rank: RankReport) -> Html:
     assert rank.attribution is not None
     attribution = rank.attribution
-    steps = sorted(attribution.steps, key=lambda step: step.measured)
-    step = steps[len(steps) // 2]
+    low, high = map(format_milliseconds, attribution.interval)
+    if attribution.is_forecast:
+        error = f"a forecast from {attribution.traced}"
+    else:
+        error = f"geometric mean error of {len(attribution.steps)} steps {attribution.gmae:.1%}"
     return make_paragraph(
-        f"Predicted on {attribution.platform}: {format_milliseconds(step.full)} ms ({step.error:+.1%}); geometric "
-        "mean error "
-        f"of {len(steps)} steps {attribution.gmae:.1%}.",
+        f"Predicted on {attribution.platform}: {format_milliseconds(attribution.mean_step)} ms "
+        f"({low} to {high}, 90 %), "
+        f"{error}; {attribution.kernels.modelled:.0%} of kernel time is modelled.",
         "interval",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.hardware.platform import load_platform
 from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.traces.replay.host import KEPT as KEPT_HOST
 from traincast.traces.replay.host import SET_UP
@@ -18,9 +17,9 @@ MOST_STEPS = 20
 
 _WHY = {
     Known.COMMUNICATION: "collectives keep their measured duration",
-    Known.NO_SHAPES: "the trace does not say what the op worked on: measured duration",
-    Known.NO_OP: "launched outside of any op: measured duration",
-    Known.ESTIMATED: "nobody has modelled the op: measured duration",
+    Known.NO_SHAPES: "the trace does not say what the op worked on",
+    Known.NO_OP: "launched outside of any op",
+    Known.ESTIMATED: "nobody has modelled the op",
 }
 OVERHEAD_NAMES = {
     "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
@@ -30,12 +29,11 @@ OVERHEAD_NAMES = {
 """What the types of overhead are called on pages."""
 
 
-def format_attribution(device: str, attribution: Attribution) -> str:
-    """Steps with the shares of their error, kernels by family and op, overheads by type and op; `device` is what the
-    trace was measured on ("" where it does not say)."""
+def format_attribution(attribution: Attribution) -> str:
+    """Steps with the shares of their error, kernels by family and op, overheads by type and op."""
     own = attribution.host_profile == OWN_HOST
     lines = [
-        *format_forecast(device, attribution),
+        *format_forecast(attribution),
         *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
         _format_steps(attribution),
         f"  when it goes on, host and device settled: {format_milliseconds(attribution.steady)} ms per step",
@@ -49,22 +47,27 @@ def format_attribution(device: str, attribution: Attribution) -> str:
     return "\n".join(lines if own else [*lines, "", *_format_host(attribution)])
 
 
-def format_forecast(device: str, attribution: Attribution) -> list[str]:
-    """How far the prediction is off where the trace is of the platform's own GPU, else what is forecast for it."""
+def format_forecast(attribution: Attribution) -> list[str]:
+    """How far the prediction is off where the trace is of the platform's own GPU, else what is forecast for it; with
+    its interval and how much of the kernels was modelled."""
     own = attribution.host_profile == OWN_HOST
     host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
     if attribution.host_scale != 1.0:
         host += f" times {attribution.host_scale:.2f}"
     steps = attribution.steps
-    measured = sum(step.measured for step in steps) / len(steps)
+    measured = format_milliseconds(sum(step.measured for step in steps) / len(steps))
     on = f"on {attribution.platform} ({host})"
-    if device and load_platform(attribution.platform).device.name != device:
-        predicted = format_milliseconds(sum(step.full for step in steps) / len(steps))
+    low, high = map(format_milliseconds, attribution.interval)
+    rest = "the rest is carried over from what it took" if attribution.kernels.carried else "the rest is as measured"
+    known = f"  90 % interval {low} to {high} ms; {attribution.kernels.modelled:.0%} of kernel time is modelled, {rest}"
+    if attribution.is_forecast:
+        predicted = format_milliseconds(attribution.mean_step)
         return [
-            f"Forecast {on}: {predicted} ms per step, measured on {device}: {format_milliseconds(measured)} ms",
+            f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms",
+            known,
             "  columns called error are the change from one GPU to the other",
         ]
-    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}"]
+    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}", known]
 
 
 def _format_host(attribution: Attribution) -> list[str]:
@@ -144,6 +147,8 @@ def _format_kept(attribution: Attribution) -> list[str]:
         ops = sorted({attribution.kernels.op[kernel] for kernel in mine.tolist()} - {""})
         named = f" ({', '.join(ops[:4])}{', ...' if len(ops) > 4 else ''})" if ops else ""
         share = seconds / total if total else 0.0
+        how = "carried to this GPU from what they took" if attribution.kernels.carried else "measured duration"
+        why = why if known == Known.COMMUNICATION else f"{why}: {how}"
         lines.append(f"  {len(mine)} kernels, {share:.0%} of device time: {why}{named}")
     return lines
 

@@ -26,11 +26,12 @@ _SHORT = 5  # rows of a table on the first screen
 def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) -> str:
     """The verdict, where the step goes and what holds it; `full` a page per rank with at most `top` rows of each table,
     and the figures over ranks."""
-    pages = ["\n".join(state_traces(report))]
+    rank = find_slowest_rank(report)
+    pages = ["\n".join([*state_traces(report), *(format_forecast(rank.attribution) if rank.attribution else ())])]
     if full:
         pages += [_format_rank(rank, top) for rank in report.ranks]
     else:
-        pages += [_format_short(find_slowest_rank(report), top)]
+        pages += [_format_short(rank, top)]
     if report.together:
         pages.append(format_together(report.together, top, full=full))
     return "\n\n".join(pages)
@@ -44,8 +45,6 @@ def _format_short(rank: RankReport, top: int) -> str:
         lines += ["", *_format_top("Kernels", rank, "by_family", min(top, _SHORT))]
     if rank.path.by_what:
         lines += ["", format_path_shares(rank.path, most=_SHORT)]
-    if rank.attribution:
-        lines += ["", *format_forecast(rank.linked.trace.device_name, rank.attribution)]
     return "\n".join(lines)
 
 
@@ -80,7 +79,7 @@ def _format_rank(rank: RankReport, top: int) -> str:
     if rank.path.by_what:
         lines += ["", format_path_shares(rank.path)]
     if rank.attribution:
-        lines += ["", format_attribution(linked.trace.device_name, rank.attribution)]
+        lines += ["", format_attribution(rank.attribution)]
     return "\n".join(lines)
 
 

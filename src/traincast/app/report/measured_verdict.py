@@ -13,6 +13,7 @@ PART_NAMES = dict(zip(PARTS, (
     "idle: reason not recorded",
 ), strict=True))  # fmt: skip
 """The parts of a step in words."""
+_SPREAD = 1.1  # longest over shortest step from which on they differ
 _LEAST_GAIN = 0.02  # of a step: less is not worth a word
 
 
@@ -20,7 +21,7 @@ def state_traces(report: TraceReport) -> list[str]:
     """The verdict of one rank, or of all together and of the slowest one."""
     rank = find_slowest_rank(report)
     device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
-    steps = f"median of {count_of(len(rank.steps), 'step')}{device}"
+    steps = f"median of {count_of(len(rank.steps), 'step')}{_state_spread(rank)}{device}"
     lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
     if report.together:
         figures = report.together.breakdown
@@ -30,6 +31,15 @@ def state_traces(report: TraceReport) -> list[str]:
             f"Slowest is rank {rank.rank}, {lines[0]}",
         ]
     return [*lines, *_state_culprit(rank)]
+
+
+def _state_spread(rank: RankReport) -> str:
+    """The shortest and the longest step and their mean, where one number does not stand for all."""
+    lengths = [step.step for step in rank.steps]
+    if max(lengths) < _SPREAD * min(lengths):
+        return ""
+    mean = sum(lengths) / len(lengths)
+    return f" ({format_duration(min(lengths))} to {format_duration(max(lengths))}, mean {format_duration(mean)})"
 
 
 def _state_parts(rank: RankReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from traincast.ir.ops import Signature
-from traincast.ir.workload import Workload
+from traincast.ir.workload import LOADER, Workload
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.warnings import Note
 from traincast.utils.errors import TraincastError
@@ -71,6 +71,15 @@ class Loader:
                 device_idle=result.device_idle + longer,
             )  # fmt: skip
         return replace(result, warnings=(*result.warnings, *notes)) if notes else result
+
+
+def read_traced_loader(workload: Workload, asked: Loader) -> Loader:
+    """The loader that a traced step waited for, where it says so, else the one asked for."""
+    milliseconds, _, workers = workload.meta.get(LOADER, "").partition(" ")
+    try:
+        return replace(asked, ms=float(milliseconds), workers=int(workers)) if milliseconds else asked
+    except ValueError:
+        raise TraincastError(f"{workload.name} does not say how its batches came: '{LOADER}' is no number") from None
 
 
 def count_batches(workload: Workload) -> int:

@@ -24,7 +24,7 @@ from traincast.simulator.scenario.captured import (
     read_sharding,
     share_captured,
 )
-from traincast.simulator.scenario.loading import Loader, count_batches
+from traincast.simulator.scenario.loading import Loader, count_batches, read_traced_loader
 from traincast.simulator.scenario.programs import (
     PIPELINED,
     TORCHREC,
@@ -71,7 +71,7 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
     scenario, alone = resolved.scenario, resolved.platform
     many = len(step.ranks) > 1 or resolved.kind == "tables"
     platform = add_default_links(alone) if many else alone
-    loader = make_loader(scenario)
+    loader = make_loader(scenario, step)
     result = predict_step(
         step,
         platform,
@@ -90,9 +90,11 @@ def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Predictio
     return replace(result, warnings=warnings) if len(warnings) > len(result.warnings) else result
 
 
-def make_loader(scenario: Scenario) -> Loader | None:
-    """How batches come, where the scenario says so."""
+def make_loader(scenario: Scenario, step: Workload | None = None) -> Loader | None:
+    """How batches come, where the scenario says so, or else the trace that a step is from."""
     loader = Loader(ms=scenario.loader_ms or 0.0, workers=scenario.workers or 0, pageable=scenario.pageable)
+    if step is not None and scenario.loader_ms is None:
+        loader = read_traced_loader(step, loader)
     return None if loader == Loader() else loader
 
 

@@ -228,12 +228,23 @@ class _Extraction:
         names = [classify_runtime_call(name) for name in self.linked.trace.names]
         rows = self.linked.trace.find_rows(Kind.RUNTIME)
         blocking = find_blocking_copies(self.linked)
-        for row in rows.tolist():
+        for row, held in zip(rows.tolist(), self._compute_held_ns(rows).tolist(), strict=True):
             kind = names[self.linked.events["name"][row]]
             if not kind or blocking[row]:
                 continue
-            duration = float(self.linked.events["duration"][row])
+            duration = float(self.linked.events["duration"][row]) - held
             self.samples["T4", kind].append(max(duration - self.cost.call, 0.0))
+
+    def _compute_held_ns(self, rows: IntArray) -> IntArray:
+        """How long the device held each of these calls: a synchronisation until the last work ended inside of it."""
+        held = np.zeros(len(rows), dtype=np.int64)
+        waiting = np.flatnonzero(self.linked.is_synchronise[rows])
+        done = np.sort(self.ends[self.linked.device])
+        if len(waiting) and len(done):
+            place = np.searchsorted(done, self.ends[rows[waiting]], side="right") - 1
+            last = np.where(place >= 0, done[np.maximum(place, 0)], 0)
+            held[waiting] = np.maximum(last - self.starts[rows[waiting]], 0)
+        return held
 
 
 def _count_overlapping(starts: IntArray, ends: IntArray, begin: int, end: int) -> int:

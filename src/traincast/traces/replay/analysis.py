@@ -16,17 +16,17 @@ from traincast.traces.events import Kind
 from traincast.traces.join import join_execution
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.matched_collectives import match_collectives
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.communication import make_shared_communication_rows
 from traincast.traces.profiler.tables import profile_tables
-from traincast.traces.ranks import read_ranks
+from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.attribution import Attribution, attribute_error, choose_profile, compute_host_scale
 from traincast.traces.replay.notes import (
     launch_notes,
     note_devices,
     note_execution,
     note_missing_ranks,
+    note_slow_steps,
     replay_notes,
     step_notes,
 )
@@ -64,9 +64,10 @@ class TraceOptions:
 def analyse_traces(paths: Sequence[str | Path], request: TraceOptions | None = None) -> TraceReport:
     """Reads trace files or folders of ranks and measures everything in them."""
     request = request or TraceOptions()
+    given = [traces for traces in read_ranks(paths) if traces.timeline]
     ranks = tuple(
-        _analyse_rank(traces.rank, link_trace(traces.timeline, request.step_marker), traces.execution, request)
-        for traces in read_ranks(paths)
+        _analyse_rank(traces, link_trace(traces.timeline, request.step_marker), request, alone=len(given) == 1)
+        for traces in given
         if traces.timeline
     )
     if not ranks:
@@ -106,7 +107,8 @@ def _analyse_together(ranks: Sequence[RankReport], request: TraceOptions) -> Tog
     )
 
 
-def _analyse_rank(rank: int, linked: Linked, execution: ExecutionTrace | None, request: TraceOptions) -> RankReport:
+def _analyse_rank(traces: RankTraces, linked: Linked, request: TraceOptions, *, alone: bool) -> RankReport:
+    rank, execution = traces.rank, traces.execution
     notes = list(linked.trace.notes)
     joined, node = None, None
     if execution is not None:
@@ -126,13 +128,17 @@ def _analyse_rank(rank: int, linked: Linked, execution: ExecutionTrace | None, r
     attribution = None
     if request.platform is not None:
         attribution = _predict_rank(linked, instructions, reader, overheads, request.platform, request)
+    steps = tuple(compute_breakdown(linked))
+    notes += note_slow_steps(steps)
+    if made and alone:
+        notes += note_missing_ranks([(rank, linked.trace.world_size)])
     return RankReport(
         rank=rank,
         linked=linked,
         execution=execution,
         node=node,
         instructions=instructions,
-        steps=tuple(compute_breakdown(linked)),
+        steps=steps,
         overheads=overheads,
         replay=replayed,
         path=make_path_report(rank, linked, instructions, request.twice),

@@ -30,6 +30,7 @@ from traincast.traces.replay.steps import Replay, compute_device_work, simulate_
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray
+from traincast.utils.quantiles import Z90
 
 OWN_HOST = "of this trace"
 """What the host profile of a prediction is called whose host times are the measured ones."""
@@ -40,6 +41,8 @@ Pair = tuple[float, float]
 
 _OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the same kind of host, from other traces
 
+_HOST_SIGMA = 0.2  # of all host time under a profile of other machines
+_REPLAY_SIGMA = 0.02  # of a step that is simulated with its own times, and of one that follows another
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
@@ -70,11 +73,14 @@ class Attribution:
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
     work that a step gives to a stream. `predicted` are the instructions with predicted kernels, `complete` those with
-    pooled overheads too.
+    pooled overheads too. `traced` is the device of the trace ("" where it does not say), `interval` the 90 % interval
+    of the mean predicted step in seconds.
     """
 
     platform: str
     device: str
+    traced: str
+    interval: tuple[float, float]
     host_profile: str
     host_scale: float
     circular: bool
@@ -87,6 +93,16 @@ class Attribution:
     steady: float
     change_by_family: dict[str, float]
     change_by_type: dict[str, float]
+
+    @property
+    def is_forecast(self) -> bool:
+        """Whether the trace is of another device, so that there is no error to speak of."""
+        return bool(self.traced) and self.traced != self.device
+
+    @property
+    def mean_step(self) -> float:
+        """The mean predicted step, in seconds."""
+        return sum(step.full for step in self.steps) / len(self.steps)
 
     @property
     def gmae(self) -> float:
@@ -130,7 +146,11 @@ class Attribution:
             "host_scale": self.host_scale,
             "host_profile_measured_here": self.circular,
             "framework_version": self.kernels.framework_version,
-            "gmae": self.gmae,
+            "gmae": None if self.is_forecast else self.gmae,
+            "forecast": self.is_forecast,
+            "step_ms": 1e3 * self.mean_step,
+            "interval_ms": [1e3 * seconds for seconds in self.interval],
+            "modelled": self.kernels.modelled,
             "steady_step_ms": 1e3 * self.steady,
             "steps": [step.to_dict() for step in self.steps],
             "kernels_by_family": _convert_to_ms(self.sum_by_family()),
@@ -156,7 +176,8 @@ class Attribution:
                 "platform": self.platform,
                 "device": self.device,
                 "gpus": 1,
-                "iteration_ms": 1e3 * sum(step.full for step in self.steps) / n,
+                "iteration_ms": 1e3 * self.mean_step,
+                "interval_ms": [1e3 * seconds for seconds in self.interval],
                 "host_ms": 1e3 * sum(pooled for _, pooled in self.sum_by_type().values()),
                 "per_family": {name: 1e3 * p for name, (_, p) in self.sum_by_family().items()},
                 "by_op": {name: 1e3 * p for name, (_, p) in self.sum_by_op().items()},
@@ -237,15 +258,19 @@ def attribute_error(
         (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
         for kind in OVERHEAD_TYPES
     )
+    shares = _make_shares(simulations, floors)
+    spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA
     return Attribution(
         platform=platform.key,
         device=platform.device.name,
+        traced=linked.trace.device_name,
+        interval=_find_interval(linked, complete, sum(step.full for step in shares) / len(shares), *spread),
         host_profile=OWN_HOST if own_host else profile.name,
         host_scale=scale,
         circular=not own_host and is_measured_here(profile, linked),
         kernels=kernels,
         host=host,
-        steps=_make_shares(simulations, floors),
+        steps=shares,
         predicted=predicted,
         complete=complete,
         full=simulations[-1],
@@ -253,6 +278,37 @@ def attribute_error(
         change_by_family=_compute_changes(linked, simulations[0], families),
         change_by_type=_compute_changes(linked, simulations[1], types),
     )
+
+
+def _find_interval(
+    linked: Linked, complete: TimelineInstructions, step: float, kernels: float, host: float
+) -> tuple[float, float]:
+    """The 90 % interval of a mean step: what it is with all kernels, or all of the host, longer and shorter by theirs.
+    `kernels` and `host` are log-sigmas."""
+    variants = {
+        name: [
+            replace(complete, **{column: getattr(complete, column) * float(np.exp(sign * Z90 * sigma))})
+            for sign in (-1.0, 1.0)
+        ]
+        for name, column, sigma in (("kernels", "kernel_seconds", kernels), ("host", "host_seconds", host))
+        if sigma
+    }
+    base = _compute_mean_step(linked, complete)
+    logs = {
+        name: [abs(float(np.log(_compute_mean_step(linked, variant) / base))) for variant in pair]
+        for name, pair in variants.items()
+    }
+    low, high = (
+        float(np.hypot(_REPLAY_SIGMA * Z90, np.hypot.reduce([pair[side] for pair in logs.values()] or [0.0])))
+        for side in (0, 1)
+    )
+    return step * float(np.exp(-low)), step * float(np.exp(high))
+
+
+def _compute_mean_step(linked: Linked, variant: TimelineInstructions) -> float:
+    """The mean simulated step, never shorter than the work that it gives to a stream; seconds."""
+    lengths = np.maximum(simulate_replay(linked, variant).walked, compute_device_work(linked, variant))
+    return max(float(np.mean(lengths)), 1e-12)
 
 
 def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floors: FloatArray) -> float:

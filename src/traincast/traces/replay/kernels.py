@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, KernelCall
-from traincast.costs.kernels.cost import price_calls
+from traincast.costs.kernels.cost import OUTSIDE_SIGMA, price_calls
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.hardware.catalog import find_device_by_name
@@ -18,6 +17,7 @@ from traincast.hardware.device import Device
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.ops import OpFinder, infer_framework_version, make_version_context
+from traincast.traces.replay.unmodelled import carry_kernels, read_grids
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -30,24 +30,25 @@ class Known(IntEnum):
 
     MODEL = 0  # from its op's shapes, kernel by kernel
     OP = 1  # likewise, but lowering and trace differ in the number of kernels: the op's total is right, its split not
-    ESTIMATED = 2  # nobody has modelled the op: measured duration
+    ESTIMATED = 2  # nobody has modelled the op: measured duration, carried to another device
     COMMUNICATION = 3  # collectives keep their measured duration
-    NO_SHAPES = 4  # the trace does not say what the op worked on: measured duration
-    NO_OP = 5  # launched outside of any op: measured duration
+    NO_SHAPES = 4  # the trace does not say what the op worked on: likewise
+    NO_OP = 5  # launched outside of any op: likewise
 
 
 KEPT = (Known.ESTIMATED, Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
-# what the time of such kernels follows on another device; that of all others follows the memory
-_BOUND_BY_ARITHMETIC = ("gemm", "conv", "attention")
+_UNKNOWN_SOURCE = 0.7  # log-sigma of kernels kept as measured on a device that the trace does not name
+_OP_SIGMA = 0.15  # on top where an op's total is split over other kernels than lowering knows
+_IN_STEP = 0.12  # on top of a model's own, which was fitted to kernels measured alone
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedKernels:
-    """The kernels of a timeline with their measured and predicted durations in seconds. `KEPT` ones are equal, or on
-    another device than the trace's scaled (collectives are not): GEMMs, convolutions and attention by the rate of
-    half-precision arithmetic, all others by the bandwidth of the memory.
+    """The kernels of a timeline with their measured and predicted durations in seconds, and the log-sigma of these.
+    `KEPT` ones are equal, or on another device than the trace's carried over (collectives are not): see `unmodelled`.
 
     `row` is the event, `op` the name of the op that was lowered ("" for none), `family` that of the measured kernel.
+    `carried` says that kept ones were carried from one device to another.
     """
 
     row: IntArray
@@ -55,8 +56,28 @@ class TracedKernels:
     family: tuple[str, ...]
     measured: FloatArray
     predicted: FloatArray
+    sigma: FloatArray
     known: IntArray
     framework_version: str
+    carried: bool = False
+
+    @property
+    def modelled(self) -> float:
+        """Share of the measured kernel time, collectives left out, that was predicted from shapes."""
+        computes = self.known != Known.COMMUNICATION
+        whole = float(self.measured[computes].sum())
+        return float(self.measured[~np.isin(self.known, KEPT)].sum()) / whole if whole else 0.0
+
+    def compute_spread(self) -> float:
+        """Log-sigma of all kernel time: kernels of a family and kind of knowledge are off together, others apart."""
+        groups: dict[tuple[str, bool], float] = {}
+        kept = np.isin(self.known, KEPT)
+        for family, held, seconds in zip(
+            self.family, kept.tolist(), (self.predicted * self.sigma).tolist(), strict=True
+        ):
+            groups[family, held] = groups.get((family, held), 0.0) + seconds
+        whole = float(self.predicted.sum())
+        return float(np.sqrt(sum(value**2 for value in groups.values()))) / whole if whole else 0.0
 
 
 def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> TracedKernels:
@@ -68,16 +89,26 @@ def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> 
     measured = 1e-9 * linked.events["duration"][rows]
     families = linked.find_families(rows)
     kept = np.isin(matcher.known, [int(known) for known in KEPT if known != Known.COMMUNICATION])
-    predicted = matcher.predict_seconds(measured, device)
-    predicted[kept] *= _compute_device_ratio(linked.trace.device_name, device, families[kept])
+    predicted, sigma = matcher.predict_seconds(measured, device)
+    source = _find_source(linked.trace.device_name)
+    if source is not None and source.key != device.key:
+        names = [linked.get_name(row) for row in rows[kept].tolist()]
+        found = carry_kernels(
+            measured[kept], families[kept].tolist(), names, read_grids(linked, rows[kept]), source, device
+        )
+        predicted[kept], sigma[kept] = found.seconds, found.sigma
+    elif source is None:
+        sigma[kept] = _UNKNOWN_SOURCE
     return TracedKernels(
         row=rows,
         op=tuple(linked.get_name(op) if op >= 0 else "" for op in matcher.op.tolist()),
         family=tuple(families.tolist()),
         measured=measured,
         predicted=predicted,
+        sigma=sigma,
         known=matcher.known,
         framework_version=version,
+        carried=source is not None and source.key != device.key,
     )
 
 
@@ -129,40 +160,39 @@ class _Matcher:
             known = Known.OP
         self.known[indices] = known
 
-    def predict_seconds(self, measured: FloatArray, device: Device) -> FloatArray:
-        """Predicted durations; where only an op's total is predicted, it is split as the measured one was."""
+    def predict_seconds(self, measured: FloatArray, device: Device) -> tuple[FloatArray, FloatArray]:
+        """Predicted durations and their log-sigmas; where only an op's total is predicted, it is split as the measured
+        one was."""
         every = list(self.single.values()) + [call for _, calls in self.groups for call in calls]
         price = _predict_calls(every, device)
-        predicted = measured.copy()
+        predicted, sigma = measured.copy(), np.zeros(len(measured))
         for index, call in self.single.items():
-            predicted[index] = price[call]
+            predicted[index], sigma[index] = price[call]
         for indices, calls in self.groups:
-            total = sum(price[call] for call in calls)
+            total = sum(price[call][0] for call in calls)
             shares = measured[indices]
             whole = float(shares.sum())
             predicted[indices] = total * (shares / whole if whole > 0 else 1.0 / len(indices))
-        return predicted
+            sigma[indices] = np.hypot(max(price[call][1] for call in calls), _OP_SIGMA)
+        return predicted, sigma
 
 
-def _compute_device_ratio(name: str, device: Device, families: npt.NDArray[np.str_]) -> FloatArray:
-    """How many times as long kernels of these families take on `device` as on the one the trace names; 1 where that is
-    the same or unknown."""
+def _find_source(name: str) -> Device | None:
+    """The device that a trace names, where it is known."""
     try:
-        traced = find_device_by_name(name)
+        return find_device_by_name(name)
     except TraincastError:
-        return np.ones(len(families))
-    arithmetic = traced.get_sustained_flops("fp16") / device.get_sustained_flops("fp16")
-    memory = traced.dram_bandwidth / device.dram_bandwidth
-    return np.where(np.isin(families, _BOUND_BY_ARITHMETIC), arithmetic, memory)
+        return None
 
 
-def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, float]:
-    """Device seconds of every distinct call."""
+def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, tuple[float, float]]:
+    """Device seconds of every distinct call, and their log-sigma."""
     by_family: dict[str, list[KernelCall]] = {}
     for call in dict.fromkeys(calls):
         by_family.setdefault(call.family.name, []).append(call)
-    prices: dict[KernelCall, float] = {}
+    prices: dict[KernelCall, tuple[float, float]] = {}
     for members in by_family.values():
         estimate, _ = price_calls(Calls.of(members[0].family, members), device)
-        prices |= dict(zip(members, estimate.seconds.tolist(), strict=True))
+        spread = np.hypot(estimate.sigma, np.where(estimate.in_domain, _IN_STEP, np.hypot(_IN_STEP, OUTSIDE_SIGMA)))
+        prices |= dict(zip(members, zip(estimate.seconds.tolist(), spread.tolist(), strict=True), strict=True))
     return prices

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from traincast.traces.breakdown import find_device_steps
+from traincast.traces.breakdown import PARTS, StepBreakdown, find_device_steps
 from traincast.traces.calls import number_processes
 from traincast.traces.intervals import Intervals
 from traincast.traces.join import compute_shape_mismatch
@@ -17,14 +18,17 @@ from traincast.traces.replay.steps import Replay
 from traincast.utils.arrays import IntArray
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
-_SAME_MOMENT_NS, _FEW = 1_000, 0.01  # what clocks in microseconds round, and a share of kernels that is no pattern
 _LAUNCH_KERNEL = re.compile(r"(?:cuda|hip|cu)\w*Launch\w*Kernel\w*")
 _LOST = 0.05  # share of launches without a kernel that some profilers leave at the end of a trace
+_SLOW, _LEAST_STEPS, _MOST_SLOW = 1.25, 3, 3  # times the median; steps of which a median means something; named
 _WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
 def step_notes(linked: Linked) -> list[str]:
-    """How steps were told where nothing marked them."""
+    """How steps were told where nothing marked them, and which are left out."""
+    if linked.unlaunched:
+        left_out = f"{linked.unlaunched} steps at the begin have no launch calls in the trace: they are left out"
+        return [left_out, *step_notes(replace(linked, unlaunched=0))]
     if linked.period:
         pausing = "host" if linked.launched else "device"
         return [
@@ -101,7 +105,7 @@ def launch_notes(linked: Linked) -> list[str]:
             f"{what} is in the trace: kernels count to the step in which they ran, why the device was idle cannot be "
             "told, and there are no what-ifs, launches or host times; record CPU activities too",
         ]
-    notes += _note_clocks(linked)
+    notes += [linked.clocks] if linked.clocks else []
     lost = int((linked.follows[device] >= 0).sum())
     before = int(unlinked.sum()) - lost
     if before:
@@ -132,6 +136,34 @@ def _note_lost_kernels(linked: Linked) -> list[str]:
     ]
 
 
+def note_slow_steps(steps: Sequence[StepBreakdown]) -> list[str]:
+    """Steps far longer than the median one, and what of them is longer."""
+    if len(steps) < _LEAST_STEPS:
+        return []
+    usual = sorted(steps, key=lambda step: step.step)[len(steps) // 2]
+    slow = sorted((step for step in steps if step.step > _SLOW * usual.step), key=lambda step: -step.step)
+    mean = sum(step.step for step in steps) / len(steps)
+    if not slow:
+        return []
+    named = ", ".join(_explain_slow_step(step, usual) for step in slow[:_MOST_SLOW])
+    more = f" and {len(slow) - _MOST_SLOW} more" if len(slow) > _MOST_SLOW else ""
+    idle = sum(step.idle for step in steps) / sum(step.step for step in steps)
+    return [
+        f"{len(slow)} of {len(steps)} steps take over {_SLOW} times the median: {named}{more}; the mean is "
+        f"{1e3 * mean:.4g} ms, and of all steps together the device is idle {idle:.0%}"
+    ]
+
+
+def _explain_slow_step(step: StepBreakdown, usual: StepBreakdown) -> str:
+    """One slow step, by the part that is most longer than in the usual one and what that stands before."""
+    part = max(PARTS, key=lambda name: getattr(step, name) - getattr(usual, name))
+    longer = getattr(step, part) - getattr(usual, part)
+    before = f" before {step.evidence[part][:60]}" if part in step.evidence else ""
+    return (
+        f"step {step.number} {1e3 * step.step:.4g} ms ({1e3 * longer:+.4g} ms of it {part.replace('_', ' ')}{before})"
+    )
+
+
 def note_missing_ranks(ranks: Sequence[tuple[int, int | None]]) -> list[str]:
     """What ranks of a run were not given, by pairs of rank and size of its world."""
     worlds = {world for _, world in ranks if world}
@@ -140,26 +172,17 @@ def note_missing_ranks(ranks: Sequence[tuple[int, int | None]]) -> list[str]:
 
     given = {rank for rank, _ in ranks}
     missing = sorted(set(range(worlds.pop() if worlds else 0)) - given)
-    if not missing or len(ranks) < 2:
+    if not missing:
         return []
+    if len(ranks) == 1:
+        return [
+            f"one rank of {len(missing) + 1}: its collectives include waiting for ranks that were not given, and no "
+            "transfer time can be told from them"
+        ]
     named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return [
         f"{len(missing)} ranks of the run are missing ({named}): who is late, what collectives cost and the path over "
         "ranks are told among the others only"
-    ]
-
-
-def _note_clocks(linked: Linked) -> list[str]:
-    """Whether kernels begin before the calls that launched them, which no device can do."""
-    rows = linked.device[linked.launch[linked.device] >= 0]
-    early = linked.events["start"][linked.launch[rows]] - linked.events["start"][rows]
-    ahead = early[early > _SAME_MOMENT_NS]
-    if len(ahead) <= _FEW * len(rows):
-        return []
-    return [
-        f"{len(ahead)} of {len(rows)} kernels begin before the call that launched them, half of these by more than "
-        f"{1e-3 * float(np.median(ahead)):.1f} us: the clocks of host and device differ by at least as much, and "
-        "reasons for idle time, launch delays and what-ifs are off with them"
     ]
 
 

@@ -240,9 +240,12 @@ def _format_headline(rank: RankReport) -> str:
         f"rank {rank.rank} ({rank.linked.trace.path.name}): {count} step{'s' * (count > 1)}, median "
         f"{format_milliseconds(step.step)} ms, device active {active:.0%}, replayed within {furthest:.1%}"
     )
-    if rank.attribution is None:
+    attribution = rank.attribution
+    if attribution is None:
         return text
-    return f"{text}, predicted on {rank.attribution.platform} with GMAE {rank.attribution.gmae:.1%}"
+    if attribution.is_forecast:
+        return f"{text}, forecast for {attribution.platform}: {format_milliseconds(attribution.mean_step)} ms"
+    return f"{text}, predicted on {attribution.platform} with GMAE {attribution.gmae:.1%}"
 
 
 def _make_overhead_rows(overheads: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from traincast.costs.host.names import get_current_name
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, Scalar, Signature
 from traincast.ir.program import Program
-from traincast.ir.workload import COVERS, Workload
+from traincast.ir.workload import COVERS, LOADER, TF32_ARITHMETIC, Workload
+from traincast.traces.classify import find_kernel_family
 from traincast.traces.link import Linked
 from traincast.traces.profiler.ops import infer_framework_version, make_version_context
 from traincast.traces.replay.collectives import find_world_size, make_collective_ops
@@ -27,7 +28,8 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 _MOST_NAMED = 8  # ops without shapes: the largest say what is missing
 RIGID = "it was made from a trace, which shows one size only"
 _LOADER = "enumerate(DataLoader)"
-_TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
+_TENSOR_CORES = re.compile(r"tf32|s1688(?!16)", re.IGNORECASE)
+_LEAST_LOADING = 0.02  # of a step: a queue that is looked into takes less
 _BACKWARD = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|autograd::")
 
 
@@ -50,11 +52,8 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     batch, tokens, said = infer_sizes((block.signature for rank in ranks for block in rank.pieces), first.linked)
     notes += [said] if said else []
     programs = tuple(replace(rank.program, batch_size=batch, seq_len=tokens, rigid=RIGID) for rank in ranks)
-    if any(_TENSOR_CORES.search(name) for rank in report.ranks for name in rank.linked.trace.names):
-        notes.append("GEMMs ran in TF32: predict with dtype tf32")
-    loading = _compute_loading_seconds(report, number)
-    if loading:
-        notes.append(f"loading data took {1e3 * loading:.2f} ms of the step and is not predicted")
+    loader = _find_loader(report, number)
+    notes += [loader[1]] if loader else []
     traced = [rank.rank for rank in report.ranks]
     place = np.maximum(np.searchsorted(traced, np.arange(world), side="right") - 1, 0)
     return Workload(
@@ -63,7 +62,8 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
         ranks=tuple(int(p) for p in place),
         mode=infer_mode(first.linked),
         framework_version=infer_framework_version(first.linked),
-        meta=_make_meta(report, number, ranks, notes),
+        tf32=_find_tf32(report),
+        meta=_make_meta(report, number, ranks, notes) | ({LOADER: loader[0]} if loader else {}),
     )
 
 
@@ -180,15 +180,42 @@ def _find_longest_step(report: TraceReport, number: int) -> float:
     return max(rank.linked.steps[_find_step(rank, number)].seconds for rank in report.ranks)
 
 
-def _compute_loading_seconds(report: TraceReport, number: int) -> float:
-    """Seconds of the step that its data loader took, on the rank where it took longest."""
-    longest = 0.0
+def _find_tf32(report: TraceReport) -> tuple[str, ...]:
+    """Which fp32 arithmetic ran in TF32, as its kernels' names say."""
+    names = {name for rank in report.ranks for name in rank.linked.trace.names if _TENSOR_CORES.search(name)}
+    families = {find_kernel_family(name) for name in names}
+    return tuple(kind for kind, family in zip(TF32_ARITHMETIC, ("gemm", "conv"), strict=True) if family in families)
+
+
+def _find_loader(report: TraceReport, number: int) -> tuple[str, str] | None:
+    """How batches came, as `LOADER` of a workload says it, and in words; None where nobody waited for them.
+
+    A loader in the training process takes its time before each step. One with workers that the step waited for makes a
+    batch in no less than the step took.
+    """
+    longest, name = _compute_loading_seconds(report, number)
+    step = _find_longest_step(report, number)
+    if longest < _LEAST_LOADING * step:
+        return None
+    if "SingleProcess" in name:
+        return f"{1e3 * longest:.4f} 0", f"the training process makes each batch in {1e3 * longest:.2f} ms"
+    return f"{1e3 * step:.4f} 1", (
+        f"the step waited {1e3 * longest:.2f} ms for workers of its data loader: a batch comes every {1e3 * step:.2f} "
+        "ms at best"
+    )
+
+
+def _compute_loading_seconds(report: TraceReport, number: int) -> tuple[float, str]:
+    """Seconds of the step that its data loader took, on the rank where it took longest, and what it is called."""
+    longest, name = 0.0, ""
     for rank in report.ranks:
         linked, index = rank.linked, _find_step(rank, number)
         rows = [row for row in linked.scopes[linked.step[linked.scopes] == index].tolist()
                 if linked.get_name(row).startswith(_LOADER)]  # fmt: skip
-        longest = max(longest, 1e-9 * float(linked.events["duration"][rows].sum()))
-    return longest
+        seconds = 1e-9 * float(linked.events["duration"][rows].sum())
+        if seconds > longest:
+            longest, name = seconds, linked.get_name(rows[0])
+    return longest, name
 
 
 def _make_meta(report: TraceReport, step: int, ranks: Sequence[_RankStep], notes: Iterable[str]) -> dict[str, str]:

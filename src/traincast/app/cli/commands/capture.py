@@ -34,6 +34,7 @@ import warnings
 from collections.abc import Iterator
 
 from traincast.app.api import capture
+from traincast.app.captures import TIME_LIMIT_S
 from traincast.app.cli.arguments import parse_path, parse_whole_numbers
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.progress import show_progress_line
@@ -62,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as", dest="as_gpu", metavar="GPU", help="what a script that asks is told it runs on (default: a100-80gb)"
     )
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT_S, metavar="SECONDS",
+        help="after which the code is ended (default: 3600); a step that was recorded is kept",
+    )  # fmt: skip
     parser.add_argument("--mode", choices=list_scenario_fields()["mode"].choices, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
     with (
         show_progress_line(f"capturing {args.function}") as progress,
+        _hold_warnings(),
         contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the result
     ):
         workload = capture(
@@ -87,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             arguments=args.arguments,
             progress=progress,
             as_gpu=args.as_gpu,
+            time_limit_s=args.time_limit,
         )
     if args.json:
         print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())

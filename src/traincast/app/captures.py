@@ -1,0 +1,92 @@
+"""Captures of files: in a process of their own, which can change nothing here and whose crash leaves what was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.ir.file import load_workload, save_workload
+from traincast.ir.workload import KEPT_BACK, Workload
+from traincast.utils.errors import TraincastError
+from traincast.utils.parallel.apart import CAN_FORK, Ended, make_scratch, run_apart
+
+if TYPE_CHECKING:
+    from traincast.capturing.pretended import PretendedGpu
+    from traincast.ir.program import Program
+
+TIME_LIMIT_S = 3600.0
+_NOT_WRITTEN = (
+    "; a capture lets no code write outside its scratch folder: take the writing out, or give it a path there"
+)
+_CUT_SHORT = "the capture was cut short after its first step: {}"
+
+
+def capture_isolated(
+    function: str | Callable[..., Any], as_gpu: str | None, progress: Callable[[str], None] | None,
+    how: Mapping[str, Any], time_limit_s: float,
+) -> Workload:  # fmt: skip
+    """`capture_function` of a file in a process of its own, of a function in this one."""
+    if time_limit_s <= 0:
+        raise TraincastError(f"a time limit of {time_limit_s:g} s is out of range; give seconds above 0")
+    if callable(function) or not CAN_FORK:
+        return _capture_here(function, as_gpu, progress, how)
+    with make_scratch() as scratch:
+        whole, first = Path(scratch) / "whole.tc", Path(scratch) / "first.tc"
+
+        def work(tell: Callable[[str], None]) -> None:
+            save_workload(_capture_here(function, as_gpu, tell, how, first), whole)
+
+        ended = run_apart(work, scratch, listener=progress, seconds=time_limit_s)
+        if ended.own and ended.failure:
+            raise TraincastError(ended.failure + _NOT_WRITTEN * ("ermission denied" in ended.failure))
+        if ended.failure and not first.exists():
+            raise TraincastError(f"{function}: {ended.failure}, before a step was recorded")
+        workload = _read_first(first, ended.failure) if ended.failure else load_workload(whole)
+    return _tell_changes(workload, ended)
+
+
+def _read_first(first: Path, failure: str) -> Workload:
+    """What was recorded before the process was ended, at its one size."""
+    workload = load_workload(first)
+    why = _CUT_SHORT.format(failure)
+    fixed = tuple(replace(program, rigid=why) for program in workload.programs)
+    return replace(workload, programs=fixed, assumptions=(*workload.assumptions, why))
+
+
+def _tell_changes(workload: Workload, ended: Ended) -> Workload:
+    if not ended.changed:
+        return workload
+    named = ", ".join(ended.changed[:5]) + ", ..." * (len(ended.changed) > 5)
+    text = f"changed for real, by code that this system cannot hold back: {named}"
+    told = "; ".join(filter(None, (workload.meta.get(KEPT_BACK), text)))
+    return replace(workload, meta={**workload.meta, KEPT_BACK: told})
+
+
+def _capture_here(
+    function: str | Callable[..., Any], as_gpu: str | None, progress: Callable[[str], None] | None,
+    how: Mapping[str, Any], first: Path | None = None,
+) -> Workload:  # fmt: skip
+    """Captures in this process; the first step recorded is kept in the file `first` as well."""
+    from traincast.capturing.from_file import capture_function
+    from traincast.capturing.pretended import pretend_gpu
+    from traincast.capturing.progress import notify_listener
+
+    def keep(program: Program) -> None:
+        if first is not None:
+            save_workload(Workload(name=how["name"] or Path(str(function)).stem, programs=(program,)), first)
+
+    gpu = None if as_gpu is None else _describe_gpu(as_gpu)
+    with notify_listener(progress, keep), pretend_gpu(gpu):
+        return capture_function(function, **how)
+
+
+def _describe_gpu(key: str) -> PretendedGpu:
+    """What a captured script is told of a GPU or of those of a platform."""
+    from traincast.capturing.pretended import PretendedGpu
+    from traincast.hardware.platform import load_platform
+
+    device = load_platform(key).device
+    major, minor = divmod(round(10 * device.compute_capability), 10)
+    return PretendedGpu(device.name, (major, minor), int(device.memory_bytes), device.num_sms)

@@ -1,0 +1,164 @@
+"""Work in a process of its own: bounded, unable to change files or reach other machines; its crash is none here.
+
+The process is forked, so that it has all that this one has loaded. It tells with texts what it does, leaves files in
+its scratch folder, and is killed with all that it started when it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.util
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from traincast.utils.errors import TraincastError
+from traincast.utils.parallel.kernel_guard import end_with_parent, forbid_writes, leave_network
+
+Tell = Callable[[str], None]
+_MEMORY_SHARE = 0.9  # of this machine's memory that a process may fill
+_LOOK_SECONDS = 0.25
+_MOST_FILES = 20_000  # that are compared where the kernel holds nothing back
+SCRATCH = "traincast-capture-"
+"""How names of scratch folders begin."""
+CAN_FORK = hasattr(os, "fork")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the work ended: `failure` is "" where it did what it was asked; `own` says that the work itself reports it,
+    else it was killed. `changed` are files outside the scratch folder that changed."""
+
+    failure: str = ""
+    own: bool = False
+    changed: tuple[str, ...] = ()
+
+
+def run_apart(work: Callable[[Tell], None], scratch: str, *, listener: Tell | None, seconds: float) -> Ended:
+    """Runs `work` in a process that writes below `scratch` alone, for at most this long; `listener` hears its texts.
+
+    Where the kernel cannot keep it from writing elsewhere, the files of the current folder are compared.
+    """
+    read, write = os.pipe()
+    sys.stdout.flush(), sys.stderr.flush()
+    guarded = os.path.join(scratch, "unguarded")  # noqa: PTH118
+    before = _list_states(Path.cwd())
+    child = os.fork()
+    if not child:
+        os.close(read)
+        _work_in_child(work, scratch, write, guarded)
+    os.close(write)
+    try:
+        failure, own = _follow(child, read, listener, time.monotonic() + seconds, seconds)
+    finally:
+        _kill_group(child)
+        os.close(read)
+    changed = _compare_states(before, _list_states(Path.cwd())) if os.path.exists(guarded) else ()  # noqa: PTH110
+    return Ended(failure, own, changed)
+
+
+def _work_in_child(work: Callable[[Tell], None], scratch: str, write: int, unguarded: str) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        end_with_parent()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        tempfile.tempdir = scratch
+        leave_network()
+        if not forbid_writes([scratch, "/dev", "/proc"]):
+            Path(unguarded).touch()
+        if "torch" in sys.modules:  # its threads did not come along, and OpenMP would wait for them
+            sys.modules["torch"].set_num_threads(1)
+        work(lambda text: _send(write, text=text))
+        _send(write, done=True)
+        code = 0
+    except TraincastError as error:
+        _send(write, error=str(error))
+    except BaseException:
+        _send(write, bug=traceback.format_exc())
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # ends what the work has started
+        os._exit(code)
+
+
+def _send(write: int, **message: object) -> None:
+    os.write(write, json.dumps(message).encode() + b"\n")
+
+
+def _follow(child: int, read: int, listener: Tell | None, until: float, seconds: float) -> tuple[str, bool]:
+    """What the process reports until it ends: why it failed, and whether it says so itself."""
+    most = _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    pending, done, reported = b"", False, ""
+    while True:
+        if select.select([read], [], [], _LOOK_SECONDS)[0]:
+            got = os.read(read, 1 << 16)
+            *lines, pending = (pending + got).split(b"\n")
+            for message in map(json.loads, lines):
+                done = done or bool(message.get("done"))
+                reported = reported or message.get("error", "")
+                if "bug" in message:
+                    raise RuntimeError(message["bug"])
+                if "text" in message and listener is not None:
+                    listener(message["text"])
+            if not got or done or reported:
+                break
+        if time.monotonic() > until:
+            return f"it was not done after {seconds:g} s", False
+        if _measure_memory(child) > most:
+            return f"it filled more than {most / 1e9:.0f} GB of memory", False
+    if done or reported:
+        return reported, True
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    return f"its process ended with {name}, a crash outside of Python", False
+
+
+def _measure_memory(process: int) -> float:
+    """Bytes that a process fills; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _kill_group(child: int) -> None:
+    """Ends the process and all that it has started."""
+    try:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    except (ProcessLookupError, ChildProcessError, PermissionError):
+        return
+
+
+def _list_states(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of the files below a folder, of the first ones where there are many."""
+    found: dict[str, tuple[int, int]] = {}
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                state = os.lstat(os.path.join(path, name))  # noqa: PTH118
+            except OSError:
+                continue
+            found[os.path.join(path, name)] = (state.st_size, state.st_mtime_ns)  # noqa: PTH118
+            if len(found) >= _MOST_FILES:
+                return found
+    return found
+
+
+def _compare_states(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(path for path in sorted({*before, *after}) if before.get(path) != after.get(path))
+
+
+def make_scratch() -> tempfile.TemporaryDirectory[str]:
+    """A scratch folder that goes when it is closed."""
+    return tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)

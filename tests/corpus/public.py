@@ -1,0 +1,191 @@
+"""Public training scripts (`public.toml`), fetched at fixed commits, captured and predicted: how each came out.
+
+DIR has a clone of every repository as `owner+name` (a work tree, a bare one, or a folder with `repo` inside); what is
+not there is skipped. Files of the commit, and random data, go to a work folder, where the scripts run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.corpus.made_data import make_file
+
+LIST = Path(__file__).with_name("public.toml")
+STAND_INS = Path(__file__).with_name("stand_ins.py")
+_ABSENT = re.compile(r"ModuleNotFoundError|ImportError|FileNotFoundError|No such file|ConnectionError|offline|network")
+_LARGEST = 4 << 20  # bytes of a file of a repository that is taken
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script: `batch` is what is said of its size, `samples` what an update of it has (None: the batch)."""
+
+    name: str
+    repository: str
+    commit: str
+    file: str
+    arguments: str = ""
+    folder: str = ""
+    path: str = ""
+    batch: int | None = None
+    seq_len: int | None = None
+    samples: int | None = None
+    gpus: int | None = None
+    ranks: str = ""
+    assume: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    stand_ins: bool = False
+
+
+@dataclass
+class Trial:
+    """How one script came out: any size, one size, refused, raw, absent (what it needs is not here) or too long."""
+
+    name: str
+    outcome: str
+    why: str = ""
+    ops: int = 0
+    samples: float = 0.0
+    stated: float = 0.0  # samples of an update by the script's own arithmetic; 0: not stated
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    milliseconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+def list_scripts() -> list[Script]:
+    """Every script of the list."""
+    found = []
+    for repository in tomllib.loads(LIST.read_text(encoding="utf-8"))["repository"]:
+        where = {"commit": repository["commit"], "folder": repository.get("folder", "")}
+        for name, fields in repository["scripts"].items():
+            lists = {key: tuple(fields.pop(key, ())) for key in ("assume", "data")}
+            found.append(Script(name, repository["name"], **where, **lists, **fields))
+    return found
+
+
+def check_out(script: Script, sources: Path, work: Path) -> Path | None:
+    """The folder with the files of the script's commit and its data; None where there is no clone."""
+    clone = sources / script.repository.replace("/", "+")
+    clone = clone / "repo" if (clone / "repo").is_dir() else clone
+    if not clone.is_dir():
+        return None
+    folder = work / script.repository.replace("/", "+")
+    if not folder.is_dir():
+        for path, blob in _list_files(clone, script):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            got = subprocess.run(["git", "-C", str(clone), "cat-file", "blob", blob], capture_output=True, check=False)
+            if not got.returncode:
+                (folder / path).write_bytes(got.stdout)
+    for item in script.data:
+        kind, _, target = item.partition(" ")
+        if not (folder / target).exists():
+            make_file(kind, folder / target)
+    return folder
+
+
+def _list_files(clone: Path, script: Script) -> Iterator[tuple[str, str]]:
+    command = ["git", "-C", str(clone), "ls-tree", "-r", "-l", script.commit, *script.folder.split()]
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        facts, _, path = line.partition("\t")
+        _, kind, blob, size = facts.split()
+        if kind == "blob" and size.isdigit() and int(size) <= _LARGEST:
+            yield path, blob
+
+
+def try_script(script: Script, folder: Path, *, limit: float = 240.0) -> Trial:
+    """Captures and predicts the script in a process of its own, forked from this one, which has PyTorch loaded."""
+    begun = time.perf_counter()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        _run_child(script, folder, read, write)
+    os.close(write)
+    ended, used = _wait(child, begun + limit)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read()
+    seconds, cpu = time.perf_counter() - begun, used.ru_utime + used.ru_stime
+    if ended is None:
+        return Trial(script.name, "too long", f"not done in {limit:.0f} s", seconds=seconds, cpu_seconds=cpu)
+    if not said:
+        why = f"the process ended with {os.waitstatus_to_exitcode(ended)}"
+        return Trial(script.name, "raw", why, seconds=seconds, cpu_seconds=cpu)
+    trial = Trial(**json.loads(said))
+    trial.seconds, trial.cpu_seconds = seconds, cpu
+    return trial
+
+
+def _wait(child: int, until: float) -> tuple[int | None, resource.struct_rusage]:
+    while time.perf_counter() < until:
+        ended, status, used = os.wait4(child, os.WNOHANG)
+        if ended:
+            return status, used
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    return None, os.wait4(child, 0)[2]
+
+
+def _run_child(script: Script, folder: Path, read: int, write: int) -> None:
+    os.setsid()
+    os.close(read)
+    log = os.open(folder.parent / f"{script.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    trial = _capture(script, folder)
+    os.write(write, json.dumps(asdict(trial)).encode())
+    os._exit(0)
+
+
+def _capture(script: Script, folder: Path) -> Trial:
+    import traincast
+    from traincast.ir.workload import SAMPLES_PER_BATCH, UPDATES
+    from traincast.utils.errors import TraincastError
+
+    file = folder / script.file
+    os.chdir(file.parent if not script.path else folder / script.path)
+    if script.path:
+        sys.path.insert(0, str(Path.cwd()))
+    arguments = shlex.split(script.arguments)
+    target = str(STAND_INS) if script.stand_ins else str(file)
+    given: dict[str, Any] = {"batch_size": script.batch, "seq_len": script.seq_len, "gpus": script.gpus}
+    ranks = [int(rank) for rank in script.ranks.split(",") if rank] or None
+    try:
+        workload = traincast.capture(
+            target, arguments=[str(file), *arguments] if script.stand_ins else arguments, ranks=ranks,
+            name=script.name, assume=list(script.assume) or None, out=folder.parent / f"{script.name}.tc", **given,
+        )  # fmt: skip
+        on = "dgx-a100" if script.gpus and script.gpus > 1 else "a100-80gb"
+        milliseconds = traincast.predict(workload, on=on).iteration * 1e3
+    except TraincastError as error:
+        why = str(error).replace(str(folder.parent), "")
+        kind = "absent" if _ABSENT.search(why) else "raw" if "failed:" in why else "refused"
+        return Trial(script.name, kind, why)
+    except Exception as error:
+        return Trial(script.name, "raw", f"{type(error).__name__}: {error}")
+    program, meta = workload.programs[0], workload.meta
+    updates = int(meta.get(UPDATES, 1))
+    samples = workload.batch_size * eval_share(meta.get(SAMPLES_PER_BATCH, "1")) / updates
+    return Trial(
+        script.name, "one size" if program.rigid else "any size", program.rigid, program.num_ops, samples,
+        script.samples or script.batch or 0, milliseconds=milliseconds, notes=list(workload.assumptions),
+    )  # fmt: skip
+
+
+def eval_share(text: str) -> float:
+    """A whole number or a fraction such as 1/2."""
+    above, _, below = text.partition("/")
+    return int(above) / int(below or 1)
