@@ -42,6 +42,9 @@ from traincast.app.api import (
 from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
+    from traincast.app import callbacks
+    from traincast.app.profiling import profile
+    from traincast.app.watching import WatchedSteps
     from traincast.hardware.platform import Platform
     from traincast.ir.given import OpCost
     from traincast.ir.workload import Workload
@@ -59,7 +62,9 @@ _TYPES = {
     "Scenario": "traincast.simulator.scenario.scenario",
     "TraincastError": "traincast.utils.errors",
     "Transformer": "traincast.models.transformers.description",
+    "WatchedSteps": "traincast.app.watching",
     "Workload": "traincast.ir.workload",
+    "profile": "traincast.app.profiling",
 }  # imported when they are named, so that `import traincast` costs little
 
 __all__ = [
@@ -70,10 +75,12 @@ __all__ = [
     "Scenario",
     "TraincastError",
     "Transformer",
+    "WatchedSteps",
     "Workload",
     "__version__",
     "advise",
     "bench",
+    "callbacks",
     "capture",
     "check",
     "compare",
@@ -89,6 +96,7 @@ __all__ = [
     "measure",
     "plan",
     "predict",
+    "profile",
     "record",
     "recording",
     "refine",
@@ -104,6 +112,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "callbacks":
+        return import_module("traincast.app.callbacks")
     if name not in _TYPES:
         raise AttributeError(f"module 'traincast' has no attribute '{name}'")
     return getattr(import_module(_TYPES[name]), name)

@@ -10,6 +10,7 @@ import traincast
 from traincast.app.pages.decisions import read_sweep_page, try_usual_edits
 from traincast.app.pages.sources import is_sweep, is_trace
 from traincast.app.pages.writing import add_what_ifs, make_page
+from traincast.utils.display.text import format_dollars
 from traincast.utils.errors import TraincastError
 
 
@@ -27,16 +28,17 @@ def test_a_report_of_a_prediction_has_what_ifs_with_money(result):
     assert all(row.before.iteration == pytest.approx(result.iteration) for row in rows)
     for row in rows:
         assert row.edits[0] in html
-        assert f"{row.cost_after.to_dict()['dollars_per_million_samples']:,.4g}" in html
+        assert format_dollars(row.cost_after.to_dict()["dollars_per_million_samples"]) in html
 
 
 def test_a_what_if_shows_both_steps():
     result = traincast.whatif("dlrm-default", on="v100", edits=["host-speed=2"], batch_size=1024)
 
-    sections = {section.key: section for section in make_page(result).sections}
+    page = make_page(result)
+    sections = {section.key: section for section in page.sections}
     assert list(sections)[:2] == ["answer", "why"]
-    assert f"{1e3 * result.before.iteration:.2f} ms" in sections["answer"].html
-    assert result.verdict in sections["answer"].html
+    assert f"from {1e3 * result.before.iteration:.2f} ms" in page.tiles[1].note
+    assert result.verdict[1:] in sections["answer"].html
     assert "timeline" in sections
 
 
@@ -56,9 +58,11 @@ def test_a_sweep_tells_the_best_points_from_the_others(tmp_path):
     page, read = make_page(sweep), read_sweep_page(file)
 
     chart = page.sections[0].charts["sweep"]
-    best = [y for y in chart["series"][1]["y"] if y is not None]
-    assert len(best) == len(sweep.pareto)
-    assert len(chart["x"]) == 3
+    (points,) = chart["series"]
+    assert sum(points["filled"]) == len(sweep.pareto)
+    assert len(chart["x"]) == 3 and set(points["names"]) == {"256", "1024", "4096"}
+    assert chart["x_label"] == "GB on the fullest GPU"  # one GPU at one price: cost is time
+    assert [tile.label for tile in page.tiles] == ["Points", "Fastest", "Cheapest", "Fewest GPU hours"]
     assert read.sections[0].html == page.sections[0].html
     assert is_sweep(str(file)) and not is_trace(str(file))
 

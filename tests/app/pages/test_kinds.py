@@ -35,7 +35,8 @@ def test_a_scaling_curve_is_drawn_with_its_interval():
     assert all(a < b < c for a, b, c in zip(low, step, high, strict=True))
     assert "$ a million samples" in sections(page)["answer"].html
     assert page.subtitle.endswith("from 'Why' on: 2 GPUs")
-    assert list(sections(page))[1:4] == ["why", "timeline", "memory"]
+    assert list(sections(page))[1:5] == ["why", "timeline", "kernels", "memory"]
+    assert [tile.label for tile in page.tiles] == ["One step, 2 GPUs", "Efficiency", "Memory", "Cost"]
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +49,36 @@ def test_a_layout_says_what_its_step_waits_for():
 
     page = sections(make_page(result, 2.0))
 
-    assert list(page)[:5] == ["answer", "why", "timeline", "memory", "money"]
+    assert list(page)[:6] == ["answer", "why", "timeline", "kernels", "memory", "money"]
     assert "exposed: tensor parallel" in page["why"].html
     assert "$" in page["money"].html and "tp 2" in page["answer"].html
 
 
-def test_a_layout_that_does_not_fit_is_called_refused():
+def test_a_layout_that_does_not_fit_says_so_at_the_top():
     result = traincast.predict("llama3-70b", on="dgx-h100", gpus=2, tp=2)
 
-    assert "Rejected: it does not fit in memory" in sections(make_page(result))["answer"].html
+    memory = make_page(result).tiles[2]
+
+    assert (memory.label, memory.value, memory.kind) == ("Memory", "Does not fit", "poor")
+    assert "of 80 GB used" in memory.note
+
+
+def test_whether_it_fits_has_a_page_with_what_would_help():
+    fit = traincast.fits("mpt-125m", on="v100", gpus=1, batch_size=64)
+
+    page = make_page(fit)
+
+    assert [tile.label for tile in page.tiles] == ["Memory", "Used", "Most of it", "Would make it fit"]
+    assert page.tiles[0].value == ("Fits" if fit.fits else "Does not fit")
+    assert page.tiles[3].value == fit.remedies[0].text
+    assert list(sections(page)) == ["answer", "memory", "largest", "provenance"]
+    assert sections(page)["answer"].html.count("<tr>") == len(fit.remedies) + 1
 
 
 def test_a_search_lists_layouts_and_shows_the_best_in_full(plan):
     page = make_page(plan)
 
-    assert list(sections(page))[:3] == ["answer", "search", "why"]
+    assert list(sections(page))[:3] == ["search", "answer", "why"]
     assert sections(page)["search"].html.count("<tr>") == len(plan.best) + 1
     assert f"{plan.scored} layouts scored" in page.subtitle
 
@@ -133,7 +149,7 @@ def test_two_traces_are_compared(tmp_path, capsys):
     assert main(["report", str(after), "--against", str(before), "-o", str(tmp_path / "r.html")]) == 0
 
     assert page.subtitle == "new.json against old.json"
-    assert "0.100 ms shorter" in sections(page)["answer"].html
+    assert page.tiles[1].note == "0.100 ms shorter" and page.tiles[1].kind == "good"
     assert set(sections(page)["timeline"].charts) == {"timeline-before", "timeline-after"}
     assert render_page(page) == (tmp_path / "r.html").read_text(encoding="utf-8")
 

@@ -11,8 +11,8 @@ def test_platforms_side_by_side_with_honest_bars(tmp_path):
     assert main(["report", "resnet50", "--of", "compare", "--on", "v100,h100,nothing", "-o", str(out)]) == 0
 
     html = out.read_text()
-    assert "<title>resnet50: h100 is fastest" in html
-    assert 'width="100.00"' in html
+    assert "<dt>Fastest</dt><dd><b class=answer>h100</b><span>" in html
+    assert "H100.00M" in html  # the longest interval ends where its cell does
     assert "unknown platform &#x27;nothing&#x27;" in html
 
 

@@ -99,3 +99,41 @@ def test_a_trace_without_slices_is_an_empty_timeline(events):
     data = make_timeline_data({"traceEvents": events})
 
     assert (data["tracks"], data["path"], data["end"]) == ([], [], 0)
+
+
+def test_a_step_of_many_is_as_long_as_its_period_and_wraps_its_neighbours():
+    # the host runs 20 us ahead of the device; the step is 12 us long
+    events = [
+        process(1, "host"), process(2, "device"), process(0, "critical path"),
+        slice_(1, "op", 0.0, 5.0), slice_(2, "kernel", 20.0, 12.0), slice_(2, "early", 15.0, 2.0),
+        slice_(0, "kernel", 20.0, 12.0, cat="critical"),
+    ]  # fmt: skip
+
+    data = make_timeline_data({"traceEvents": events}, period=12e-6)
+
+    assert data["end"] == 12_000
+    host, device = data["tracks"]
+    assert (host["start"], host["length"]) == ([4_000], [5_000])  # 24 us later: the step after the next
+    assert (device["start"], device["length"]) == ([0, 7_000], [12_000, 2_000])
+    assert "step the next" in data["names"][host["detail"][0]]
+
+
+def test_a_slice_over_the_end_is_drawn_in_two_parts():
+    events = [process(1, "device"), slice_(1, "long", 8.0, 6.0), process(0, "critical path"),
+              slice_(0, "long", 0.0, 10.0, cat="critical")]  # fmt: skip
+
+    (track,) = make_timeline_data({"traceEvents": events}, period=10e-6)["tracks"]
+
+    assert (track["start"], track["length"]) == ([0, 8_000], [4_000, 2_000])
+
+
+def test_of_many_ranks_those_on_the_path_are_open():
+    events = [process(0, "critical path"), slice_(0, "rank 3: k", 0.0, 9.0, cat="critical", rank=3)]
+    for rank in range(5):
+        events += [process(rank + 1, f"rank {rank}: device"), slice_(rank + 1, "k", 0.0, 9.0)]
+
+    data = make_timeline_data({"traceEvents": events})
+
+    assert [track["title"] for track in data["tracks"] if not track["folded"]] == [
+        "rank 0, device, 0", "rank 3, device, 0",
+    ]  # fmt: skip

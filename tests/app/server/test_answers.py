@@ -8,6 +8,7 @@ import pytest
 
 import traincast
 from traincast.app.pages.page import SCRIPTS
+from traincast.app.server.request import parse_request
 
 DLRM = {"workload": "dlrm-default", "on": "v100", "batch_size": "1024"}
 
@@ -55,10 +56,40 @@ def test_a_layout_is_a_transformer_over_gpus(client):
     assert result.json()["layout"]["tp"] == 2
 
 
+def test_platforms_are_compared_and_points_are_swept(client):
+    compared = client.get("/api/answer", params={**DLRM, "of": "compare", "also": "h100"})
+    swept = client.get("/api/page", params={**DLRM, "of": "sweep", "vary": "on=v100,h100 batch-size=64,128"})
+    fitted = client.get("/api/page", params={**DLRM, "of": "fits"})
+
+    assert [row["platform"] for row in compared.json()["rows"]] == ["h100", "v100"]
+    assert len(swept.json()["charts"]["sweep"]["x"]) == 4
+    assert "<dt>Memory</dt>" in fitted.json()["html"]
+
+
+@pytest.mark.parametrize(("given", "field", "said"), [
+    ({"of": "compare"}, "also", "missing"), ({"also": "h100"}, "also", "is for a compare"),
+    ({"of": "compare", "also": "A100"}, "also", "did you mean a100-40gb, "),
+    ({"of": "sweep", "vary": "batch-size=1:1000:1"}, "vary", "give at most 64"),
+    ({"of": "sweep", "vary": "plan=/etc/passwd"}, "vary", "give one of"),
+    ({"on": "A100"}, "on", "did you mean a100-40gb, "),
+])  # fmt: skip
+def test_what_a_question_lacks_or_has_too_much_is_named(client, given, field, said):
+    result = client.get("/api/answer", params={**DLRM, **given})
+
+    assert result.status_code == 422
+    assert result.json()["error"]["field"] == field and said in result.json()["error"]["message"]
+
+
+def test_a_set_of_tables_alone_is_sharded():
+    parsed = parse_request([("workload", "mlperf-dlrm"), ("on", "dgx-a100")])
+
+    assert parsed.values["of"] == "sharding"
+
+
 def test_edits_show_what_they_would_bring(client):
     page = client.get("/api/page", params={**DLRM, "edits": "speed:gemm=2,host-speed=2", "price": "2"}).json()
 
-    assert "what if: host-speed=2, speed:gemm=2" in page["subtitle"]
+    assert "What if: host-speed=2, speed:gemm=2" in page["subtitle"]
     assert "timeline" in page["charts"]
 
 

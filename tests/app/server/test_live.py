@@ -8,11 +8,12 @@ import runpy
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from tests.app.server.starting import server
+from traincast.app.server.request import parse_request
 
 ROOT = Path(__file__).resolve().parents[3]
 ASKED = "?workload=dlrm-default&on=v100&batch_size=256"
@@ -100,6 +101,32 @@ def test_an_accessibility_checker_finds_nothing_serious(browser, url, scheme):
     browser.until("document.querySelector('main .answer')")
     assert browser.violations() == []
     browser.open(url + "api", scheme=scheme)
+    assert browser.violations() == []
+
+
+def test_home_has_a_task_for_everything_and_every_example_is_a_question(browser, url):
+    browser.open(url)
+
+    tasks = browser.run("[...document.querySelectorAll('.tasks a')].map(a => a.getAttribute('href'))")
+    assert len(tasks) == 8 and tasks[-1] == "#file"
+    for task in tasks[:-1]:
+        parse_request(parse_qsl(task.partition("?")[2]))  # nothing in it is rejected
+    groups = browser.run("[...document.querySelectorAll('#f-workload optgroup')].map(g => g.label)")
+    assert "Recommenders" in groups and "Transformers, laid out over gpus" in groups
+    assert browser.violations() == []
+
+
+def test_two_answers_stand_side_by_side_and_both_are_in_the_address(browser, url):
+    opened(browser, url + ASKED)
+    browser.find("#keep").click()
+    browser.run("""(field => { field.value = 'h100'; field.dispatchEvent(new Event('change', {bubbles: true})); })(
+        document.getElementById('f-on'))""")
+
+    browser.until("document.getElementById('title').textContent.includes('H100')")
+    assert "V100" in browser.find("#kept h2").text
+    assert browser.run("document.querySelectorAll('#kept .answer, #main .answer').length") == 2
+    opened(browser, browser.driver.current_url)
+    browser.until("!document.getElementById('kept').hidden")
     assert browser.violations() == []
 
 

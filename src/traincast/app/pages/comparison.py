@@ -9,40 +9,42 @@ from traincast.app.pages.elements import (
     join_blocks,
     make_bar,
     make_chart,
-    make_facts,
     make_heading,
     make_table,
 )
 from traincast.app.pages.measured import PART_WORDS
-from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_number_html, make_step_stack
+from traincast.app.pages.page import Page, Section, Tile
+from traincast.app.pages.parts import make_step_stack
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.timelines import make_timeline_data
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import Change, TraceComparison, compare_reports
 from traincast.traces.replay.results import TraceReport
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import format_duration, format_milliseconds
 
 
 def make_comparison_page(before: TraceReport, after: TraceReport) -> Page:
     """The page of a traced run (`after`) alongside another (`before`), by the mean steps of their slowest ranks."""
     compared = compare_reports(before, after)
     old, new = (rank.linked.trace.path.name for rank in (compared.before, compared.after))
-    sections = [_make_result_section(compared), _make_why_section(compared), _make_timelines_section(before, after)]
+    sections = [_make_why_section(compared), _make_timelines_section(before, after)]
     sections.append(make_software_section([("Before", old), ("After", new)]))
-    return Page(title="Two traced runs", subtitle=f"{new} against {old}", sections=sections)
+    subtitle = f"{new} against {old}"
+    return Page(title="Two traced runs", subtitle=subtitle, sections=sections, tiles=_make_tiles(compared))
 
 
-def _make_result_section(compared: TraceComparison) -> Section:
+def _make_tiles(compared: TraceComparison) -> list[Tile]:
     before, after = compared.step
-    known = [
-        ("Before", f"{format_milliseconds(before)} ms"), ("Change", f"{format_milliseconds(abs(after - before))} ms "
-         f"{'longer' if after > before else 'shorter'} ({after / (before or 1.0) - 1:+.1%})"),
-        ("Kernels a step", f"{compared.before.median_step.kernels:,}, now {compared.after.median_step.kernels:,}"),
+    change, kernels = after - before, [rank.median_step.kernels for rank in (compared.before, compared.after)]
+    largest = max(compared.parts, key=lambda part: abs(part.change))
+    return [
+        Tile("One step, after", format_duration(after), f"mean; before {format_duration(before)}"),
+        Tile("Change", f"{change / (before or 1.0):+.1%}", f"{format_duration(abs(change))} "
+             f"{'longer' if change > 0 else 'shorter'}", "poor" if change > 0 else "good"),
+        Tile("Most of it", PART_WORDS[largest.name], f"{1e3 * largest.change:+.3g} ms"),
+        Tile("Kernels per step", f"{kernels[1]:,}", f"before {kernels[0]:,}"),
     ]  # fmt: skip
-    html = join_blocks([make_number_html(after, None, "ms per step, mean, after"), make_facts(known)])
-    return Section(key="answer", title="How long", html=html)
 
 
 def _make_why_section(compared: TraceComparison) -> Section:
@@ -50,7 +52,10 @@ def _make_why_section(compared: TraceComparison) -> Section:
     stacks = [
         block
         for at, word in enumerate(("Before", "After"))
-        for block in (make_heading(word), make_step_stack(_list_parts(compared, at), compared.step[at], word))
+        for block in (
+            make_heading(word),
+            make_step_stack(_list_parts(compared, at), compared.step[at], word, max(compared.step)),
+        )
     ]
     changes = [
         _make_changes_table("what", compared.parts, "The step by what it was spent on"),
@@ -58,7 +63,8 @@ def _make_why_section(compared: TraceComparison) -> Section:
         fold_block("by op and shape", _make_changes_table("op", compared.ops, "Kernel time by op and shape")),
         fold_block("on the host", _make_changes_table("op", compared.host, "Host time by top-level op")),
     ]
-    return Section(key="why", title="Why", html=join_blocks([*stacks, make_heading("What changed"), *changes]))
+    html = join_blocks([*stacks, make_heading("What changed"), *changes])
+    return Section(key="answer", title="Why", html=html, wide=True)
 
 
 def _list_parts(compared: TraceComparison, at: int) -> list[tuple[str, float]]:
@@ -92,4 +98,4 @@ def _make_timelines_section(before: TraceReport, after: TraceReport) -> Section:
         make_heading("Before"), make_chart("timeline-before", "Timeline before"),
         make_heading("After"), make_chart("timeline-after", "Timeline after"),
     ])  # fmt: skip
-    return Section(key="timeline", title="Timelines", html=html, charts=charts)
+    return Section(key="timeline", title="Timelines", html=html, charts=charts, wide=True)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from traincast.app.pages.charts import make_scaling_chart
-from traincast.app.pages.elements import join_blocks, make_bar, make_chart, make_paragraph, make_table
-from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_verdict_html, make_warnings_html
+from traincast.app.pages.elements import join_blocks, make_bar, make_chart, make_table
+from traincast.app.pages.page import Page, Section, Tile
+from traincast.app.pages.parts import (
+    make_cost_tile,
+    make_memory_tile,
+    make_step_tile,
+    make_verdict_html,
+    make_warnings_html,
+)
 from traincast.app.pages.prediction import make_detail_sections
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.utils.display.text import format_milliseconds
@@ -17,7 +23,11 @@ def make_scaling_page(curve: ScalingCurve, price: float | None = None) -> Page:
     last = curve.points[-1]
     sections = [make_curve_section(curve, price), *make_detail_sections(last.answer, price)]
     detail = f"{subtitle}; from 'Why' on: {last.gpus} GPUs"
-    return Page(title=title, subtitle=detail, sections=sections)
+    efficiency = Tile("Efficiency", f"{last.efficiency:.0%}",
+                      f"of the first point's throughput per GPU is left on {last.gpus} GPUs")  # fmt: skip
+    step = make_step_tile(last.answer, f"One step, {last.gpus} GPUs")
+    tiles = [step, efficiency, make_memory_tile(last.answer), make_cost_tile(last.answer, price)]
+    return Page(title=title, subtitle=detail, sections=sections, tiles=tiles)
 
 
 def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
@@ -46,10 +56,6 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
     last = curve.points[-1]
     html = join_blocks(
         [
-            make_paragraph(
-                f"{last.efficiency:.0%} of the first point's throughput per GPU is left on {last.gpus} GPUs.",
-                "interval",
-            ),
             make_verdict_html(last.answer.trust),
             make_chart(
                 "scaling", "Milliseconds a step over GPUs, with the 90 % interval", "The band is the 90 % interval."
@@ -58,4 +64,5 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
             make_warnings_html(curve.warnings),
         ]
     )
-    return Section(key="answer", title="How it scales", html=html, charts={"scaling": make_scaling_chart(curve)})
+    return Section(key="answer", title="How it scales", html=html, charts={"scaling": make_scaling_chart(curve)},
+                   wide=True)  # fmt: skip

@@ -13,16 +13,18 @@ from traincast.app.pages.elements import (
     join_blocks,
     make_bar,
     make_chart,
-    make_facts,
     make_heading,
     make_paragraph,
     make_table,
 )
-from traincast.app.pages.page import Page, Section
+from traincast.app.pages.page import Page, Section, Tile
 from traincast.app.pages.parts import (
-    make_number_html,
+    format_number,
+    make_bound_tile,
+    make_memory_tile,
     make_records_table,
     make_step_stack,
+    make_step_tile,
     make_verdict_html,
     make_warnings_html,
 )
@@ -36,14 +38,23 @@ from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import format_dollars, format_duration, format_milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path, read_document
 
 _FAMILIES = 3  # of kernels, those with most time, that are tried twice as fast
 _SAME = 1e-6  # of a step: the what-ifs of a prediction begin where it does
 _ON_PATH = ("us_per_sample", "memory_gb")
-_HEADER = ("if", "ms per step", "per sample", "90 % interval", "$ per million samples", "certain", "")
+_SWEEP_COLUMNS = ("iteration_ms", "low_ms", "high_ms", "us_per_sample", "samples_per_s", "memory_gb",
+                  "dollars_per_million_samples", "gpu_hours_per_million_samples")  # fmt: skip
+_GOALS = (
+    ("Fastest", "us_per_sample", "{} us per sample"),
+    ("Cheapest", "dollars_per_million_samples", "${} per million"),
+    ("Fewest GPU hours", "gpu_hours_per_million_samples", "{} per million"),
+    ("Least memory", "memory_gb", "{} GB"),
+)
+_MOST_SERIES = 12  # of a chart: as many as there are colours
+_HEADER = ("if", "ms per step", "per sample", "90 % interval", "$ / M samples", "certain", "")
 
 
 def try_usual_edits(p: Prediction, price: float | None) -> list[WhatIf]:
@@ -71,7 +82,7 @@ def make_what_ifs_html(results: Sequence[WhatIf]) -> Html:
     note = "Each is simulated anew; gains do not add up. The interval leaves out the errors that both steps share."
     rows = [_make_what_if_row(result, " + ".join(result.edits)) for result in results]
     return join_blocks([
-        make_heading("What if"), make_table(_HEADER, rows, right=(1, 2, 4), caption="What a change would bring"),
+        make_heading("What if"), make_table(_HEADER, rows, right=(1, 2, 3, 4), caption="What a change would bring"),
         make_paragraph(note, "note"),
     ])  # fmt: skip
 
@@ -84,8 +95,8 @@ def _make_what_if_row(result: WhatIf, name: str) -> tuple[str, ...]:
         format_milliseconds(result.after.iteration),
         f"{change.ratio - 1:+.1%}",
         f"{low - 1:+.1%} to {high - 1:+.1%}",
-        "" if dollars is None else f"{dollars:,.4g}",
-        "yes" if change.certain else "within the uncertainty",
+        "" if dollars is None else format_dollars(dollars),
+        "yes" if change.certain else "no",
         make_bar(max(1 - change.ratio, 0.0), 2),
     )
 
@@ -93,11 +104,9 @@ def _make_what_if_row(result: WhatIf, name: str) -> tuple[str, ...]:
 def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
     """A step before and after edits; `price` is dollars of a GPU and hour."""
     title = result.before.headline().split("\n")[0]
-    known = [("Before", f"{format_milliseconds(result.before.iteration)} ms"), ("Verdict", result.verdict),
-             ("Held up by, before", result.bottlenecks[0]), ("Held up by, after", result.bottlenecks[1])]  # fmt: skip
     blocks = [
-        make_number_html(result.after.iteration, result.after.interval, "ms per step, after"),
-        make_facts(known),
+        make_paragraph(f"{result.verdict[0].upper()}{result.verdict[1:]}."),
+        make_verdict_html(result.after.trust),
         make_table(
             _HEADER, [_make_what_if_row(result, " + ".join(result.edits))], right=(1, 2, 4), caption="The change"
         ),
@@ -108,7 +117,24 @@ def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
         _make_parts_section(result),
     ]
     sections += [section for section in make_detail_sections(result.after, price) if section.key != "why"]
-    return Page(title=title, subtitle="what if: " + ", ".join(result.edits), sections=sections)
+    subtitle = f"What if: {', '.join(result.edits)}"
+    return Page(title=title, subtitle=subtitle, sections=sections, tiles=_make_change_tiles(result))
+
+
+def _make_change_tiles(result: WhatIf) -> list[Tile]:
+    change, (first, second) = result.per_sample, result.bottlenecks
+    times = 1 / change.ratio if change.ratio < 1 else change.ratio
+    low, high = (f"{limit - 1:+.0%}" for limit in change.ratio_interval)
+    sure = "certain" if change.certain else "within the uncertainty"
+    moved = f"was {first}" if first != second else "as before"
+    return [
+        make_step_tile(result.after, "One step, after"),
+        Tile("Change", f"{times:.2f} times as {'fast' if change.ratio < 1 else 'long'}",
+             f"from {format_duration(result.before.iteration)}; a sample {low} to {high}, {sure}",
+             ("good" if change.ratio < 1 else "poor") if change.certain else ""),
+        Tile("Bound by", second, moved),
+        make_memory_tile(result.after),
+    ]  # fmt: skip
 
 
 def _make_parts_section(result: WhatIf) -> Section:
@@ -120,9 +146,9 @@ def _make_parts_section(result: WhatIf) -> Section:
     ]
     largest = max((abs(after - before) for _, before, after in result.parts()), default=0.0) or 1.0
     rows = [
-        (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}",
-         make_bar(abs(after - before) / largest, 3 if after > before else 2))
-        for name, before, after in result.parts()
+        (name, format_number(before), format_number(after), f"{'+' if after > before else '-'}"
+         f"{format_number(abs(after - before))}", make_bar(abs(after - before) / largest, 3 if after > before else 2))
+        for name, before, after in result.parts() if abs(after - before) > _SAME * largest
     ]  # fmt: skip
     changed = make_table(
         ("part", "before, ms", "after, ms", "change, ms", ""), rows, right=(1, 2, 3), caption="What changes"
@@ -140,7 +166,6 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
     why = [f"{' + '.join(one.answer.edits)}: {one.why}" for one in advice.suggestions if one.why]
     refused = list(advice.refused.items())
     blocks = [
-        make_number_html(before.iteration, before.interval),
         *(make_paragraph(text) for text in why),
         make_table(
             (*_HEADER[:6], "risk", ""), rows, right=(1, 2, 4), caption="Changes that would help, the largest first"
@@ -151,9 +176,13 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
         ),
     ]
     html = join_blocks([make_verdict_html(before.trust), *blocks])
-    sections = [Section(key="answer", title="What would help", html=html)]
+    sections = [Section(key="answer", title="What would help", html=html, wide=True)]
     sections += make_detail_sections(before, price)
-    return Page(title=before.headline().split("\n")[0], subtitle="advice", sections=sections)
+    first = advice.suggestions[0] if advice.suggestions else None
+    help = Tile("Helps most", "nothing tried" if first is None else " + ".join(first.answer.edits),
+                "" if first is None else f"a sample {-first.gain:+.0%}", "good" if first else "")  # fmt: skip
+    tiles = [make_step_tile(before), help, make_bound_tile(before), make_memory_tile(before)]
+    return Page(title=before.headline().split("\n")[0], subtitle="What would help", sections=sections, tiles=tiles)
 
 
 def make_sweep_page(result: SweepResult, price: float | None = None) -> Page:
@@ -184,48 +213,81 @@ def read_sweep_page(path: Path) -> Page:
 
 def _build_sweep_page(document: Mapping[str, Any]) -> Page:
     rows, best, failed = document["rows"], document["pareto"], document["failures"]
-    axes = [f"{name}: {', '.join(str(v) for v in values[:12])}" for name, values in document["axes"].items()]
-    shown = [{name: value for name, value in row.items() if value is not None} for row in best]
-    known = [("Points", f"{document.get('points', len(rows)):,}"),
-             ("Failed", f"{document.get('failed', len(failed)):,}"),
-             ("Best of all goals", f"{len(best):,}")]  # fmt: skip
-    blocks = [make_facts(known), make_table(("axis",), [(axis,) for axis in axes], caption="What was varied")]
-    charts = {}
+    names = list(document["axes"])
+    axes = "; ".join(f"{name}: {', '.join(str(v) for v in values[:12])}" for name, values in document["axes"].items())
+    columns = [*names, *_SWEEP_COLUMNS]
+    shown = [{name: row[name] for name in columns if row.get(name) is not None} for row in best]
+    blocks, charts = [], {}
     good = [row for row in rows or best if not row.get("error")]
     if good:
-        charts["sweep"] = make_sweep_chart(good, best)
-        blocks.append(make_chart("sweep", "Microseconds a sample over its cost; the best of both are told apart",
-                            "Cost is dollars of a million samples, or GPU hours without a price."))  # fmt: skip
+        charts["sweep"] = make_sweep_chart(good, best, names)
+        blocks.append(make_chart("sweep", "Microseconds per sample of every point; those that none beats are filled",
+                            "Filled: no other point beats it in time, cost and memory at once."))  # fmt: skip
     blocks.append(make_records_table(shown, "Points that no other beats in time, cost and memory at once"))
-    sections = [Section(key="answer", title="The best points", html=join_blocks(blocks), charts=charts)]
+    sections = [Section(key="answer", title="The best points", html=join_blocks(blocks), charts=charts, wide=True)]
     if failed:
         sections.append(Section(key="failed", title="Points that could not be predicted",
-                                html=make_records_table(failed, "Failed points")))  # fmt: skip
-    sections.append(Section(key="rows", title="Every point", html=make_records_table(rows, "Points of the sweep")))
+                                html=make_records_table(failed, "Failed points"), wide=True))  # fmt: skip
+    flat = [{name: value for name, value in row.items() if name != "prediction"} for row in rows]
+    table = fold_block(f"every figure of these {len(rows):,} points", make_records_table(flat, "Points of the sweep"))
+    sections.append(Section(key="rows", title="Every point", html=table, wide=True))
     sections.append(make_software_section([("Workers", str(document.get("workers", "")))]))
-    name = str(document.get("workload", "workload"))
-    return Page(title=f"Sweep of {name}", subtitle=f"{len(rows):,} points", sections=sections)
+    points, wrong = document.get("points", len(rows)), document.get("failed", len(failed))
+    tiles = [Tile("Points", f"{points:,}", f"{wrong:,} could not be predicted" if wrong else "all predicted")]
+    for label, key, unit in _GOALS:
+        known = [row for row in good if isinstance(row.get(key), int | float) and row.get("fits", True)]
+        if known:
+            first = min(known, key=lambda row: float(row[key]))
+            at = ", ".join(f"{name} {first.get(name)}" for name in names)
+            tiles.append(Tile(label, unit.format(format_number(float(first[key]))), at))
+    title = f"Sweep of {document.get('workload', 'workload')}"
+    return Page(title=title, subtitle=axes, sections=sections, tiles=tiles[:4])
 
 
-def make_sweep_chart(rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]]) -> Chart:
-    """Time of a sample over its cost, both logarithmic; points that nothing beats are a series of their own."""
+def make_sweep_chart(
+    rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]], axes: Sequence[str]
+) -> Chart:
+    """Time of a sample over its cost, both logarithmic: a series for every value of one axis, its points named by the
+    others, those that nothing beats filled. Where cost is time alone (one price, one GPU), over memory."""
     marked = {_make_identity(row) for row in best}
-    points = sorted((_make_cost_table(row), float(row["us_per_sample"]), _make_identity(row) in marked) for row in rows)
+    dollars = all(row.get("dollars_per_million_samples") is not None for row in rows)
+    key = "dollars_per_million_samples" if dollars else "gpu_hours_per_million_samples"
+    label = "$ per million samples" if dollars else "GPU hours per million samples"
+    if _is_proportional([(float(row.get(key) or 0.0), float(row["us_per_sample"])) for row in rows]):
+        key, label = "memory_gb", "GB on the fullest GPU"
+    points = sorted(
+        ((float(row.get(key) or 0.0), float(row["us_per_sample"]), row) for row in rows), key=lambda p: p[0]
+    )
     points = [point for point in points if point[0] > 0 and point[1] > 0]
+    told = _choose_series_axis(rows, axes)
+    values = list(dict.fromkeys(str(row.get(told, "")) for row in rows))
+    series = [
+        {
+            "label": f"{told} {value}".strip() or "points",
+            "y": [y if str(row.get(told, "")) == value else None for _, y, row in points],
+            "names": [", ".join(str(row.get(name, "")) for name in axes if name != told) for _, _, row in points],
+            "filled": [_make_identity(row) in marked for _, _, row in points],
+            "kind": "points",
+            "slot": slot,
+        }
+        for slot, value in enumerate(values)
+    ]
     return {
-        "x": [float(f"{x:.5g}") for x, _, _ in points], "x_label": "cost of a million samples", "log_x": True,
-        "y_label": "us per sample", "log_y": True,
-        "series": [
-            {"label": "others", "y": [None if on else y for _, y, on in points], "kind": "points", "slot": 7},
-            {"label": "the best", "y": [y if on else None for _, y, on in points], "kind": "points", "slot": 1},
-        ],
+        "x": [float(f"{x:.5g}") for x, _, _ in points], "x_label": label, "log_x": True,
+        "y_label": "us per sample", "log_y": True, "series": series,
     }  # fmt: skip
+
+
+def _choose_series_axis(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> str:
+    """The axis that colours tell apart: platforms, or the first with few values; "" where there is one axis."""
+    few = [name for name in axes if len({str(row.get(name, "")) for row in rows}) <= _MOST_SERIES]
+    return "" if len(axes) < 2 or not few else "on" if "on" in few else few[0]
+
+
+def _is_proportional(pairs: Sequence[tuple[float, float]]) -> bool:
+    ratios = [x / y for x, y in pairs if x > 0 and y > 0]
+    return len(ratios) > 1 and max(ratios) < 1.01 * min(ratios)
 
 
 def _make_identity(row: Mapping[str, Any]) -> str:
     return repr(sorted((name, value) for name, value in row.items() if isinstance(value, str | int | float)))
-
-
-def _make_cost_table(row: Mapping[str, Any]) -> float:
-    dollars = row.get("dollars_per_million_samples")
-    return float(row.get("gpu_hours_per_million_samples") or 0.0) if dollars is None else float(dollars)

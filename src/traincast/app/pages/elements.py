@@ -53,14 +53,15 @@ def make_facts(pairs: Iterable[tuple[str, str]]) -> Html:
 def make_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), caption: str
 ) -> Html:
-    """A table in a box that scrolls sideways where it is wide; columns in `right` are right-aligned."""
-    numbers = set(right)
+    """A table in a box that scrolls sideways where it is wide; columns in `right` are right-aligned, and those without
+    a word in any row are left out."""
+    numbers, rows = set(right), list(rows)
+    kept = [at for at in range(len(header)) if not rows or any(row[at] for row in rows)]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        classes = [' class="n"' if column in numbers else "" for column in range(len(header))]
         scope = ' scope="col"' if tag == "th" else ""
-        body = (f"<{tag}{kind}{scope}>{escape_html(cell)}</{tag}>" for cell, kind in zip(cells, classes, strict=True))
-        return f"<tr>{''.join(body)}</tr>"
+        kinds = {at: ' class="n"' if at in numbers else "" for at in kept}
+        return f"<tr>{''.join(f'<{tag}{kinds[at]}{scope}>{escape_html(cells[at])}</{tag}>' for at in kept)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
     return Html(
@@ -75,12 +76,14 @@ def fold_block(title: str, content: str) -> Html:
     return Html(f"<details><summary>{escape_html(title)}</summary>{escape_html(content)}</details>")
 
 
-def make_bar(share: float, slot: int = 0) -> Html:
-    """A bar as long as a share (0 to 1) of its cell; its figure stands alongside it, so it says nothing to a reader."""
-    width = min(max(100.0 * share, 0.0), 100.0)
+def make_bar(share: float, slot: int = 0, interval: tuple[float, float] | None = None) -> Html:
+    """A bar as long as a share (0 to 1) of its cell, with its interval (shares too) as a thin line; its figure stands
+    alongside it, so it says nothing to a reader."""
+    width, low, high = (min(max(100.0 * part, 0.0), 100.0) for part in (share, *(interval or (0.0, 0.0))))
+    line = f'<path class="whisker" d="M{low:.2f} 5H{high:.2f}M{low:.2f} 2V8M{high:.2f} 2V8"/>' if interval else ""
     return Html(
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="s{slot % SLOTS}" width="{width:.2f}" height="10"/></svg>'
+        f'<rect class="s{slot % SLOTS}" width="{width:.2f}" height="10"/>{line}</svg>'
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.elements import make_bar, make_table
+from traincast.app.pages.elements import fold_block, join_blocks, make_bar, make_list, make_table
 from traincast.app.pages.page import Page, Section
 from traincast.app.pages.prediction import make_prediction_page
 from traincast.planner.parallelism.plan import Plan
@@ -14,7 +14,7 @@ def make_plan_page(plan: Plan, price: float | None = None) -> Page:
     subtitle = f"{plan.scored} layouts scored, {plan.too_large} faster ones too large; the best is shown in full"
     first, *rest = best.sections
     return Page(title=f"{plan.model.name} on {plan.base.gpus} x {plan.platform.device.name}: the best layouts",
-                subtitle=subtitle, sections=[first, make_search_section(plan), *rest])  # fmt: skip
+                subtitle=subtitle, sections=[make_search_section(plan), first, *rest], tiles=best.tiles)  # fmt: skip
 
 
 def make_search_section(plan: Plan) -> Section:
@@ -33,5 +33,7 @@ def make_search_section(plan: Plan) -> Section:
         ))  # fmt: skip
     header = ("layout", "ms", "90 % interval", "tokens/s per GPU", "MFU", "GB", "$ a billion tokens", "days",
               "slower by", "speed")  # fmt: skip
-    html = make_table(header, rows, right=range(1, 8), caption="The best layouts")
-    return Section(key="search", title="What else was tried", html=html)
+    commands = make_list(plan.commands)
+    html = join_blocks([make_table(header, rows, right=range(1, 8), caption="The best layouts"),
+                        fold_block("the command that predicts each", commands)])  # fmt: skip
+    return Section(key="search", title="The best layouts", html=html, wide=True)

@@ -15,10 +15,9 @@ from traincast.app.pages.elements import (
     make_paragraph,
     make_table,
 )
-from traincast.app.pages.page import Page, Section
+from traincast.app.pages.page import Page, Section, Tile
 from traincast.app.pages.parts import (
     NO_PRICE,
-    make_number_html,
     make_records_table,
     make_seconds_table,
     make_step_stack,
@@ -28,10 +27,11 @@ from traincast.app.pages.profiled import make_collectives_sections, make_profile
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.timelines import MOST_SLICES, make_timeline_data
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
+from traincast.app.report.measured_verdict import state_traces
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, shorten_name
 
 PART_WORDS = {
     "compute": "computing",
@@ -65,7 +65,23 @@ def make_trace_page(report: TraceReport, price: float | None = None) -> Page:
         ("Marked steps", _list_marks(rank)),
     ]))  # fmt: skip
     name = rank.linked.trace.path.name.partition(".")[0]
-    return Page(title=f"Traced steps of {name}", subtitle=f"measured on {device}{several}", sections=sections)
+    title, subtitle = f"Traced steps of {name}", f"measured on {device}{several}"
+    return Page(title=title, subtitle=subtitle, sections=sections, tiles=_make_tiles(rank))
+
+
+def _make_tiles(rank: RankReport) -> list[Tile]:
+    step, lengths = rank.median_step, sorted(one.step for one in rank.steps)
+    idle = max(PARTS[1:], key=lambda name: float(getattr(step, name)))
+    share = float(getattr(step, idle)) / (step.step or 1.0)
+    limits = f"{format_interval((lengths[0], lengths[-1]))} over {count_of(len(lengths), 'step')}"
+    gain = max(rank.path.faster.items(), key=lambda pair: pair[1], default=("", 0.0))
+    return [
+        Tile("One step, measured", format_duration(step.step), f"median; {limits}"),
+        Tile("Device busy", f"{step.active / (step.step or 1.0):.0%}", f"{PART_WORDS[idle]} {share:.0%}"),
+        Tile("On the critical path", rank.path.most or "not known",
+             f"{rank.path.by_what[rank.path.most]:.0%} of it" if rank.path.most else ""),
+        Tile("Helps most", shorten_name(gain[0], 32) or "nothing", f"twice as fast saves {gain[1]:.0%} of the step"),
+    ]  # fmt: skip
 
 
 def _list_marks(rank: RankReport) -> str:
@@ -86,7 +102,7 @@ def make_result_section(report: TraceReport) -> Section:
         ("Kernels a step", f"{median.kernels:,}"),
         ("Replayed within", f"{furthest:.1%}"),
     ]
-    blocks = [make_number_html(median.step, None, "ms per step, median, measured")]
+    blocks = [make_paragraph(line) for line in state_traces(report)]
     if rank.attribution:
         blocks.append(_make_predicted_line(rank))
     notes = [note for one in report.ranks for note in one.notes] + list(
@@ -95,7 +111,7 @@ def make_result_section(report: TraceReport) -> Section:
     blocks += [make_facts(known), make_warnings_html(dict.fromkeys(notes))]
     if len(report.ranks) > 1:
         blocks.append(_make_ranks_table(report))
-    return Section(key="answer", title="How long", html=join_blocks(blocks))
+    return Section(key="answer", title="Verdict", html=join_blocks(blocks))
 
 
 def _make_predicted_line(rank: RankReport) -> Html:
@@ -174,7 +190,7 @@ def make_timeline_section(report: TraceReport) -> Section:
         note = f"The trace is long: one step is shown. {note}"
     data = make_timeline_data(document, skipped=("replayed",))
     html = make_chart("timeline", "Timeline of the traced run, per rank, host thread and stream", note)
-    return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data})
+    return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data}, wide=True)
 
 
 def _cut_window(report: TraceReport) -> tuple[float, float]:
@@ -246,7 +262,7 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
         make_records_table(families, "Kernels a step by family"),
         make_records_table(kinds, "Host overheads per step by type"),
     ]
-    return [Section(key="errors", title="Where the prediction errs", html=join_blocks(blocks))]
+    return [Section(key="errors", title="Where the prediction errs", html=join_blocks(blocks), wide=True)]
 
 
 def make_overheads_section(rank: RankReport) -> Section:

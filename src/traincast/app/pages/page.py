@@ -10,7 +10,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from traincast.app.pages.elements import Html, escape_html
 from traincast.utils.version import __version__
@@ -24,21 +24,33 @@ MOST_BYTES = 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page. `charts` are what its charts and timelines show, by the keys that its HTML names."""
+    """A part of a page. `charts` are what its charts and timelines show, by the keys that its HTML names; a `wide` one
+    takes both columns of a wide screen."""
 
     key: str
     title: str
     html: Html
     charts: Mapping[str, Any] = field(default_factory=dict)
+    wide: bool = False
+
+
+class Tile(NamedTuple):
+    """One of the figures at the top: what it is, its value, a line below, and "good", "poor" or nothing."""
+
+    label: str
+    value: str
+    note: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What is to be shown: a title, a line below it, and sections in reading order."""
+    """What is to be shown: a title, a line below it, about four tiles, and sections in reading order."""
 
     title: str
     subtitle: str
     sections: Sequence[Section]
+    tiles: Sequence[Tile] = ()
 
     @property
     def charts(self) -> dict[str, Any]:
@@ -81,13 +93,23 @@ def render_body(page: Page) -> str:
 
 
 def render_sections(page: Page) -> str:
-    """The sections alone."""
-    return "".join(
-        f'<section id="{escape_html(s.key)}" aria-labelledby="{escape_html(s.key)}-title"><h2 '
-        f'id="{escape_html(s.key)}-title">'
+    """The tiles and the sections alone."""
+    return _render_tiles(page.tiles) + "".join(
+        f'<section id="{escape_html(s.key)}" class="{"both" if s.wide else "half"}" '
+        f'aria-labelledby="{escape_html(s.key)}-title"><h2 id="{escape_html(s.key)}-title">'
         f"{escape_html(s.title)}</h2>{s.html}</section>"
         for s in page.sections
     )
+
+
+def _render_tiles(tiles: Sequence[Tile]) -> str:
+    shown = "".join(
+        f'<div class="tile {escape_html(tile.kind)}"><dt>{escape_html(tile.label)}</dt><dd>'
+        f"<b{'' if number else ' class=answer'}>{escape_html(tile.value)}</b>"
+        f"<span>{escape_html(tile.note)}</span></dd></div>"
+        for number, tile in enumerate(tiles)
+    )
+    return f'<dl class="tiles">{shown}</dl>' if shown else ""
 
 
 def encode_data(data: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,33 +17,76 @@ from traincast.app.pages.elements import (
     make_stack,
     make_table,
 )
+from traincast.app.pages.page import Tile
+from traincast.planner.what_if.money import Prices, compute_cost
+from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.trust import Trust
-from traincast.utils.display.text import format_milliseconds
+from traincast.simulator.prediction.verdict import rank_bounds, state_memory
+from traincast.simulator.prediction.warnings import Note
+from traincast.utils.display.text import format_dollars, format_duration, format_interval, format_milliseconds
 
 _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all
+
+_UNITS = {"ms": "ms", "us": "us", "gb": "GB", "gbs": "GB/s", "mb": "MB", "kwh": "kWh", "watts": "W", "%": "%"}
+_COLUMNS = {"low_ms": "from, ms", "high_ms": "to, ms", "samples_per_s": "samples/s", "iteration_ms": "ms per step",
+            "gpu_hours_per_million_samples": "GPU h per million samples",
+            "dollars_per_million_samples": "$ per million samples"}  # fmt: skip
+_CODE = re.compile(r"`([^`]+)`")
 
 NO_PRICE = "No price of a GPU was given, so there are no dollars here."
 
 
-def make_number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms per step") -> Html:
-    """The time of a step, large, and its interval below."""
-    large = Html(f'<p class="answer">{format_milliseconds(seconds)} <small>{escape_html(unit)}</small></p>')
-    if interval is None:
-        return large
-    low, high = (format_milliseconds(limit) for limit in interval)
-    return join_blocks([large, make_paragraph(f"90 % interval: {low} to {high} ms", "interval")])
+def make_step_tile(p: Prediction, label: str = "One step") -> Tile:
+    """The time of a step and its interval."""
+    return Tile(label, format_duration(p.iteration), f"90 % interval {format_interval(p.interval)}")
+
+
+def make_bound_tile(p: Prediction) -> Tile:
+    """What takes most of the step, and what comes next."""
+    (name, share), *rest = rank_bounds(p)
+    after = "".join(f"then {other} {part:.0%}; " for other, part in rest)
+    return Tile("Bound by", f"{name} {share:.0%}", f"{after}device active {p.device_active / (p.iteration or 1):.0%}")
+
+
+def make_memory_tile(p: Prediction) -> Tile:
+    """Whether it fits, and how full the fullest GPU is."""
+    word, _, used = state_memory(p).partition(", ")
+    kind = {"fits": "good", "does not fit": "poor"}.get(word, "")
+    return Tile("Memory", word.capitalize(), f"{used} used" if used else "", kind)
+
+
+def make_cost_tile(p: Prediction, price: float | None) -> Tile:
+    """Dollars of a million samples or a billion tokens; without a price, hours of GPUs."""
+    cost = compute_cost(p, Prices(per_gpu_hour=price or None))
+    per, units = ("billion tokens", 1e9 / cost.tokens) if cost.tokens else ("million samples", 1e6 / cost.samples)
+    if cost.dollars_per_step is None:
+        hours = units * cost.gpus * cost.seconds / 3600.0
+        return Tile("Cost", f"{hours:,.3g} GPU h", f"per {per}; no price of a GPU was given")
+    return Tile("Cost", format_dollars(units * cost.dollars_per_step), f"per {per}, at ${price:g} per GPU and hour")
+
+
+def make_step_tiles(p: Prediction, price: float | None) -> list[Tile]:
+    """The four figures of a predicted step."""
+    return [make_step_tile(p), make_bound_tile(p), make_memory_tile(p), make_cost_tile(p, price)]
 
 
 def make_verdict_html(trust: Trust) -> Html:
     """What the number rests on, in a word and a line."""
     word, _, line = trust.sentence.partition(": ")
     kind = {"measured": "good", "partly extrapolated": "fair"}.get(trust.word, "poor")
-    return join_blocks([make_paragraph(word, f"verdict {kind}"), make_paragraph(line.capitalize(), "note")])
+    return join_blocks([make_paragraph(word, f"verdict {kind}"), make_paragraph(line[:1].upper() + line[1:], "note")])
 
 
 def make_warnings_html(warnings: Iterable[str]) -> Html:
-    """Warnings of a result, or nothing."""
-    return make_list(warnings, "warnings")
+    """Warnings of a result and then its notes, or nothing; what stands between backticks is code."""
+    remarks = list(warnings)
+    notes = [remark for remark in remarks if isinstance(remark, Note)]
+    serious = [remark for remark in remarks if not isinstance(remark, Note)]
+    return join_blocks([make_list(map(_mark_code, serious), "warnings"), make_list(map(_mark_code, notes), "notes")])
+
+
+def _mark_code(text: str) -> Html:
+    return Html(_CODE.sub(r"<code>\1</code>", escape_html(str(text))))
 
 
 def make_step_stack(
@@ -67,13 +111,13 @@ def make_seconds_table(what: str, seconds: Mapping[str, float], caption: str, mo
 
 
 def make_records_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Html:
-    """Plain rows as a table: columns as they come, numbers to five digits; what is too long for a page is cut."""
+    """Plain rows as a table: columns as they come, numbers in few digits; what is too long for a page is cut."""
     header = list(dict.fromkeys(column for row in rows for column in row))
     shown = rows[:_MOST_ROWS]
     numbers = [at for at, name in enumerate(header) if any(_is_number(row.get(name)) for row in shown)]
     cells = [[_format_cell(row.get(name)) for name in header] for row in shown]
     more = f" (the first {_MOST_ROWS} of {len(rows)})" if len(rows) > len(shown) else ""
-    titles = [name.replace("_", " ") for name in header]
+    titles = [_name_column(name) for name in header]
     return make_table(titles, cells, right=numbers, caption=f"{caption}{more}")
 
 
@@ -92,4 +136,25 @@ def _format_cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    return format_number(value) if _is_number(value) else str(value)
+
+
+def format_number(value: float) -> str:
+    """A number as people write it, four digits and never an exponent: `0.0123`, `12.35`, `1,234`, `< 0.001`.
+
+    >>> [format_number(x) for x in (6.4512e-05, 0.01234, 12.345, 1234.5, 2287130, 0.0)]
+    ['< 0.001', '0.0123', '12.35', '1,234', '2,287,130', '0']
+    """
+    size = abs(value)
+    if isinstance(value, int) or size >= 1000:
+        return f"{value:,.0f}"
+    if 0 < size < 0.001:
+        return "< 0.001"
+    return f"{value:#.3g}" if 0 < size < 1 else f"{value:#.4g}".rstrip(".") if size else "0"
+
+
+def _name_column(name: str) -> str:
+    """A key of plain data as a heading: `memory_gb` is `memory, GB`."""
+    whole = _COLUMNS.get(name)
+    stem, _, unit = name.rpartition("_")
+    return whole or (f"{stem}, {_UNITS[unit]}".lstrip(", ") if unit in _UNITS else name).replace("_", " ")

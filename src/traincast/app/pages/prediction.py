@@ -17,9 +17,10 @@ from traincast.app.pages.elements import (
 from traincast.app.pages.page import Page, Section
 from traincast.app.pages.parts import (
     NO_PRICE,
-    make_number_html,
+    format_number,
     make_seconds_table,
     make_step_stack,
+    make_step_tiles,
     make_verdict_html,
     make_warnings_html,
 )
@@ -32,8 +33,15 @@ from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.prediction.rank_results import RankResult, sum_path_by_activity, sum_path_by_place
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.verdict import rank_bounds, split_step, state_memory
-from traincast.utils.display.text import format_milliseconds
+from traincast.simulator.prediction.verdict import split_step, suggest_remedy
+from traincast.simulator.prediction.warnings import Note
+from traincast.utils.display.text import (
+    format_count,
+    format_dollars,
+    format_duration,
+    format_energy,
+    format_milliseconds,
+)
 
 _MOST_RANKS = 64  # rows of a table of ranks
 _MOST_KERNELS = 40
@@ -43,12 +51,14 @@ def make_prediction_page(p: Prediction, price: float | None = None) -> Page:
     """The page of one predicted step; `price` is dollars of a GPU and hour."""
     title, subtitle, *_ = p.headline().split("\n")
     sections = [make_result_section(p), *make_detail_sections(p, price)]
-    return Page(title=title, subtitle=subtitle.partition(":")[0], sections=sections)
+    tiles = make_step_tiles(p, price)
+    return Page(title=title, subtitle=subtitle.partition(":")[0], sections=sections, tiles=tiles)
 
 
 def make_detail_sections(p: Prediction, price: float | None) -> list[Section]:
     """Everything below the result: why, timeline, memory, money, kernels, provenance."""
-    sections = [make_why_section(p), make_timeline_section(p), make_memory_section(p), make_money_section(p, price)]
+    sections = [make_why_section(p), make_timeline_section(p), make_kernels_section(p), make_memory_section(p)]
+    sections.append(make_money_section(p, price))
     device = p.platform.device
     if device.is_cpu:  # neither a data sheet to draw a roofline from nor kernel models that were shipped
         return [*sections, make_software_section([("Device", f"{device.name}: {device.source}")])]
@@ -56,31 +66,22 @@ def make_detail_sections(p: Prediction, price: float | None) -> list[Section]:
 
 
 def make_result_section(p: Prediction) -> Section:
-    """The number, its interval, what it rests on, and warnings."""
+    """What the number rests on, what else is known of the step, and warnings."""
     terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
     known = [
-        ("Bound by", ", ".join(f"{name} {share:.0%}" for name, share in rank_bounds(p))),
-        ("Memory", state_memory(p)),
-        (
-            "Throughput",
-            f"{p.throughput.samples:,.0f} samples/s"
-            if p.throughput.samples >= 100
-            else f"{p.throughput.samples:.3g} samples/s",
-        ),
+        ("Throughput", f"{format_count(p.throughput.samples)} samples/s"),
+        ("Tokens", f"{format_count(p.throughput.tokens)}/s" if p.throughput.tokens else ""),
         ("MFU", f"{p.throughput.mfu:.1%}" if p.throughput.mfu else ""),
-        ("Device active", f"{p.device_active / (p.iteration or 1.0):.0%}"),
         ("Interval is made of", terms or "nothing"),
     ]
     if p.parallel is not None:
         known.append(("Layout", p.parallel.layout.described()))
-    refused = [] if p.fits else [make_paragraph("Rejected: it does not fit in memory", "verdict")]
+    remedy = suggest_remedy(p)
     blocks = [
-        make_number_html(p.iteration, p.interval),
-        *refused,
         make_verdict_html(p.trust),
+        make_warnings_html([Note(f"Worth trying: {remedy}.")] if remedy else []),
         make_facts(pair for pair in known if pair[1]),
         make_warnings_html(p.warnings),
-        make_heading("Measured neighbours"),
         _describe_neighbours(p),
     ]
     if p.out_of_domain_ops or p.estimated_ops:
@@ -88,7 +89,7 @@ def make_result_section(p: Prediction) -> Section:
         named += [(name, "no kernel model: from its bytes") for name in p.estimated_ops]
         blocks.append(fold_block(f"Ops that are extrapolated ({len(named)})",
                              make_table(("op", "why"), named, caption="Ops outside of measurements")))  # fmt: skip
-    return Section(key="answer", title="How long", html=join_blocks(blocks))
+    return Section(key="answer", title="How sure it is", html=join_blocks(blocks))
 
 
 def _describe_neighbours(p: Prediction) -> Html:
@@ -99,10 +100,12 @@ def _describe_neighbours(p: Prediction) -> Html:
         devices = list_measured_devices(family)
         measured = p.platform.device.is_cpu or key in devices
         kinds = f" ({', '.join(devices[key])})" if devices.get(key) else ""
-        others = f"{len(devices)} other devices" if devices else "no kernel of it"
+        others = f"{len(devices)} other devices" if devices else "nodes" if family == "collective" else "none"
         near = f"this device{kinds}" if measured else others
         rows.append((family, f"{seconds / whole:.1%}", near))
-    return make_table(("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="What was measured")
+    return make_table(
+        ("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="Where kernels were measured"
+    )
 
 
 def list_step_parts(p: Prediction) -> list[tuple[str, float]]:
@@ -114,7 +117,7 @@ def list_step_parts(p: Prediction) -> list[tuple[str, float]]:
 
 
 def make_why_section(p: Prediction) -> Section:
-    """The step by what it is spent on, then kernels by family, phase and module."""
+    """The step by what it is spent on, and what holds it up."""
     path = p.path
     on_path = [(f"{op} (rank {rank})" if p.gpus > 1 else op, s) for (rank, op), s in sum_path_by_place(path).items()]
     blocks = [
@@ -127,7 +130,13 @@ def make_why_section(p: Prediction) -> Section:
             "on the critical path", sum_path_by_activity(path), "The critical path by what it is spent on"
         ),
         fold_block("by op", make_seconds_table("op", dict(on_path), "The critical path by op")),
-        make_heading("Kernels"),
+    ]
+    return Section(key="why", title="Why", html=join_blocks(blocks))
+
+
+def make_kernels_section(p: Prediction) -> Section:
+    """Kernel time by family, phase, module, layer, op, and by where durations come from."""
+    blocks = [
         make_seconds_table("family", p.by_family, "Kernel time by family"),
         fold_block("by phase", make_seconds_table("phase", p.by_phase, "Kernel time by phase")),
         fold_block("by module", make_seconds_table("module", p.by_module, "Kernel time by module")),
@@ -135,18 +144,20 @@ def make_why_section(p: Prediction) -> Section:
         fold_block("by op", make_seconds_table("op", p.by_op, "Kernel time by op")),
         fold_block("by where durations come from", make_seconds_table("source", p.by_source, "Kernel time by source")),
     ]
-    return Section(key="why", title="Why", html=join_blocks(blocks))
+    return Section(key="kernels", title="Kernels", html=join_blocks(blocks))
 
 
 def make_timeline_section(p: Prediction) -> Section:
     """The timeline of the ranks that differ, with the critical path over it."""
-    data = make_timeline_data(make_chrome_trace(p))
+    data = make_timeline_data(make_chrome_trace(p), period=p.iteration)
+    ranks = " Ranks that do the same are shown once." if p.gpus > 1 else ""
     html = make_chart(
         "timeline",
         "Timeline of the predicted step, per rank, host thread and stream; the critical path is the thick line",
-        "Ranks that do the same are shown once.",
+        f"One step of many, {format_duration(p.iteration)} from left to right: where the host runs ahead it works on "
+        f"the next step while the device is on this one.{ranks}",
     )
-    return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data})
+    return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data}, wide=True)
 
 
 def make_memory_section(p: Prediction) -> Section:
@@ -159,7 +170,7 @@ def make_memory_section(p: Prediction) -> Section:
         make_paragraph(f"Peak of the fullest rank: {format_peak_memory(p)}."),
         make_table(
             ("kind", "GB", ""),
-            [(k.replace("_", " "), f"{gb:.3f}", make_bar(gb / largest)) for k, gb in by_kind],
+            [(k.replace("_", " "), format_number(gb), make_bar(gb / largest)) for k, gb in by_kind if gb],
             right=(1,),
             caption="What is alive at the peak",
         ),
@@ -184,16 +195,16 @@ def _make_ranks_table(p: Prediction, capacity: float) -> Html:
         times = (result.compute, result.exposed_comm, result.waiting, result.device_idle)
         held = result.memory.peak_bytes
         return (
-            format_rank_list(result.ranks),
+            format_rank_list(result.ranks).removeprefix("ranks ").removeprefix("rank "),
             *(format_milliseconds(s) for s in times),
             f"{held / 1e9:.2f}",
             make_bar(held / capacity),
         )
 
-    header = ("ranks", "computing, ms", "exposed, ms", "waiting, ms", "idle, ms", "GB", "of the device")
+    header = ("ranks", "computing", "exposed", "waiting", "idle", "GB", "of the device")
     rows = [row(result) for result in p.ranks[:_MOST_RANKS]]
     more = f" (the first {_MOST_RANKS} of {len(p.ranks)} that differ)" if len(p.ranks) > _MOST_RANKS else ""
-    return make_table(header, rows, right=range(1, 6), caption=f"Ranks: time and memory{more}")
+    return make_table(header, rows, right=range(1, 6), caption=f"Ranks: milliseconds of the step, and memory{more}")
 
 
 def make_money_section(p: Prediction, price: float | None) -> Section:
@@ -204,7 +215,8 @@ def make_money_section(p: Prediction, price: float | None) -> Section:
         ("GPU hours for a million steps", f"{p.gpus * p.iteration / 3.6e-3:,.0f}"),
     ]
     if cost.joules_per_step is not None:
-        known.append(("Energy of a step, at most", f"{cost.joules_per_step:,.4g} J (all GPUs at their power limit)"))
+        energy = format_energy(cost.joules_per_step / 3.6e6)
+        known.append(("Energy of a step, at most", f"{energy} (all GPUs at their power limit)"))
     if price is None:
         return Section(key="money", title="What it costs", html=join_blocks([
             make_facts(known), make_paragraph(NO_PRICE, "note")]))  # fmt: skip
@@ -212,8 +224,8 @@ def make_money_section(p: Prediction, price: float | None) -> Section:
     assert per_step is not None
     known += [
         ("Price", f"${price:g} a GPU and hour"),
-        ("A million samples", f"${1e6 * per_step / cost.samples:,.4g}"),
-        ("A million steps", f"${1e6 * per_step:,.4g}"),
+        ("A million samples", format_dollars(1e6 * per_step / cost.samples)),
+        ("A million steps", format_dollars(1e6 * per_step)),
     ]
     return Section(key="money", title="What it costs", html=make_facts(known))
 
@@ -238,5 +250,5 @@ def make_roofline_sections(p: Prediction) -> list[Section]:
         fold_block(f"kernels ({len(points)})",
                make_table(header, rows, right=range(3, 8), caption="Kernels with most device time first")),
     ]  # fmt: skip
-    return [Section(key="roofline", title="Kernels and what the device can do", html=join_blocks(blocks),
+    return [Section(key="roofline", title="Roofline", html=join_blocks(blocks),
                     charts={"roofline": make_roofline_chart(points[:300], device)})]  # fmt: skip

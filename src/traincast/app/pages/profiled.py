@@ -29,7 +29,7 @@ def make_profile_sections(rank: RankReport) -> list[Section]:
         label = "Allocated device memory over the traced steps"
         blocks.append(make_chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
     html = join_blocks(blocks)
-    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {})]
+    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {}, wide=True)]
 
 
 def make_collectives_sections(report: TraceReport, rank: RankReport) -> list[Section]:
@@ -41,7 +41,7 @@ def make_collectives_sections(report: TraceReport, rank: RankReport) -> list[Sec
         return []
     note = "Bus GB/s are counted as nccl-tests does; those of one rank include its waiting for the others."
     html = join_blocks([*tables, make_paragraph(note, "note")])
-    return [Section(key="collectives", title="Exchanges", html=html)]
+    return [Section(key="collectives", title="Exchanges", html=html, wide=True)]
 
 
 def _make_shown_table(one: ProfileTable) -> Html:

@@ -37,13 +37,14 @@ def make_provenance_section(families: Collection[str], platform: Platform, host_
         key="provenance",
         title="Sources",
         html=join_blocks([make_facts(known), measured, _list_sources(families)]),
+        wide=True,
     )
 
 
 def make_software_section(pairs: Iterable[tuple[str, str]]) -> Section:
     """The same of a result without kernel models: what was read, and the code."""
     known = [*pairs, ("Software", f"traincast {__version__}{_format_commit()}")]
-    return Section(key="provenance", title="Sources", html=make_facts(known))
+    return Section(key="provenance", title="Sources", html=make_facts(known), wide=True)
 
 
 def _list_family_rows(family: str, device: str) -> list[tuple[str, ...]]:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from traincast.app.pages.elements import join_blocks, make_bar, make_facts, make_paragraph, make_table
-from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_number_html, make_records_table, make_verdict_html, make_warnings_html
+from traincast.app.pages.page import Page, Section, Tile
+from traincast.app.pages.parts import (
+    make_bound_tile,
+    make_memory_tile,
+    make_records_table,
+    make_step_tile,
+    make_verdict_html,
+    make_warnings_html,
+)
 from traincast.app.pages.prediction import make_detail_sections
 from traincast.planner.sharding.result import ShardingResult
 from traincast.utils.display.text import format_milliseconds
@@ -23,7 +30,15 @@ def make_sharding_page(result: ShardingResult, price: float | None = None) -> Pa
         make_tables_section(result),
         *rest,
     ]
-    return Page(title=title, subtitle=subtitle, sections=sections)
+    others = [plan for plan in result.plans if plan.name != result.best.name]
+    gain = f"{others[0].name} takes {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
+    tiles = [
+        make_step_tile(best, "One step" if result.is_whole_step else "Embedding part of a step"),
+        Tile("Best plan", result.best.name, gain),
+        make_bound_tile(best),
+        make_memory_tile(best),
+    ]
+    return Page(title=title, subtitle=subtitle, sections=sections, tiles=tiles)
 
 
 def make_result_section(result: ShardingResult) -> Section:
@@ -37,10 +52,9 @@ def make_result_section(result: ShardingResult) -> Section:
         for plan in result.plans
     ]  # fmt: skip
     known = [("Plans scored", f"{result.scored:,}"), ("Compared in full", str(len(result.plans)))]
-    refused = [] if best.memory.fits else [make_paragraph("Rejected: no plan fits in memory", "verdict")]
+    refused = [] if best.memory.fits else [make_paragraph("No plan fits in memory", "verdict poor")]
     html = join_blocks(
         [
-            make_number_html(best.seconds, best.prediction.interval),
             *refused,
             make_verdict_html(best.prediction.trust),
             make_facts(known),
@@ -53,7 +67,7 @@ def make_result_section(result: ShardingResult) -> Section:
             make_warnings_html([*result.notes, *best.prediction.warnings]),
         ]
     )
-    return Section(key="answer", title="How long", html=html)
+    return Section(key="answer", title="Plans", html=html, wide=True)
 
 
 def make_ranks_section(result: ShardingResult) -> Section:
@@ -62,10 +76,11 @@ def make_ranks_section(result: ShardingResult) -> Section:
         make_paragraph("Terms overlap; computing, exposed communication and idle time make up the step.", "note"),
         make_records_table(result.records()["ranks"], "Ranks of the best plan"),
     ])  # fmt: skip
-    return Section(key="ranks", title="Every rank", html=html)
+    return Section(key="ranks", title="Every rank", html=html, wide=True)
 
 
 def make_tables_section(result: ShardingResult) -> Section:
     """Where the best plan has each table."""
     rows = result.records()["tables"]
-    return Section(key="tables", title="Where tables go", html=make_records_table(rows, "Tables of the best plan"))
+    table = make_records_table(rows, "Tables of the best plan")
+    return Section(key="tables", title="Where tables go", html=table, wide=True)

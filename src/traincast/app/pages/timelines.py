@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ Event = dict[str, Any]
 MOST_SLICES = 60_000
 """Of one page: about a megabyte. Beyond, the shortest are left out, and the page says how many."""
 _NS = 1000  # in a microsecond
+_UNFOLDED = 2  # ranks that are shown of many until a reader asks for all
 _CRITICAL = "critical"
 _ON_RANK = re.compile(r"(rank \d+)(?:: |, )")  # how slices of a path over ranks begin
 
@@ -41,18 +43,27 @@ class _Words:
 
 
 def make_timeline_data(
-    document: dict[str, Any], *, skipped: Sequence[str] = (), most: int | None = None
+    document: dict[str, Any], *, skipped: Sequence[str] = (), most: int | None = None, period: float | None = None
 ) -> dict[str, Any]:
     """The tracks of a Chrome trace document, with its critical path told apart; tracks of an origin in `skipped`
     (such as "replayed") are left out, and of more than `most` slices the shortest. Times become nanoseconds from the
-    first slice."""
+    first slice. With a `period` (seconds of a step that is one of many) the timeline is as long as it: it ends where
+    the path does, and what a neighbouring step does meanwhile is drawn in its place."""
     events = document["traceEvents"]
     tracks, path = _list_tracks(events, skipped)
     begin = min((s["ts"] for track in tracks for s in track.slices), default=0.0)
+    if period:
+        ends = [s["ts"] + s["dur"] for _, s in path] or [s["ts"] + s["dur"] for t in tracks for s in t.slices]
+        begin = max(ends, default=0.0) - 1e6 * period
+        for track in tracks:
+            track.slices = [part for s in track.slices for part in _wrap_slice(s, begin, 1e6 * period)]
+        path = [(rank, part) for rank, s in path for part in _wrap_slice(s, begin, 1e6 * period)]
     limit, left_out = _find_shortest_shown([s["dur"] for track in tracks for s in track.slices], most or MOST_SLICES)
     words, kinds = _Words(), _Words()
     shown = [_make_columns(track, begin, limit, words, kinds) for track in tracks]
     segments = _list_segments(path, tracks, begin, words)
+    folded = _choose_folded([track.rank for track in tracks], segments)
+    shown = [track | {"folded": own.rank in folded} for track, own in zip(shown, tracks, strict=True)]
     ends = [start + length for _, start, length, _ in segments] + [max(track["end"], 0) for track in shown]
     return {
         "type": "timeline", "tracks": shown, "names": list(words.number), "kinds": list(kinds.number),
@@ -84,6 +95,29 @@ def _list_tracks(events: Iterable[Event], skipped: Sequence[str]) -> tuple[list[
         ranks[item[1].rank], item[1].side != "host", item[0][1] if item[1].side == "device" else 0, item[0],
     ))  # fmt: skip
     return [track for _, track in order], path
+
+
+def _wrap_slice(event: Event, begin: float, period: float) -> list[Event]:
+    """A slice (microseconds) where a step that begins at `begin` and is repeated every `period` has it: moved by whole
+    periods, in two parts where it reaches beyond the end."""
+    away = math.floor((event["ts"] - begin) / period + 1e-6)
+    start, length = max(event["ts"] - away * period, begin), min(event["dur"], period)
+    whose = {"step": "the next" if away < 0 else "the one before"} if away else {}
+    moved = {**event, "ts": start, "dur": length, "args": {**event.get("args", {}), **whose}}
+    over = start + length - (begin + period)
+    if over <= 1e-6 * period:
+        return [moved]
+    rest = {"ts": begin, "dur": over, "args": {**event.get("args", {}), "step": "the one before, its end"}}
+    return [{**moved, "dur": length - over}, {**event, **rest}]
+
+
+def _choose_folded(ranks: Sequence[str], segments: Sequence[Sequence[int]]) -> set[str]:
+    """Ranks whose tracks begin folded away, where there are many: all but those that the path is on for longest."""
+    spent = dict.fromkeys(ranks, 0)
+    for track, _, length, _ in segments:
+        spent[ranks[track]] += length
+    ordered = sorted(spent, key=lambda rank: -spent[rank])
+    return set(ordered[_UNFOLDED:]) if len(ordered) > _UNFOLDED + 1 else set()
 
 
 def _find_shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, int]:

@@ -17,6 +17,7 @@ from traincast.app.pages.decisions import (
     try_usual_edits,
 )
 from traincast.app.pages.elements import join_blocks
+from traincast.app.pages.fitting import make_fit_page
 from traincast.app.pages.layouts import make_plan_page
 from traincast.app.pages.measured import make_trace_page
 from traincast.app.pages.page import MOST_BYTES, Page, Section, render_page
@@ -25,6 +26,7 @@ from traincast.app.pages.platforms import make_platforms_page
 from traincast.app.pages.prediction import make_prediction_page
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.sharded import make_sharding_page
+from traincast.planner.fitting.fit import Fit
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.what_if.advice import Advice
@@ -78,6 +80,7 @@ _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     Advice: make_advice_page,
     SweepResult: make_sweep_page,
     PlatformComparison: make_platforms_page,
+    Fit: make_fit_page,
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -17,15 +16,17 @@ from traincast.models.catalog import list_models
 from traincast.models.published import list_published_programs
 from traincast.models.transformers.reading import list_built_in_names
 from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.planner.what_if.sweeps.grid import make_grid
 from traincast.simulator.prediction.scaling import SCALINGS
 from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields
-from traincast.utils.errors import TraincastError, shorten_value
+from traincast.utils.errors import TraincastError, find_nearest, shorten_value
 
-KINDS = ("prediction", "plan", "sharding", "advice")
+KINDS = ("prediction", "fits", "compare", "plan", "sharding", "advice", "sweep")
 UPLOAD = "upload:"
 """How a field names a file that was uploaded: this and its id."""
 MOST_CHARACTERS = 200  # of a value; the longest honest one is a list of GPUs
 _MOST_POINTS = 16  # of a scaling curve
+_MOST_SWEPT = 64  # points of a sweep
 _HOSTS = (*list_host_profiles(), *list_cpus())
 _MAIN = ("gpus", "batch_size", "dtype")
 DETAILS = {name: title for name, title in GROUPS.items() if name not in ("source", "tables")}
@@ -39,8 +40,8 @@ _PRICE = FieldInfo(name="price", kind="number", group="main", help="", unit="", 
 @dataclass(frozen=True, kw_only=True)
 class Field:
     """A field: `kind` is "choice", "integer", "integers" (several with commas between), "number", "flag", "text",
-    "edits", or "source" (a name or an upload); `group` is where the form has it, `info` its declaration in the
-    scenario (None: it belongs to the question)."""
+    "edits", "platforms" (several with commas between), "axes" (of a sweep), or "source" (a name or an upload); `group`
+    is where the form has it, `info` its declaration in the scenario (None: it belongs to the question)."""
 
     name: str
     label: str
@@ -58,6 +59,13 @@ class Field:
             return [self._declared(part.strip()) for part in self._parts(text)]
         if self.kind == "edits":
             return [self._edit(part.strip()) for part in self._parts(text)]
+        if self.kind == "platforms":
+            names = [part.strip() for part in self._parts(text)]
+            for name in names:
+                self._check_choice(name)
+            return names
+        if self.kind == "axes":
+            return self._axes(text)
         if self.choices:
             self._check_choice(text)
         return text if self.info is None and self.kind != "number" else self._declared(text)
@@ -77,9 +85,28 @@ class Field:
     def _check_choice(self, text: str) -> None:
         if text in self.choices:
             return
-        near = get_close_matches(text, self.choices, n=3, cutoff=0.4)
+        near = find_nearest(text, self.choices)
         hint = f"did you mean {', '.join(near)}?" if near else f"give one of {', '.join(self.choices[:12])}"
         raise self.refusal(f"{shorten_value(text)} is unknown; {hint}")
+
+    def _axes(self, text: str) -> dict[str, list[str]]:
+        """What a sweep varies, `batch-size=32:256:x2 on=v100,h100`, of at most so many points."""
+        axes: dict[str, list[str]] = {}
+        for part in text.split():
+            name, equals, values = part.partition("=")
+            if not equals or name in axes:
+                raise self.refusal(f"{shorten_value(part)}: give axes as batch-size=32,64 on=v100,h100")
+            axes[name] = values.split(",")
+        try:
+            grid = make_grid(axes)
+        except TraincastError as error:
+            raise self.refusal(str(error)) from None
+        if grid.points > _MOST_SWEPT:
+            raise self.refusal(f"{grid.points:,} points; give at most {_MOST_SWEPT}, or use 'traincast sweep'")
+        for name, swept in grid.axes:
+            for value in swept:
+                self._edit(value if name == "apply" else f"{name}={value}")
+        return axes
 
     def _parts(self, text: str) -> list[str]:
         parts = text.split(",")
@@ -113,7 +140,9 @@ class Field:
         return {"type": "number" if self.kind == "number" else "string", **_LENGTHS.get(self.kind, {})}
 
 
-_LENGTHS = {kind: {"minLength": 1, "maxLength": MOST_CHARACTERS} for kind in ("source", "edits", "text")}
+_LENGTHS = {
+    kind: {"minLength": 1, "maxLength": MOST_CHARACTERS} for kind in ("source", "edits", "text", "platforms", "axes")
+}
 
 
 @cache
@@ -132,10 +161,14 @@ def list_fields() -> dict[str, Field]:
 
 def _list_request_fields() -> Iterable[Field]:
     yield Field(name="of", label="Question", kind="choice", group="main", choices=KINDS,
-                help="a prediction, a search for layouts or for places of embedding tables, advice")  # fmt: skip
+                help="what is to be answered")  # fmt: skip
     yield Field(name="workload", label="Model", kind="source", group="main",
                 help="a built-in model, or an uploaded workload, description or trace")  # fmt: skip
     yield Field(name="on", label="Platform", kind="choice", group="main", choices=tuple(list_platform_keys()))
+    yield Field(name="also", label="And on", kind="platforms", group="main", choices=tuple(list_platform_keys()),
+                help="other platforms to compare with, commas between")  # fmt: skip
+    yield Field(name="vary", label="Vary", kind="axes", group="main",
+                help="axes of a sweep: batch-size=32:256:x2 on=v100,h100")  # fmt: skip
     yield Field(name="edits", label="What if", kind="edits", group="main",
                 help="edits with commas between: batch-size=4096,cuda-graph")  # fmt: skip
     yield Field(name="price", label="Price", kind="number", group="main", help="dollars of one GPU for an hour")

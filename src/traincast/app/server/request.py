@@ -6,19 +6,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any
 
 from traincast.app.server.fields import UPLOAD, list_fields, list_model_names
 from traincast.app.server.rejections import Rejection
 from traincast.models.embeddings.builtin import BUILTIN_SETS
-from traincast.utils.errors import shorten_value
+from traincast.utils.errors import find_nearest, shorten_value
 
 FORMS = ("answer", "page", "report", "trace")
 """What a result can be had as: plain data, a page's sections, a self-contained HTML file, a Chrome trace."""
 _UPLOAD = re.compile(r"upload:[0-9a-f]{32}")
-_LONG = ("plan", "sharding", "advice")  # kinds that search
+_LONG = ("fits", "compare", "plan", "sharding", "advice", "sweep")  # kinds that search or predict several steps
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,21 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> ParsedRequest:
             raise known[name].refusal("given twice; give it once")
         if text.strip():
             values[name] = known[name].parsed(text.strip())
+    if values.get("workload") in BUILTIN_SETS and "plan" not in values:
+        values.setdefault("of", "sharding")  # what else tables alone can be asked for
     _check_sources(values)
+    _check_companions(values)
     return ParsedRequest(values)
+
+
+def _check_companions(values: Mapping[str, Any]) -> None:
+    """Fields that belong to one kind of question stand with it only, and it has them."""
+    for name, kind in (("also", "compare"), ("vary", "sweep")):
+        asked = values.get("of") == kind
+        if (name in values) != asked:
+            raise list_fields()[name].refusal(
+                f"missing; a {kind} needs it" if asked else f"is for a {kind}; leave it out"
+            )
 
 
 def parse_document(document: Any) -> ParsedRequest:
@@ -97,7 +109,7 @@ def _check_sources(values: Mapping[str, Any]) -> None:
             raise known[name].refusal(f"{shorten_value(value)}: give an uploaded trace ({UPLOAD} and its id)")
         names = BUILTIN_SETS if values.get("of") == "sharding" else list_model_names()
         if value not in names:
-            near = get_close_matches(value, names, n=3, cutoff=0.4)
+            near = find_nearest(value, names)
             hint = f"did you mean {', '.join(near)}?" if near else "the models endpoint lists them"
             raise known[name].refusal(f"{shorten_value(value)} is nothing built in and no upload; {hint}")
     if "on" not in values and not _UPLOAD.fullmatch(values["workload"]):

@@ -111,6 +111,13 @@ def _compute_of_workload(request: dict[str, Any], source: str, progress: Progres
         raise TraincastError(f"a {kind} is for one number of GPUs; give one number of `gpus`, and no `scaling`")
     if kind == "prediction":
         return api.whatif(edits=edits or [], price=price, **values)
+    if kind == "fits":
+        return api.fits(progress=progress, **values)
+    if kind == "compare":
+        platforms = list(dict.fromkeys([values.pop("on"), *request["also"]]))
+        return api.compare(values.pop("workload"), on=platforms, price=price, progress=progress, **values)
+    if kind == "sweep":
+        return api.sweep(vary=request["vary"], price=price, processes=1, progress=progress, **values)
     if kind == "advice":
         return api.advise(price=price, progress=progress, **values)
     values.setdefault("gpus", 1)

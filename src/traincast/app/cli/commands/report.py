@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.app.api import advise, compare, plan, shard, trace, whatif, write_report
+from traincast.app.api import advise, compare, fits, plan, shard, trace, whatif, write_report
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.commands.predict import add_curve_options, predict_asked
 from traincast.app.cli.output import check_outputs, print_result
@@ -30,7 +30,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.plugins import PAGES, require_plugin
 from traincast.utils.results import Result
 
-KINDS = ("prediction", "compare", "plan", "sharding", "advice")
+KINDS = ("prediction", "fits", "compare", "plan", "sharding", "advice")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +96,8 @@ def _predict_source(args: argparse.Namespace) -> Result:
         if args.of == "compare":
             names = str(values.pop("on")).split(",")
             return compare(values.pop("workload"), on=names, price=args.price, progress=progress, **values)
+        if args.of == "fits":
+            return fits(progress=progress, **values)
         if args.of == "advice":
             return advise(price=args.price, progress=progress, **values)
         if args.of == "sharding":

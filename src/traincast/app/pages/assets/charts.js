@@ -4,25 +4,48 @@
   function ink(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
   function axes(chart) {
     function axis(label, side) {
-      return { label: label, stroke: ink("--fg"), grid: { stroke: ink("--line"), width: 1 }, side: side,
-               ticks: { stroke: ink("--line") }, font: "12px system-ui", labelFont: "13px system-ui",
-               size: side === 3 ? 66 : 46,
+      var log = side === 3 ? chart.log_y : chart.log_x, kept = function (u, splits) { return log ? splits.map(round) : splits; };
+      return { label: label, stroke: ink("--fg"), grid: { stroke: ink("--line"), width: 1, filter: kept }, side: side,
+               ticks: { stroke: ink("--line"), filter: kept }, font: "12px system-ui", labelFont: "600 13px system-ui",
+               size: side === 3 ? 62 : 44, filter: kept, space: side === 3 ? 28 : 46,
                values: function (u, splits) { return splits.map(function (v) { return v === null ? "" : short(v); }); } };
     }
+    /* Of a logarithmic axis of few decades 1, 2 and 5 of each are named, of a long one its powers of ten; one of base 2 all. */
+    function round(value) {
+      if (value === null || chart.base_x === 2) return value;
+      var lead = Number(value.toExponential(3).split("e")[0]), wanted = spread(chart) > 4 ? [1] : [1, 2, 5];
+      return wanted.indexOf(lead) >= 0 ? value : null;
+    }
     return [axis(chart.x_label, 2), axis(chart.y_label, 3)];
+  }
+  /* The decades that the longer of a chart's two scales has. */
+  function spread(chart) {
+    function decades(values) {
+      var shown = values.filter(function (v) { return v > 0; });
+      return shown.length ? Math.log10(Math.max.apply(null, shown) / Math.min.apply(null, shown)) : 0;
+    }
+    var ys = chart.series.reduce(function (all, one) { return all.concat(one.y); }, []);
+    return Math.max(chart.log_x ? decades(chart.x) : 0, chart.log_y ? decades(ys) : 0);
   }
   function short(value) {
     if (value === 0) return "0";
     var size = Math.abs(value);
-    if (size >= 1e5 || size < 1e-3) return value.toExponential(0).replace("e+", "e");
-    return String(Number(value.toPrecision(3)));
+    var steps = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]];
+    for (var n = 0; n < steps.length; n++)
+      if (size >= steps[n][0]) return Number((value / (steps[n][1] === "k" ? 1e3 : steps[n][0])).toPrecision(3)) + " " + steps[n][1];
+    return size < 1e-4 ? value.toExponential(0) : String(Number(value.toPrecision(3)));
+  }
+  /* A logarithmic range with some room, not whole decades. */
+  function loose(u, low, high) {
+    var least = low / 1.3, unit = Math.pow(10, Math.floor(Math.log10(least)));
+    return [Math.floor(least / unit) * unit, high * 1.3];
   }
   var DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [4, 4], [12, 4]];
 
   /* Points as shapes: squares, circles, triangles, diamonds... one for each series. */
-  function marks(shape) {
+  function marks(shape, one) {
     return function (u, series) {
-      var pen = u.ctx, xs = u.data[0], ys = u.data[series], r = 4 * (window.devicePixelRatio || 1);
+      var ratio = window.devicePixelRatio || 1, pen = u.ctx, xs = u.data[0], ys = u.data[series], r = 4 * ratio;
       pen.save();
       pen.fillStyle = pen.strokeStyle = u.series[series]._stroke || u.series[series].stroke(u, series);
       pen.lineWidth = 2;
@@ -34,21 +57,30 @@
         if (shape % 4 === 1) pen.rect(x - r, y - r, 2 * r, 2 * r);
         if (shape % 4 === 2) { pen.moveTo(x, y - r * 1.2); pen.lineTo(x + r, y + r); pen.lineTo(x - r, y + r); pen.closePath(); }
         if (shape % 4 === 3) { pen.moveTo(x, y - r * 1.3); pen.lineTo(x + r * 1.3, y); pen.lineTo(x, y + r * 1.3); pen.lineTo(x - r * 1.3, y); pen.closePath(); }
-        if (shape < 4) pen.fill(); else pen.stroke();
+        if (one.filled ? one.filled[i] : shape < 4) pen.fill(); else pen.stroke();
+        if (one.names && xs.length <= 48) name(pen, one.names[i], x, y, ratio);
       }
       pen.restore();
       return null;
     };
   }
 
+  function name(pen, text, x, y, ratio) {
+    pen.font = 11 * ratio + "px system-ui";
+    pen.textAlign = "left";
+    pen.textBaseline = "middle";
+    pen.fillText(text, x + 8 * ratio, y);
+  }
+
   /* chart: {x: [...], series: [{label, y: [...], kind: "line" | "points" | "band" | "step"}], log, labels} */
   Traincast.plot = function (place, chart) {
-    var data = [chart.x], series = [{ label: chart.x_label }], bands = [];
+    var data = [chart.x], bands = [];
+    var series = [{ label: chart.x_label, value: function (u, v) { return v === null || v === undefined ? "" : short(v); } }];
     chart.series.forEach(function (one, n) {
       var slot = (one.slot === undefined ? n : one.slot) % 12, colour = one.strong ? ink("--fg") : ink("--c" + slot);
-      var line = { label: one.label, stroke: colour, width: 2, spanGaps: true, dash: DASHES[(one.dash || 0) % DASHES.length],
+      var line = { label: one.label, value: function (u, v) { return v === null || v === undefined ? "" : short(v); }, stroke: colour, width: 2, spanGaps: true, dash: DASHES[(one.dash || 0) % DASHES.length],
                    points: { show: one.kind === "line" && chart.x.length < 40, size: 7 } };
-      if (one.kind === "points") { line.paths = marks(n); line._stroke = colour; line.points = { show: false }; line.spanGaps = false; }
+      if (one.kind === "points") { line.paths = marks(n, one); line._stroke = colour; line.points = { show: false }; line.spanGaps = false; }
       if (one.kind === "step") line.paths = uPlot.paths.stepped({ align: 1 });
       if (one.kind === "edge") { line.width = 1; line.points = { show: false }; }
       data.push(one.y);
@@ -59,8 +91,9 @@
     place.textContent = "";
     return new uPlot({
       width: width, height: Math.max(Math.min(Math.round(width * 0.5), 380), 240), series: series, bands: bands, axes: axes(chart),
-      scales: { x: { time: false, distr: chart.log_x ? 3 : 1, log: chart.base_x || 10, range: chart.range_x },
-                y: { distr: chart.log_y ? 3 : 1, range: chart.range_y || (chart.log_y ? undefined : function (u, low, high) {
+      padding: [12, chart.series.some(function (one) { return one.names; }) ? 90 : 16, 0, 0],
+      scales: { x: { time: false, distr: chart.log_x ? 3 : 1, log: chart.base_x || 10, range: chart.range_x || (chart.log_x && chart.series[0].names ? loose : undefined) },
+                y: { distr: chart.log_y ? 3 : 1, range: chart.range_y || (chart.log_y ? chart.series[0].names ? loose : undefined : function (u, low, high) {
                   return [0, high > 0 ? high * 1.08 : 1]; }) } },
       legend: { live: chart.series.length < 8 }, cursor: { drag: { x: true, y: false } },
     }, data, place);

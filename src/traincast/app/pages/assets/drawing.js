@@ -2,7 +2,7 @@
    slices there are: at most one rectangle a pixel and track. */
 "use strict";
 (function () {
-  var ROW = 24, AXIS = 26, SLOTS = 12;
+  var ROW = 24, AXIS = 26, SLOTS = 12, GUTTER = 172, WIDE = 720;
 
   Traincast.View = function (canvas, model) {
     this.canvas = canvas;
@@ -14,8 +14,9 @@
     this.selected = null;
     this.pending = false;
     this.drawn = 0;
-    this.title = model.tracks.length > 10 ? 0 : 17; /* many tracks: titles lie over the slices */
-    this.row = model.tracks.length > 10 ? 19 : ROW;
+    this.left = 0; /* where slices begin: titles stand before them, on narrow screens above */
+    this.title = 17;
+    this.row = ROW;
     this.colours();
   };
   var View = Traincast.View.prototype;
@@ -59,8 +60,8 @@
 
   View.height = function () { return AXIS + this.model.tracks.length * (this.row + this.title) + 6; };
   View.top = function (t) { return AXIS + t * (this.row + this.title) + this.title; };
-  View.x = function (moment) { return (moment - this.low) / (this.high - this.low) * this.width; };
-  View.moment = function (x) { return this.low + x / this.width * (this.high - this.low); };
+  View.x = function (moment) { return this.left + (moment - this.low) / (this.high - this.low) * (this.width - this.left); };
+  View.moment = function (x) { return this.low + (x - this.left) / (this.width - this.left) * (this.high - this.low); };
   View.trackAt = function (y) {
     var t = Math.floor((y - AXIS) / (this.row + this.title));
     return t >= 0 && t < this.model.tracks.length && y >= this.top(t) - 2 ? t : -1;
@@ -69,6 +70,9 @@
   View.resize = function () {
     var ratio = window.devicePixelRatio || 1, box = this.canvas.parentNode.getBoundingClientRect();
     this.width = Math.max(Math.floor(box.width) - 18, 120);
+    this.left = this.width >= WIDE ? GUTTER : 0;
+    this.title = this.left ? 0 : 17;
+    this.row = this.model.tracks.length > 10 ? 20 : ROW;
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height() * ratio);
     this.canvas.style.height = this.height() + "px";
@@ -98,7 +102,7 @@
 
   View.axis = function (pen) {
     var span = this.high - this.low, step = Math.pow(10, Math.floor(Math.log10(span / 4)));
-    var least = 92 * span / this.width;
+    var least = 92 * span / (this.width - this.left);
     while (step < least) step *= step.toExponential()[0] === "2" ? 2.5 : 2;
     pen.fillStyle = this.ink.soft;
     pen.strokeStyle = this.ink.line;
@@ -116,23 +120,23 @@
   };
 
   View.track = function (pen, t) {
-    var model = this.model, track = model.tracks[t], top = this.top(t), scale = this.width / (this.high - this.low);
+    var model = this.model, track = model.tracks[t], top = this.top(t), scale = (this.width - this.left) / (this.high - this.low);
     var i = model.firstAfter(track, this.low), n = track.start.length;
     while (i < n && track.start[i] < this.high) {
-      var x = (track.start[i] - this.low) * scale, width = track.length[i] * scale;
+      var x = this.left + (track.start[i] - this.low) * scale, width = track.length[i] * scale;
       if (width >= 2) {
         this.slice(pen, track, i, x, top, width);
         i++;
       } else {
         /* everything that begins inside this pixel is one mark; go on with what reaches beyond it */
-        var pixel = Math.floor(x), next = this.low + (pixel + 1) / scale, lit = false, first = i;
+        var pixel = Math.floor(x), next = this.low + (pixel + 1 - this.left) / scale, lit = false, first = i;
         while (i < n && track.start[i] < next && track.length[i] * scale < 2) {
           lit = lit || !this.found || this.matches(track, i);
           i++;
         }
         pen.globalAlpha = lit ? 1 : 0.18;
         pen.fillStyle = this.fills[track.kind[first] % SLOTS];
-        pen.fillRect(pixel, top, 1, this.row - 4);
+        if (pixel >= this.left) pen.fillRect(pixel, top, 1, this.row - 4);
         pen.globalAlpha = 1;
         this.rectangles++;
       }
@@ -141,15 +145,10 @@
   };
 
   View.name = function (pen, title, top) {
-    pen.font = this.title ? "12px system-ui, sans-serif" : "11px system-ui, sans-serif";
-    if (!this.title) {
-      pen.globalAlpha = 0.82;
-      pen.fillStyle = this.ink.panel;
-      pen.fillRect(0, top + 1, pen.measureText(title).width + 8, this.row - 6);
-      pen.globalAlpha = 1;
-    }
+    pen.font = "12px system-ui, sans-serif";
     pen.fillStyle = this.ink.fg;
-    pen.fillText(title, 4, this.title ? top - 4 : top + 11);
+    if (this.left) while (title.length > 8 && pen.measureText(title).width > this.left - 10) title = title.replace(/.…?$/, "…");
+    pen.fillText(title, 2, this.left ? top + 13 : top - 4);
   };
 
   View.matches = function (track, i) {
@@ -157,7 +156,7 @@
   };
 
   View.slice = function (pen, track, i, x, top, width) {
-    var left = Math.max(x, 0), right = Math.min(x + width, this.width), slot = track.kind[i] % SLOTS;
+    var left = Math.max(x, this.left), right = Math.min(x + width, this.width), slot = track.kind[i] % SLOTS;
     var shown = right - left;
     if (shown <= 0) return;
     pen.globalAlpha = this.found && !this.matches(track, i) ? 0.18 : 1;
@@ -195,7 +194,7 @@
     for (var k = 0; k < parts.length; k++) {
       var start = parts[k][1], end = start + parts[k][2];
       if (end < this.low || start > this.high) { before = null; continue; }
-      var y = this.top(parts[k][0]) + this.row - 4, left = Math.max(this.x(start), 0), right = Math.min(this.x(end), this.width);
+      var y = this.top(parts[k][0]) + this.row - 4, left = Math.max(this.x(start), this.left), right = Math.min(this.x(end), this.width);
       if (right - left >= 0.5 || Math.floor(left) !== lastPixel) {
         pen.fillRect(left, y, Math.max(right - left, 1), 4);
         if (before !== null && before !== y) { pen.moveTo(left, before + 2); pen.lineTo(left, y + 2); }
@@ -215,7 +214,7 @@
   };
 
   View.zoom = function (factor, x) {
-    var centre = this.moment(x === undefined ? this.width / 2 : x), least = 200;
+    var centre = this.moment(x === undefined ? (this.left + this.width) / 2 : x), least = 200;
     var span = Math.min(Math.max((this.high - this.low) * factor, least), this.model.end * 1.02);
     var share = (centre - this.low) / (this.high - this.low);
     this.show(centre - share * span, centre + (1 - share) * span);
@@ -239,7 +238,7 @@
     var track = this.model.tracks[place[0]], start = track.start[place[1]], length = track.length[place[1]];
     this.selected = place;
     if (start < this.low || start + length > this.high || length / (this.high - this.low) * this.width < 4) {
-      var span = Math.max(length * 12, Math.min(this.high - this.low, length * 200), 2000);
+      var span = Math.min(Math.max(length * 12, Math.min(this.high - this.low, length * 200), 2000), this.model.end * 1.02);
       this.show(start + length / 2 - span / 2, start + length / 2 + span / 2);
     }
     this.draw();

@@ -13,7 +13,8 @@
   }
 
   function timeline(place, data, key) {
-    var model = new Traincast.Model(data), box = element("div", { class: "timeline" });
+    var whole = new Traincast.Model(data), hidden = data.tracks.filter(function (track) { return track.folded; }).length;
+    var model = hidden ? new Traincast.Model(Traincast.folded(data)) : whole, box = element("div", { class: "timeline" });
     place.replaceWith(box);
     var tools = element("div", { class: "tools" }, box);
     var search = element("input", { type: "search", placeholder: "Search kernels and ops", "aria-label": "Search kernels and ops" }, tools);
@@ -34,7 +35,19 @@
     button("+", "Zoom in", function () { view.zoom(0.5); });
     button("−", "Zoom out", function () { view.zoom(2); });
     button("⤢", "Show all", function () { view.show(0, model.end); });
-    button("Save trace", "Save trace for Perfetto (Chrome trace)", function () { save(model, key); });
+    if (hidden) {
+      var fold = element("button", { type: "button", "aria-expanded": "false", text: "All ranks" }, tools);
+      fold.addEventListener("click", function () {
+        var open = view.model !== whole;
+        view.model = open ? whole : model;
+        view.selected = null;
+        view.found = view.model.search(search.value);
+        fold.setAttribute("aria-expanded", String(open));
+        fold.textContent = open ? "Fewer ranks" : "All ranks";
+        view.resize();
+      });
+    }
+    button("Save trace", "Save trace for Perfetto (Chrome trace)", function () { save(whole, key); });
     if (data.first) view.show(data.first[0], data.first[1]);
     if (data.left_out) status.textContent = data.left_out + " of the shortest slices are left out.";
     pointers(canvas, view, tip, status);
@@ -88,7 +101,7 @@
   }
 
   function pointers(canvas, view, tip, status) {
-    var held = {}, apart = 0;
+    var held = {}, apart = 0, dragged = false;
     function at(event) {
       var box = canvas.getBoundingClientRect();
       return [event.clientX - box.left, event.clientY - box.top];
@@ -101,6 +114,7 @@
     }
     canvas.addEventListener("pointerdown", function (event) {
       held[event.pointerId] = at(event);
+      dragged = false;
       try { canvas.setPointerCapture(event.pointerId); } catch (ignored) { /* a synthetic pointer */ }
     });
     canvas.addEventListener("pointermove", function (event) {
@@ -111,6 +125,7 @@
         if (apart) view.zoom(Math.min(Math.max(apart / Math.max(distance, 1), 0.5), 2), (held[ids[0]][0] + held[ids[1]][0]) / 2);
         apart = distance;
       } else if (before) {
+        dragged = dragged || Math.abs(before[0] - now[0]) > 3;
         view.pan((before[0] - now[0]) / view.width);
         held[event.pointerId] = now;
       } else {
@@ -128,7 +143,7 @@
       canvas.addEventListener(name, function (event) { delete held[event.pointerId]; apart = 0; });
     });
     canvas.addEventListener("pointerleave", function () { tip.hidden = true; });
-    canvas.addEventListener("click", function (event) { var place = found(event); if (place) { view.selected = place; select(view, status, place); } });
+    canvas.addEventListener("click", function (event) { var place = dragged ? null : found(event); if (place) { view.selected = place; select(view, status, place); } });
     canvas.addEventListener("dblclick", function (event) { view.zoom(0.4, at(event)[0]); });
     canvas.addEventListener("wheel", function (event) {
       if (event.ctrlKey || event.metaKey) { event.preventDefault(); view.zoom(event.deltaY > 0 ? 1.25 : 0.8, at(event)[0]); }
@@ -215,9 +230,15 @@
       });
     });
   }
-  Traincast.start = function (data) { redraw = []; Traincast.views = []; start(data); };
+  Traincast.start = function (data) { redraw = []; Traincast.views = []; start(data); hint(); };
 
-  function again(colours) { redraw.forEach(function (one) { one(colours); }); }
+  /* Boxes that are wider than the screen say so. */
+  function hint() {
+    document.querySelectorAll(".wide").forEach(function (box) { box.classList.toggle("more", box.scrollWidth > box.clientWidth + 8); });
+  }
+  document.addEventListener("toggle", hint, true);
+
+  function again(colours) { redraw.forEach(function (one) { one(colours); }); hint(); }
   var waiting = 0;
   window.addEventListener("resize", function () { clearTimeout(waiting); waiting = setTimeout(again, 80); });
   ["(prefers-color-scheme: dark)", "print"].forEach(function (query) {

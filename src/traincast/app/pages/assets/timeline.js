@@ -2,6 +2,18 @@
 "use strict";
 var Traincast = {};
 
+/* The same without the tracks of ranks that are folded away. */
+Traincast.folded = function (data) {
+  var place = {}, kept = data.tracks.filter(function (track, t) {
+    if (!track.folded) place[t] = Object.keys(place).length;
+    return !track.folded;
+  });
+  var path = data.path.filter(function (part) { return part[0] in place; }).map(function (part) {
+    return [place[part[0]]].concat(part.slice(1));
+  });
+  return Object.assign({}, data, { tracks: kept, path: path });
+};
+
 Traincast.Model = function (data) {
   this.data = data;
   this.names = data.names;

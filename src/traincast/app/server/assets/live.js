@@ -3,6 +3,7 @@
 (function () {
   var form = document.getElementById("question"), main = document.getElementById("main"), said = document.getElementById("said");
   var bar = document.getElementById("progress"), cancel = document.getElementById("cancel"), nav = document.getElementById("sections");
+  var kept = document.getElementById("kept"), keep = document.getElementById("keep"), beside = new URLSearchParams(location.search).get("beside") || "";
   var asked = 0, job = null, view = new URLSearchParams(location.search).get("view") || "", typing = 0, moving = 0;
 
   function say(text, wrong) {
@@ -17,6 +18,7 @@
   function address(pushed) {
     var made = query();
     if (view) made.append("view", view);
+    if (beside) made.append("beside", beside);
     var text = "/?" + made.toString() + location.hash;
     if (pushed) history.pushState(null, "", text); else history.replaceState(null, "", text);
   }
@@ -69,7 +71,9 @@
       say("Answered in " + ((performance.now() - begin) / 1e3).toFixed(2) + " s.");
     } catch (error) {
       if (mine !== asked) return;
-      say(error.message || String(error), true);
+      var label = error.field && form.querySelector('label[for="f-' + error.field + '"]');
+      var words = error.message || String(error);
+      say(label ? words.replace(new RegExp("^" + error.field + "(?=: )"), label.textContent) : words, true);
       marked(error.field);
       tools(null);
     }
@@ -80,6 +84,8 @@
 
   function show(page, text) {
     main.className = "";
+    var tasks = document.querySelector(".tasks");
+    if (tasks) tasks.remove();
     main.innerHTML = page.html; /* escaped by the server; the policy of this page runs no script in it */
     document.getElementById("title").textContent = page.title;
     document.getElementById("subtitle").textContent = page.subtitle;
@@ -94,6 +100,7 @@
       list.appendChild(item);
     });
     nav.hidden = false;
+    last = [page, text];
     Traincast.start(page.charts);
     restore();
     tools(text);
@@ -101,10 +108,47 @@
   }
   function tools(text) {
     var timeline = (Traincast.views || []).length > 0;
+    keep.hidden = text === null;
     ["save", "json", "perfetto"].forEach(function (id) { document.getElementById(id).hidden = text === null || id === "perfetto" && !timeline; });
     if (text === null) return;
     document.getElementById("save").href = "/api/report?" + text;
     document.getElementById("json").href = "/api/answer?" + text;
+  }
+
+  /* An answer beside another: its title, tiles, parts and tables; what is drawn stays with the newer one. */
+  function hold(page, text) {
+    beside = text;
+    kept.innerHTML = page.html; /* escaped by the server, as in the answer itself */
+    kept.querySelectorAll("[data-chart]").forEach(function (figure) { (figure.closest("section") || figure).remove(); });
+    kept.querySelectorAll("[id]").forEach(function (one) { one.removeAttribute("id"); });
+    kept.querySelectorAll("[aria-labelledby]").forEach(function (one) { one.removeAttribute("aria-labelledby"); });
+    var head = document.createElement("div"), title = document.createElement("h2"), line = document.createElement("p"), link = document.createElement("a"), close = document.createElement("button");
+    title.textContent = page.title;
+    line.className = "sub";
+    line.textContent = page.subtitle + " ";
+    link.href = "/?" + text;
+    link.textContent = "open alone";
+    close.type = "button";
+    close.textContent = "Remove";
+    close.addEventListener("click", function () { beside = ""; kept.hidden = true; kept.textContent = ""; document.body.classList.remove("two"); address(false); });
+    line.appendChild(link);
+    [title, line, close].forEach(function (one) { head.appendChild(one); });
+    kept.insertBefore(head, kept.firstChild);
+    kept.hidden = false;
+    document.body.classList.add("two");
+    window.dispatchEvent(new Event("resize"));
+  }
+  var last = null;
+  keep.addEventListener("click", function () { if (last) { hold(last[0], last[1]); address(false); say("Kept; change something to see both."); } });
+
+  /* Fields that belong to another kind of question are out of the way, and not sent. */
+  function fitting() {
+    var of = document.getElementById("f-of").value || "prediction", traced = document.getElementById("f-workload").value.indexOf("upload:") === 0;
+    form.querySelectorAll("[data-of]").forEach(function (one) {
+      var used = one.dataset.of === of || one.dataset.of === "trace" && traced;
+      one.hidden = !used;
+      one.querySelector("input,select").disabled = !used;
+    });
   }
 
   /* What the first timeline shows: from, to (ns) and what is searched for. */
@@ -164,7 +208,7 @@
     });
   }
 
-  function changed() { view = ""; address(true); ask(); }
+  function changed() { fitting(); view = ""; address(true); ask(); }
   form.addEventListener("submit", function (event) { event.preventDefault(); changed(); });
   form.addEventListener("change", function (event) { if (event.target.type === "file") { if (event.target.files[0]) upload(event.target.files[0]); } else { clearTimeout(typing); changed(); } });
   form.addEventListener("input", function (event) {
@@ -185,7 +229,10 @@
     var state = new URLSearchParams(location.search);
     [].forEach.call(form.elements, function (one) { if (one.name && one.type !== "file") one.value = state.get(one.name) || ""; });
     view = state.get("view") || "";
+    fitting();
     ask();
   });
+  fitting();
+  if (beside) fetched("/api/page?" + beside, asked).then(function (page) { hold(page, beside); }, function () { beside = ""; });
   if (query().get("workload")) { address(false); ask(); }
 })();
