@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from traincast.ir.cuda_graph import LAUNCH, NODE
+from traincast.ir.compiled import LAUNCH, NODE
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
