@@ -77,7 +77,8 @@ class LinkModel:
         route = COLLECTIVES[kind].route
 
         def estimate_hop(nbytes: FloatArray) -> FloatArray:
-            return network.hops * (topology.network_latency + topology.rendezvous * (nbytes > EAGER_BYTES))
+            asks = np.where(nbytes > EAGER_BYTES, topology.rendezvous, 0.0)
+            return np.asarray(network.hops * (topology.network_latency + asks))
 
         if route is Route.PAIR:
             return np.asarray(floor + estimate_hop(message) + network.slowdown * x)

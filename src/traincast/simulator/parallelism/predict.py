@@ -44,7 +44,8 @@ def predict_parallel(
     check_memory: bool = True,
 ) -> Prediction:
     """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected. `prepare`
-    edits the ops of all stages before; `late`, `op_speed` and `check_memory` as in `predict_step`."""
+    edits the ops of all stages before; `late` and `op_speed` as in `predict_step`. Without `check_memory` the memory
+    is that of what was simulated, which may be fewer micro-batches."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
@@ -82,8 +83,9 @@ def predict_parallel(
     result = simulate(simulated)
     if simulated < layout.accumulation:
         result = _extend_prediction(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
-    change = changes[0] if changes else 0
-    return _add_memory(result, platform, model, layout, stages, change, check=check_memory)
+    if not check_memory:
+        return result
+    return _add_memory(result, platform, model, layout, stages, changes[0] if changes else 0)
 
 
 def _find_peak(workload: Workload) -> int:
@@ -192,11 +194,10 @@ def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMe
 
 
 def _add_memory(
-    result: Prediction, platform: Platform, model: Transformer, layout: Layout, stages: Sequence[Stage], change: int,
-    *, check: bool,
-) -> Prediction:  # fmt: skip
+    result: Prediction, platform: Platform, model: Transformer, layout: Layout, stages: Sequence[Stage], change: int
+) -> Prediction:
     """The prediction with the memory of the whole step, and what is to be known of it. `change` is how many bytes more
-    edits of its ops take; `check`: say so if the step does not fit."""
+    edits of its ops take."""
     per_stage = layout.gpus // layout.pp
     by_stage = [Memory(events) for events in _list_events(model, platform, layout, stages)]
     if change:
@@ -204,7 +205,7 @@ def _add_memory(
     ranks = tuple(replace(rank, memory=by_stage[rank.ranks[0] // per_stage]) for rank in result.ranks)
     memory = _make_memory(max(by_stage, key=lambda one: one.peak_bytes), platform, layout)
     device, warnings = platform.device, list[str]()
-    if check and not memory.fits:
+    if not memory.fits:
         warnings.append(memory.describe_excess("the fullest rank" if layout.gpus > 1 else "the step"))
     if layout.precision not in device.peak_flops:
         warnings.append(Note(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others"))
