@@ -18,7 +18,7 @@ from traincast.planner.what_if.difference import compute_difference
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 from traincast_evaluation.suites.cases import Case
 from traincast_evaluation.suites.single_gpu import dlrm_cases, transformer_cases
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.imports import EVALUATION, PACKAGE, ROOT
 
-MOST_FILE_LINES = 400
+MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 25
 """Of nine functions in ten."""
 LONGEST_FUNCTION = 53

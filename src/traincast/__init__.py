@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from traincast.app.profiling import profile
     from traincast.app.watching import WatchedSteps
     from traincast.hardware.platform import Platform
-    from traincast.ir.given import OpCost
+    from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.prediction.result import Prediction
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from traincast.utils.errors import TraincastError
 
 _TYPES = {
-    "OpCost": "traincast.ir.given",
+    "OpCost": "traincast.ir.formula",
     "Platform": "traincast.hardware.platform",
     "Prediction": "traincast.simulator.prediction.result",
     "ScalingCurve": "traincast.simulator.prediction.scaling",

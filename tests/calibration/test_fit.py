@@ -13,8 +13,7 @@ from tests.costs.cpu.test_features import TINY
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.features import estimate_rough_seconds
 from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events
-from traincast.costs.cpu.machine import make_machine_platform
-from traincast.costs.cpu.profile import is_profile, load_profile, save_profile
+from traincast.costs.cpu.profile import is_profile, load_profile, make_machine_platform, save_profile
 from traincast.costs.cpu.samples import Sample, select_calm_samples
 from traincast.models.dlrm.program import build_dlrm_workload
 from traincast.simulator.cpu.predict import predict_on_machine

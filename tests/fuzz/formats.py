@@ -21,8 +21,8 @@ from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
 from tests.fuzz.messages import mutated_messages
 from tests.traces import damaged
 from traincast.ir.export_chakra import export_chakra_et
-from traincast.ir.export_et import export_pytorch_et
 from traincast.ir.file import save_workload
+from traincast.ir.trace_nodes import export_pytorch_et
 from traincast.models.catalog import load_model
 
 Command = list[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.ir.cuda_graph import LAUNCH, NODE, find_graph_scopes, find_scopes_in_phases, mark_graphs
+from traincast.ir.compiled import LAUNCH, NODE, find_graph_scopes, find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase
 from traincast_evaluation.published.catalog import published_programs
 

@@ -10,7 +10,7 @@ import pytest
 from tests.ir.steps import make_mlp, make_workload, spec
 from traincast.ir import Phase, ProgramBuilder, Signature, Workload
 from traincast.ir.export_chakra import export_chakra_et
-from traincast.ir.export_et import export_pytorch_et
+from traincast.ir.trace_nodes import export_pytorch_et
 from traincast.utils.errors import TraincastError
 
 ATTRIBUTES = [

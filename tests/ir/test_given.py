@@ -1,7 +1,6 @@
 import pytest
 
-from traincast.ir.formula import Formula
-from traincast.ir.given import OpCost, read_op_costs
+from traincast.ir.formula import Formula, OpCost, read_op_costs
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 

@@ -6,7 +6,7 @@ import pytest
 
 from traincast.hardware import load_platform
 from traincast.ir import compute_peak_memory
-from traincast.ir.tables import count_bytes_left_out
+from traincast.ir.rows import count_bytes_left_out
 from traincast.models.catalog import load_model
 from traincast.models.data_parallel import apply_data_parallel
 from traincast.models.dlrm.config import CRITEO_ROWS

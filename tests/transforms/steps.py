@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from traincast.hardware.platform import load_platform
-from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.planner.what_if.result import prepare_both_sides
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import load_step

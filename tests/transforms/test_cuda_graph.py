@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.ir.cuda_graph import LAUNCH, NODE
+from traincast.ir.compiled import LAUNCH, NODE
 from traincast.ir.ops import Phase
 from traincast.simulator.scenario.predict import load_step, predict
 from traincast.simulator.scenario.resolved import resolve

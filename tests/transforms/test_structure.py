@@ -9,8 +9,8 @@ import pytest
 import traincast
 from tests.transforms.steps import assert_same, edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.planner.what_if.result import prepare_both_sides
 from traincast.simulator.scenario.predict import load_step
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario

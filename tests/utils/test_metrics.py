@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import compute_error_row, is_within_interval
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90, compute_error_row, is_within_interval
 
 
 def test_every_measure_of_three_known_errors():

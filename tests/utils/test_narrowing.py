@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from traincast.utils.metrics import Z90
 from traincast.utils.narrowing import MEASURED, Part, compute_half_width, order_by_narrowing, rank_by_remaining_width
-from traincast.utils.quantiles import Z90
 
 PARTS = {
     "large and known": Part(0.6, MEASURED, "a"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.utils.arrays import FloatArray
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 
 def solve_nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:

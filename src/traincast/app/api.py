@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from traincast.app.pages.writing import WrittenPage
     from traincast.capturing.script import Recording
     from traincast.hardware.platform import Platform
-    from traincast.ir.given import OpCost
+    from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.simulator.prediction.result import Prediction
     from traincast.simulator.prediction.scaling import ScalingCurve

@@ -38,8 +38,8 @@ def whatif(
     `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run, `power_watts` the power
     limit of a GPU (default: that of its sheet). Other keywords are those of `predict`.
     """
-    from traincast.planner.what_if.compare import answer_what_if
     from traincast.planner.what_if.money import Prices
+    from traincast.planner.what_if.result import answer_what_if
 
     prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
     return answer_what_if(_resolve_scenario(workload, on, scenario), edits, prices)
@@ -130,8 +130,8 @@ def compare(
     one GPU for an hour, for all or by platform or GPU (default: the built-in list; "none": no dollars); `samples` or
     `tokens` say how long the run is. Other keywords as in `predict`."""
     from traincast.app.predicting import capture_source
+    from traincast.planner.what_if.money import choose_prices
     from traincast.planner.what_if.platforms import compare_platforms
-    from traincast.planner.what_if.prices import choose_prices
     from traincast.simulator.scenario.fields import make_scenario
 
     prices, priced = choose_prices(price)
@@ -163,7 +163,7 @@ def plan(
     """
     from traincast.planner.parallelism.plan import plan as answer
     from traincast.simulator.scenario.fields import make_scenario
-    from traincast.utils.parallel.where import search_workers
+    from traincast.utils.parallel.runner import search_workers
 
     return answer(
         make_scenario({"workload": workload, "on": on, "gpus": gpus, **scenario}), tokens_per_step=tokens_per_step,
@@ -195,7 +195,7 @@ def shard(
     (default one per core); the result is the same.
     """
     from traincast.planner.sharding.entry import shard as answer
-    from traincast.utils.parallel.where import search_workers
+    from traincast.utils.parallel.runner import search_workers
 
     return answer(
         str(tables),

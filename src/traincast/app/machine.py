@@ -55,7 +55,7 @@ def measure(
     """
     from traincast.calibration.measure import make_slug
     from traincast.calibration.measure import measure_here as run
-    from traincast.costs.cpu.machine import get_profile_home
+    from traincast.costs.cpu.profile import get_profile_home
 
     trace = None if trace_out is None else Path(trace_out)
     if trace is None and device == "cuda" and gpus == 1:
@@ -105,8 +105,8 @@ def bench(
 
 def self_check(device: str = "cpu") -> SelfCheck:
     """Tries every part that `bench` needs of a device once; the report says which failed. Needs torch."""
-    from traincast.calibration.bench.opening import open_device
     from traincast.calibration.bench.selfcheck import check_device
+    from traincast.calibration.bench.store import open_device
 
     return check_device(lambda: open_device(device), device)
 

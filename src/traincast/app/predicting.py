@@ -51,7 +51,7 @@ def check_gpu(scenario: Scenario) -> None:
 def _is_here(scenario: Scenario) -> bool:
     if not isinstance(scenario.on, str) or not (scenario.on == "here" or scenario.on.endswith(".toml")):
         return False
-    from traincast.costs.cpu.machine import is_here
+    from traincast.costs.cpu.profile import is_here
 
     return is_here(scenario.on)
 

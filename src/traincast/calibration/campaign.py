@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from traincast.calibration.here import capture_here, find_store_folder
 from traincast.calibration.measure import Source
-from traincast.costs.cpu.machine import get_profile_file
-from traincast.costs.cpu.profile import load_profile
+from traincast.costs.cpu.profile import get_profile_file, load_profile
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.results import Records, Result
@@ -120,9 +119,8 @@ def run_campaign(
     if dry_run:
         planned = _describe_plan(folder, tasks, seconds, device if needed is None else "")
         return planned if needed is None else replace(planned, half_width_if_measured=needed.by_kind)
-    from traincast.calibration.bench.disturbance import note_disturbances
-    from traincast.calibration.bench.opening import open_device
-    from traincast.calibration.bench.store import Store
+    from traincast.calibration.bench.measure import note_disturbances
+    from traincast.calibration.bench.store import Store, open_device
     from traincast.calibration.bench.timing import Reference, check_locked
 
     if not 0 <= clock_mhz < _MOST_MHZ:
@@ -217,7 +215,7 @@ def _run_tasks(
 
 def _choose_plan(device: str, seed: int) -> Iterator[Task]:
     """The microbenchmarks of a kind of device."""
-    from traincast.calibration.bench.gpu_plan import plan_gpu_benchmarks
+    from traincast.calibration.bench.device import plan_gpu_benchmarks
     from traincast.calibration.bench.plans import plan_benchmarks
 
     return plan_gpu_benchmarks(seed) if device == "cuda" else plan_benchmarks(seed)

@@ -9,8 +9,7 @@ from typing import Any
 
 from traincast.calibration.measure import Source, make_runnable
 from traincast.calibration.measure_ranks import capture_ranks
-from traincast.costs.cpu.machine import HERE, get_profile_file, get_profile_home, load_machine
-from traincast.costs.cpu.profile import Profile, save_profile
+from traincast.costs.cpu.profile import HERE, Profile, get_profile_file, get_profile_home, load_machine, save_profile
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.cpu.predict import predict_on_machine

@@ -116,7 +116,7 @@ def measure_here(
 ) -> Measured:
     """The step, run here by one process; see `benching.measure.measure_step`."""
     from traincast.calibration.bench.measure import measure_step
-    from traincast.calibration.bench.opening import open_device
+    from traincast.calibration.bench.store import open_device
     from traincast.calibration.bench.timing import CLOCKS
 
     check_sizes(variant, seconds)

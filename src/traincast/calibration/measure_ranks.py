@@ -98,9 +98,9 @@ def measure_ranks(
     import numpy as np
 
     from traincast.calibration.bench.measure import MOST_REPEATS, Measured
-    from traincast.calibration.bench.opening import open_device
     from traincast.calibration.bench.parts import count_possible_ranks
     from traincast.calibration.bench.ranks import run_ranks
+    from traincast.calibration.bench.store import open_device
     from traincast.calibration.bench.timing import Series, summarise_series
 
     check_sizes(variant, seconds)

@@ -1,4 +1,4 @@
-"""Which ops of a program a compiler takes together: those of compiled regions, and their backward."""
+"""Which ops of a program a compiler takes together, and which scopes are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -67,3 +67,30 @@ def _is_in_model(program: Program, scope: ScopeRow, roots: set[str]) -> bool:
 def _find_root_class(program: Program, module: int) -> str:
     """The class of the outermost module."""
     return program.names[module].partition(".")[0]
+
+
+LAUNCH = "cuda_graph_launch::"
+"""What the name of a graph's first scope begins with: the host launches the whole graph there."""
+NODE = "cuda_graph::"
+"""What the names of its other scopes begin with: they cost the host nothing."""
+
+
+def mark_graphs(program: Program, graphed: BoolArray) -> Program:
+    """The program with the scopes that `graphed` says replayed: every run of neighbours is one graph."""
+    first = graphed & ~np.concatenate(([False], graphed[:-1]))
+    editor = ProgramEditor(program)
+    editor.rename_scopes(first, LAUNCH)
+    editor.rename_scopes(graphed & ~first, NODE)
+    return editor.build()
+
+
+def find_scopes_in_phases(program: Program, *phases: Phase) -> BoolArray:
+    """Which scopes are of one of these phases."""
+    return np.isin(program.columns.scope_phase, phases)
+
+
+def find_graph_scopes(names: tuple[str, ...]) -> tuple[BoolArray, BoolArray]:
+    """Which of these scope names are part of a graph, and which of those launch one."""
+    launches = np.array([name.startswith(LAUNCH) for name in names], dtype=np.bool_)
+    nodes = np.array([name.startswith(NODE) for name in names], dtype=np.bool_)
+    return launches | nodes, launches

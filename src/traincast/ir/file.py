@@ -11,10 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.ir.archive import Archive, pack_array, pack_members
-from traincast.ir.codec import Json, check_list_of, check_type, decode_signatures, encode_signatures, read_member
-from traincast.ir.formula import Formula
-from traincast.ir.given import OpCost, read_op_costs
+from traincast.ir.archive import (
+    Archive,
+    Json,
+    check_list_of,
+    check_type,
+    decode_signatures,
+    encode_signatures,
+    pack_array,
+    pack_members,
+    read_member,
+)
+from traincast.ir.formula import Formula, OpCost, read_op_costs
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.validate import validate_workload

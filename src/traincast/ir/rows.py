@@ -1,4 +1,5 @@
-"""A program as rows that can be changed one by one: ops, scopes and storages as objects."""
+"""A program as rows that can be changed one by one (ops, scopes, storages), and table rows that a step does not
+hold."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from traincast.ir.assembly import BY_USE, NEVER, Draft, make_pointers
-from traincast.ir.ops import Phase, Signature
+from traincast.ir.ops import DTYPE_BYTES, Phase, Signature
 from traincast.ir.program import Program, find_stale_storages
 from traincast.utils.arrays import Int32Array, IntArray
+from traincast.utils.errors import TraincastError
 
 
 @dataclass(eq=False, slots=True)
@@ -140,3 +142,24 @@ class Rows:
 def _split_rows(pointer: Int32Array, values: Int32Array) -> list[tuple[int, ...]]:
     flat = values.tolist()
     return [tuple(flat[start:end]) for start, end in pairwise(pointer.tolist())]
+
+
+def count_bytes_left_out(program: Program) -> int:
+    """Bytes of the table rows that lookups know of (`rows`, `dims`) and that occupy no memory of the step."""
+    return sum(
+        _count_left_out_of_lookup(signature) for signature in program.signatures if "embedding" in signature.name
+    )
+
+
+def _count_left_out_of_lookup(signature: Signature) -> int:
+    rows, dims = signature.scalar("rows"), signature.scalar("dims")
+    if "backward" in signature.name or not (isinstance(rows, tuple) and isinstance(dims, tuple) and signature.inputs):
+        return 0
+    weights = signature.inputs[0]
+    if len(rows) != len(dims):
+        raise TraincastError(
+            f"op '{signature.name}' has {len(rows)} numbers of rows and {len(dims)} widths of its tables"
+        )
+    pairs = zip(rows, dims, strict=True)
+    whole = sum(height * width for height, width in pairs if isinstance(height, int) and isinstance(width, int))
+    return max(whole - weights.numel, 0) * DTYPE_BYTES[weights.dtype]

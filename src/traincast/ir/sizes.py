@@ -1,14 +1,12 @@
-"""Sizes that depend on batch size and sequence length.
-
-A captured integer (a dimension, a stride, a byte count, a scalar argument) is a polynomial
-`c0 + c1*B + c2*S + c3*B*S + c4*S^2 + c5*B*S^2 + c6*B^2` in the batch size B and the sequence length S.
-A `SizeTable` holds the distinct polynomials of a program once; everything else refers to them by index.
-"""
+"""Sizes that depend on batch size and sequence length, and sizes of new ops made from those that a program has."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -105,3 +103,104 @@ def _evaluate_polynomials(coefficients: IntArray, batch: int, seq_len: int) -> I
     used = np.any(coefficients, axis=0)
     values: IntArray = coefficients @ np.where(used, np.array(terms, dtype=object), 0).astype(np.int64)
     return values
+
+
+_POWERS = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 0))
+"""Exponents of batch size and sequence length in `MONOMIALS`."""
+
+
+class SizeBook:
+    """The sizes of a program and those that are added to them; all are indices, as in symbolic signatures."""
+
+    def __init__(self, table: SizeTable) -> None:
+        self._table = table
+        self._new: dict[tuple[tuple[int, ...], int, int], int] = {}
+        self._keys: list[tuple[tuple[int, ...], int, int]] = []  # of `_new`, in order
+
+    def constant(self, value: int) -> int:
+        """A plain number."""
+        known = self._constants.get(value)
+        return self._add((value, *(len(MONOMIALS) - 1) * [0]), 1, 1) if known is None else known
+
+    @cached_property
+    def _constants(self) -> dict[int, int]:
+        """The sizes of the program that are plain numbers."""
+        table = self._table
+        plain = ~np.any(table.coefficients[:, 1:], axis=1) & (table.denominator == 1)
+        indices = np.flatnonzero(plain)
+        return dict(zip(table.coefficients[indices, 0].tolist(), indices.tolist(), strict=True))
+
+    def total(self, terms: Sequence[int], *, times: int = 1, plus: int = 0) -> int:
+        """The sum of sizes, multiplied by an integer, plus another."""
+        rows = [self._row(term) for term in terms]
+        multiples = {multiple for *_, multiple in rows}
+        if len(multiples) > 1:
+            raise TraincastError("its sizes round sequences up differently and cannot be added")
+        below = math.lcm(*(denominator for _, denominator, _ in rows))
+        sums = sum(times * coefficients * (below // denominator) for coefficients, denominator, _ in rows)
+        assert not isinstance(sums, int)
+        sums[0] += plus * below
+        return self._add(tuple(sums.tolist()), below, multiples.pop())
+
+    def product(self, factors: Sequence[int], *, times: int = 1) -> int:
+        """The product of sizes and an integer."""
+        powers: dict[tuple[int, int], int] = {(0, 0): times}
+        below, multiples = 1, {1}
+        for factor in factors:
+            coefficients, denominator, multiple = self._row(factor)
+            below *= denominator
+            multiples.add(multiple)
+            terms = [(power, int(c)) for power, c in zip(_POWERS, coefficients.tolist(), strict=True) if c]
+            grown: dict[tuple[int, int], int] = {}
+            for (b, s), value in powers.items():
+                for (more_b, more_s), c in terms:
+                    key = (b + more_b, s + more_s)
+                    grown[key] = grown.get(key, 0) + value * c
+            powers = grown
+        if len(multiples) > 2 or not set(powers) <= set(_POWERS):
+            raise TraincastError("a size of the edited step grows faster than workloads can say; capture it instead")
+        common = math.gcd(below, *powers.values()) or 1
+        row = tuple(powers.get(power, 0) // common for power in _POWERS)
+        return self._add(row, below // common, max(multiples))
+
+    def share(self, size: int, parts: int) -> int:
+        """One of this many equal parts of a size."""
+        coefficients, below, multiple = self._row(size)
+        common = math.gcd(below * parts, *coefficients.tolist()) or 1
+        return self._add(tuple((coefficients // common).tolist()), below * parts // common, multiple)
+
+    def scaled(self, size: int, factor: Fraction) -> int:
+        """A size, this many times as large."""
+        return self.share(self.total([size], times=factor.numerator), factor.denominator)
+
+    def at(self, size: int, batch: int, seq_len: int) -> int:
+        """A size as a plain number."""
+        coefficients, below, multiple = self._row(size)
+        powers = compute_monomials(batch, round_up_size(seq_len, multiple))
+        return sum(int(c) * power for c, power in zip(coefficients.tolist(), powers, strict=True)) // below
+
+    def table(self) -> SizeTable:
+        """The sizes of the program with the new ones behind them."""
+        if not self._new:
+            return self._table
+        new = self._keys
+        return SizeTable(
+            np.concatenate([self._table.coefficients, np.array([key[0] for key in new], dtype=np.int64)]),
+            np.concatenate([self._table.denominator, np.array([key[1] for key in new], dtype=np.int64)]),
+            np.concatenate([self._table.seq_multiple, np.array([key[2] for key in new], dtype=np.int64)]),
+        )
+
+    def _row(self, index: int) -> tuple[IntArray, int, int]:
+        old = len(self._table)
+        if index < old:
+            table = self._table
+            return table.coefficients[index], int(table.denominator[index]), int(table.seq_multiple[index])
+        coefficients, below, multiple = self._keys[index - old]
+        return np.array(coefficients, dtype=np.int64), below, multiple
+
+    def _add(self, coefficients: tuple[int, ...], below: int, multiple: int) -> int:
+        key = (coefficients, below, multiple)
+        if key not in self._new:
+            self._new[key] = len(self._table) + len(self._new)
+            self._keys.append(key)
+        return self._new[key]

@@ -5,16 +5,19 @@ Node, tensor and storage ids come from one counter, as `torch.profiler.Execution
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from traincast.ir.ops import Op, Phase, Scalar, Scope, Signature, Tensor
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
+from traincast.utils.files.writing import write_bytes
 
 Value: TypeAlias = "bool | int | float | str | list[Value]"
 Ids: TypeAlias = Callable[[Hashable], int]
@@ -227,3 +230,54 @@ def _name_schema_type(value: Scalar) -> str:
     if value is None:
         return "Scalar?"
     return {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
+
+
+SCHEMA = "1.1.1-chakra.0.0.4"
+
+
+def export_pytorch_et(workload: Workload, rank: int, path: str | Path) -> None:
+    """Writes the program of `rank` as a PyTorch execution trace. Host order is kept; streams have no place there."""
+    nodes = list_trace_nodes(select_program(workload, rank))
+    trace = {
+        "schema": SCHEMA,
+        "pid": rank + 1,
+        "time": "1970-01-01 00:00:00",
+        "start_ts": 0,
+        "nodes": [_describe_et_node(node) for node in nodes],
+        "finish_ts": 0,
+    }
+    write_bytes(path, json.dumps(trace, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _describe_et_node(node: TraceNode) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "name": node.name,
+        "ctrl_deps": node.parent,
+        "inputs": _describe_et_arguments(node.inputs),
+        "outputs": _describe_et_arguments(node.outputs),
+        "attrs": [
+            {"name": name, "type": kind, "value": value}
+            for name, kind, value in (
+                ("rf_id", "uint64", node.id),
+                ("fw_parent", "uint64", node.forward_parent),
+                ("seq_id", "int64", node.sequence),
+                ("scope", "uint64", node.kind),
+                ("tid", "uint64", node.thread),
+                ("fw_tid", "uint64", node.forward_thread),
+                ("op_schema", "string", node.schema),
+                ("kernel_backend", "string", ""),
+                ("kernel_file", "string", ""),
+                ("tensor_range", "string", ""),
+            )
+        ],
+    }
+
+
+def _describe_et_arguments(arguments: Arguments) -> dict[str, Any]:
+    return {
+        "values": arguments.values,
+        "shapes": arguments.shapes,
+        "types": arguments.types,
+        "strides": arguments.strides,
+    }

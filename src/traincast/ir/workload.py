@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from traincast.ir.given import OpCost
+import numpy as np
+
+from traincast.ir.formula import OpCost
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.program import Program
 from traincast.utils.display.text import format_quantity
@@ -169,3 +171,27 @@ class Workload(Result):
 def _check_range(what: str, value: int, largest: int) -> None:
     if not 1 <= value <= largest:
         raise TraincastError(f"{what} {value} is out of range; give an integer from 1 to {largest}")
+
+
+def follows_tensors(program: Program) -> bool:
+    """Whether some op uses what another one made or used; a trace shows the shapes of tensors and not which they
+    are."""
+    if program.num_ops < 2:
+        return True
+    c = program.columns
+    first = np.full(len(c.storage_bytes), program.num_ops, dtype=np.int64)
+    last = np.full(len(c.storage_bytes), -1, dtype=np.int64)
+    for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
+        op = np.repeat(np.arange(program.num_ops), np.diff(pointer))
+        np.minimum.at(first, c.tensor_storage[tensor], op)
+        np.maximum.at(last, c.tensor_storage[tensor], op)
+    return bool(np.any(last > first))
+
+
+def check_follows_tensors(step: Workload) -> None:
+    """Rejects a step in which results cannot be followed from op to op."""
+    if not any(map(follows_tensors, step.programs)):
+        raise TraincastError(
+            f"'{step.name}' shows the shapes of its tensors but not which op uses whose result, as a trace does; "
+            "capture the model (`traincast capture`) and edit that"
+        )

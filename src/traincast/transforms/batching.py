@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.identity import follows_tensors
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
-from traincast.ir.workload import Workload
-from traincast.transforms.bags import Bag, find_bags, find_host_copies
+from traincast.ir.workload import Workload, follows_tensors
+from traincast.transforms.bags import ARGUMENTS, LEARNING_RATE, Bag, batch_traced_bags, find_bags, find_host_copies
 from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
-from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batch_traced_bags
 from traincast.utils.errors import TraincastError
 
 _TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"

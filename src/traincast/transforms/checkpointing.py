@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from traincast.ir.editor import ProgramEditor, TensorCopies
-from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.utils.errors import TraincastError, shorten_value
 
 LAYERS = "layers"

@@ -9,7 +9,7 @@ import numpy as np
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import ControlKind, Item, LoweringContext, make_lowering_context
-from traincast.ir.cuda_graph import LAUNCH, find_scopes_in_phases, mark_graphs
+from traincast.ir.compiled import LAUNCH, find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload

@@ -24,11 +24,10 @@ from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
 from traincast.ir.compiled import find_compiled_ops, mark_compiled_model
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Phase, Signature, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.utils.arrays import BoolArray
 from traincast.utils.errors import TraincastError
 

@@ -13,8 +13,8 @@ from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
 from traincast.ir.workload import Workload
+from traincast.models.data_parallel.buckets import InsertingBuilder
 from traincast.models.data_parallel.data_parallel import find_gradients
-from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.layers.builder import Communicator, Ref
 from traincast.models.layers.optimizers import TITLES, make_optimizer_state, write_foreach_step
 from traincast.utils.errors import TraincastError

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 RECORD, WAIT = "cuda::event_record", "cuda::stream_wait_event"

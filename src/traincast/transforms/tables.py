@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.transforms.bags import FORWARD
 from traincast.transforms.pruning import Pruning, resize_scalar_stacks
 from traincast.utils.errors import TraincastError

@@ -1,4 +1,4 @@
-"""Accuracy reported one way: n, GMAE, MAPE, median, worst, signed bias."""
+"""Accuracy reported one way: n, GMAE, MAPE, median, worst, signed bias; the quantile of 90 % intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy.typing as npt
 
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.quantiles import Z90
+
+Z90 = 1.645
+"""Standard normal quantile of a two-sided 90 % interval: 5 % of a normal distribution are above it."""
+
 
 _SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
 

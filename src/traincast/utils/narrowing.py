@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 MEASURED = 0.03
 """Log-sigma of a time that was measured: what is left of the error of what takes that time."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from traincast.app.report.catalog import format_coverage, format_models, format_platforms
 from traincast.costs.kernels.lowered import OpCoverage
 from traincast.hardware.platform import load_platform
-from traincast.models.embeddings.builtin import BUILTIN_SETS
+from traincast.models.embeddings.documents import BUILTIN_SETS
 from traincast.models.published import list_published_programs
 from traincast.models.transformers.reading import list_built_in_names
 from traincast.simulator.scenario.models import CoverageList, ModelList, list_built_in_models

@@ -22,8 +22,7 @@ from pathlib import Path
 from traincast.app.api import bench
 from traincast.calibration import campaign as questions
 from traincast.calibration.bench import store as stores
-from traincast.calibration.bench.opening import open_device
-from traincast.calibration.bench.store import Store
+from traincast.calibration.bench.store import Store, open_device
 
 READY = b"ready\n"
 BUDGET = "16s"

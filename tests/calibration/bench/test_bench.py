@@ -13,12 +13,11 @@ from traincast.app.cli.main import main
 from traincast.calibration.bench.bench import make_task_key, measure_task
 from traincast.calibration.bench.bench import run_benchmarks as run
 from traincast.calibration.bench.calls import OpCall, find_op
-from traincast.calibration.bench.opening import open_device
 from traincast.calibration.bench.parts import AGAIN, measure_host
 from traincast.calibration.bench.plans import KINDS, Task, plan_benchmarks
 from traincast.calibration.bench.signatures import make_op, make_spec
 from traincast.calibration.bench.small_steps import draw_small_steps
-from traincast.calibration.bench.store import Store
+from traincast.calibration.bench.store import Store, open_device
 from traincast.calibration.bench.timing import Reference
 from traincast.calibration.campaign import _list_measured_before, parse_budget
 from traincast.costs.cpu.features import get_kind

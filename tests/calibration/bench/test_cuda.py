@@ -19,11 +19,10 @@ from traincast.calibration.bench.calls import OpCall
 from traincast.calibration.bench.copies import CopyCall, CopyTask, list_copy_ways
 from traincast.calibration.bench.cuda import CudaDevice
 from traincast.calibration.bench.device import run_timed
-from traincast.calibration.bench.opening import open_device
 from traincast.calibration.bench.parts import count_possible_ranks, measure_copies
 from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.bench.rank import Prepared, measure_together
-from traincast.calibration.bench.store import Store
+from traincast.calibration.bench.store import Store, open_device
 from traincast.calibration.bench.timing import Reference, run_series, use_full_precision
 from traincast.utils.errors import TraincastError
 

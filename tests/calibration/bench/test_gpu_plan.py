@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 
 from traincast.calibration.bench.calls import OpCall
-from traincast.calibration.bench.gpu_plan import plan_gpu_benchmarks
-from traincast.calibration.bench.opening import open_device
+from traincast.calibration.bench.device import plan_gpu_benchmarks
 from traincast.calibration.bench.plans import plan_benchmarks
+from traincast.calibration.bench.store import open_device
 from traincast.costs.cpu.features import get_kind
 from traincast.costs.cpu.samples import format_signature
 

@@ -11,7 +11,7 @@ import torch
 from traincast.app.api import measure
 from traincast.app.cli.main import main
 from traincast.calibration.bench.cpu import CpuDevice
-from traincast.calibration.bench.opening import open_device
+from traincast.calibration.bench.store import open_device
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, Zipf
 from traincast.models.embeddings.draws import draw_rows

@@ -14,8 +14,7 @@ import pytest
 
 from tests.costs.cpu.made_up import samples
 from traincast.calibration.bench.device import Identity
-from traincast.calibration.bench.store import Store
-from traincast.calibration.bench.store_files import read_rows
+from traincast.calibration.bench.store import Store, read_rows
 from traincast.utils.errors import TraincastError
 
 HERE = Identity(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.costs.cpu.made_up import samples
-from traincast.calibration.bench.disturbance import note_disturbances
+from traincast.calibration.bench.measure import note_disturbances
 from traincast.calibration.bench.timing import Series, compute_median_interval, summarise_series
 
 

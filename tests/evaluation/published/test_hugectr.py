@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir.validate import validate_workload
-from traincast.models.dlrm.config import CRITEO_ROWS
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import CRITEO_ROWS, DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.published.hugectr_hybrid import compute_frequent_count, count_hybrid_rows

@@ -55,7 +55,7 @@ def test_parameter_count_of_dlrm_v2() -> None:
 
 
 def _dlrm_v2_rows() -> tuple[int, ...]:
-    from traincast.models.dlrm.cross_config import DLRM_V2
+    from traincast.models.dlrm.config import DLRM_V2
 
     return DLRM_V2.rows_per_table
 

@@ -5,8 +5,8 @@ import pytest
 
 from traincast.models.embeddings import Zipf, load_tables
 from traincast.models.embeddings.access import make_row_classes
-from traincast.models.embeddings.builtin import BUILTIN_SETS
 from traincast.models.embeddings.classes import NUM_BINS
+from traincast.models.embeddings.documents import BUILTIN_SETS
 from traincast.models.embeddings.synthesis import Recipe, synthesise_tables
 from traincast_evaluation.suites.embedding_locality import read_locality
 

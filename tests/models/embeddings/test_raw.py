@@ -6,8 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from traincast.models.embeddings.measure import measure_access
-from traincast.models.embeddings.raw import read_bags_from_arrays
+from traincast.models.embeddings.raw import measure_access, read_bags_from_arrays
 from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
 from traincast.utils.errors import TraincastError
 

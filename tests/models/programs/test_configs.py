@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, STUDY_DLRMS, DlrmConfig
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, DLRM_V2, STUDY_DLRMS, DlrmConfig
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.utils.errors import TraincastError
 

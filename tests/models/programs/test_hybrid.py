@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from traincast.ir import compute_peak_memory
-from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DLRM_V2
 from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan
 from traincast.models.placement.memory import MemoryLimits, compute_memory_need
 from traincast.models.sharded_dlrm.config import Dense

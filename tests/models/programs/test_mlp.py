@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Phase, StorageKind
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.interaction import (
     write_concatenate_backward,

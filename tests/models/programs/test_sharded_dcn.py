@@ -12,13 +12,13 @@ from tests.models.programs.lives import lives
 from traincast.hardware import load_platform
 from traincast.ir import Op, Phase, Program, Workload
 from traincast.ir.validate import validate_workload
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_V2
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.simulator.scenario.dlrm_file import load_described_dlrm
-from traincast.simulator.scenario.recommenders import build_hybrid_variant
+from traincast.simulator.scenario.programs import build_hybrid_variant
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 

@@ -19,7 +19,7 @@ from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import estimate_seconds, estimate_used_bytes, predict_parallel
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.parallel.where import Workers
+from traincast.utils.parallel.runner import Workers
 
 SMALL = make_transformer(
     "small", {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048}

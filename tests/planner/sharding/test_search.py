@@ -18,7 +18,7 @@ from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.search import FOUND, rank_plans, search
 from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.where import Workers
+from traincast.utils.parallel.runner import Workers
 
 NODE = load_platform("dgx-a100")
 

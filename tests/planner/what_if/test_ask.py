@@ -7,7 +7,7 @@ import math
 import pytest
 
 import traincast
-from traincast.ir.given import OpCost
+from traincast.ir.formula import OpCost
 from traincast.planner.what_if.difference import Difference, list_error_sources
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve

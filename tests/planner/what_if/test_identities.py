@@ -9,9 +9,8 @@ from random import Random
 import pytest
 
 import traincast
-from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.result import split_parts
+from traincast.planner.what_if.result import prepare_both_sides, split_parts
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve

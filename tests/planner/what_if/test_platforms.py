@@ -9,7 +9,7 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.report.platforms import draw_platforms, format_platform_comparison
-from traincast.planner.what_if.prices import choose_prices, load_list_prices
+from traincast.planner.what_if.money import choose_prices, load_list_prices
 from traincast.utils.errors import TraincastError
 
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 import traincast
-from traincast.models.placement.plan import Placement, Plan
-from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.models.placement.plan import Placement, Plan, convert_plan_to_json
 from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve

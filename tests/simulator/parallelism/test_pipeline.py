@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.parallelism.pipeline import compute_pipeline_seconds, split_layers_into_stages
+from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_stages
 
 
 def _simulated(forward: list[float], backward: list[float], micro_batches: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 import traincast
 from traincast.hardware import list_platform_keys, load_platform
 from traincast.models.catalog import list_models
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 MODELS = [info.name for info in list_models()]
 

@@ -7,7 +7,7 @@ import pytest
 
 import traincast
 from traincast.ir import load_workload, save_workload
-from traincast.ir.given import OpCost
+from traincast.ir.formula import OpCost
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
 

@@ -9,8 +9,7 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.models.catalog import load_model
-from traincast.models.placement.plan import Placement, Plan
-from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.models.placement.plan import Placement, Plan, convert_plan_to_json
 from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.kinds import KINDS, USED, check_used, choose_step_kind
 from traincast.simulator.scenario.predict import predict

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.runner import Died, Job, run_tasks, split_into_chunks
-from traincast.utils.parallel.where import Workers
+from traincast.utils.parallel.runner import Died, Job, Workers, run_tasks, split_into_chunks
 
 
 def _prepare(given):

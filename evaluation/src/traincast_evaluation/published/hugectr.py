@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from traincast.ir.builder import share_templates
-from traincast.ir.cuda_graph import mark_graphs
+from traincast.ir.compiled import mark_graphs
 from traincast.ir.workload import Workload
 from traincast_evaluation.published.hugectr_dcn import write_dcn
 from traincast_evaluation.published.hugectr_dense import BOTTOM, CROSS_LAYERS, CROSS_RANK, DIM, DOT_WIDTH, TOP, VECTORS
@@ -34,8 +34,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
 
 def parameters(sizes: Mapping[str, Any]) -> int:
     """Parameters of the whole model."""
-    from traincast.models.dlrm.config import CRITEO_ROWS
-    from traincast.models.dlrm.cross_config import DLRM_V2
+    from traincast.models.dlrm.config import CRITEO_ROWS, DLRM_V2
 
     width, rows = VECTORS * DIM, DLRM_V2.rows_per_table if sizes["cross"] else CRITEO_ROWS
     crossing = CROSS_LAYERS * (2 * width * CROSS_RANK + width) if sizes["cross"] else 0

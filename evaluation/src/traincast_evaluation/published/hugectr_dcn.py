@@ -13,7 +13,7 @@ from math import ceil
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import Part, total_load
 from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from traincast.ir.builder import share_templates
-from traincast.ir.cuda_graph import find_scopes_in_phases, mark_graphs
+from traincast.ir.compiled import find_scopes_in_phases, mark_graphs
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from traincast.hardware.catalog import find_device_by_name, list_device_names, load_device
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import read_op_costs
+from traincast.ir.formula import read_op_costs
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError

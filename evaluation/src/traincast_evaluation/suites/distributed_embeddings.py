@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import load_platform
-from traincast.simulator.scenario.published import make_tensorflow_host
+from traincast.simulator.scenario.programs import make_tensorflow_host
 from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut

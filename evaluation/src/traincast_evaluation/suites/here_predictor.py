@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.costs.cpu.machine import make_machine_platform
-from traincast.costs.cpu.profile import Profile
+from traincast.costs.cpu.profile import Profile, make_machine_platform
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast_evaluation.suites.here_files import Predicted
 from traincast_evaluation.trials.catalog import Trial

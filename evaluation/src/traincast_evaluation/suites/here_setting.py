@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from traincast.costs.cpu.machine import find_profile
+from traincast.costs.cpu.profile import find_profile
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast_evaluation.suites.here_predictor import HerePredictor

@@ -168,7 +168,7 @@ def evaluate_on_this_machine(
 ) -> Evaluation:
     """Evaluates a suite of steps that are measured here; what it keeps is in `folder` (None: where this machine's store
     is). Needs torch."""
-    from traincast.costs.cpu.machine import get_profile_home
+    from traincast.costs.cpu.profile import get_profile_home
     from traincast_evaluation.suites.here import HereOptions
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -31,9 +31,8 @@ from traincast.app.pages.parts import (
 from traincast.app.pages.prediction import list_step_parts, make_detail_sections
 from traincast.app.pages.provenance import make_software_section
 from traincast.planner.what_if.advice import Advice
-from traincast.planner.what_if.compare import answer_what_if
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.result import WhatIf
+from traincast.planner.what_if.result import WhatIf, answer_what_if
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.resolved import resolve

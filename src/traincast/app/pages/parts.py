@@ -20,9 +20,8 @@ from traincast.app.pages.elements import (
 from traincast.app.pages.page import Tile
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.trust import Trust
 from traincast.simulator.prediction.verdict import rank_bounds, state_memory
-from traincast.simulator.prediction.warnings import Note
+from traincast.simulator.prediction.warnings import Note, Trust
 from traincast.utils.display.text import format_dollars, format_duration, format_interval, format_milliseconds
 
 _MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all

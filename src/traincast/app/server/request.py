@@ -11,7 +11,7 @@ from typing import Any
 
 from traincast.app.server.fields import UPLOAD, list_fields, list_model_names
 from traincast.app.server.rejections import Rejection
-from traincast.models.embeddings.builtin import BUILTIN_SETS
+from traincast.models.embeddings.documents import BUILTIN_SETS
 from traincast.utils.errors import find_nearest, shorten_value
 
 FORMS = ("answer", "page", "report", "trace")

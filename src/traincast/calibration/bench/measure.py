@@ -1,9 +1,9 @@
-"""A real training step, timed on this machine."""
+"""A real training step, timed on this machine, and what disturbed the timing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from traincast.calibration.bench.device import Device, Identity, run_timed
-from traincast.calibration.bench.timing import Reference, Series, Summary, run_series, summarise_series
+from traincast.calibration.bench.timing import (
+    BUSY_NEIGHBOURS,
+    DRIFTED,
+    Reference,
+    Series,
+    Summary,
+    compute_drift,
+    run_series,
+    summarise_series,
+)
+from traincast.costs.cpu.collectives import is_collective
+from traincast.costs.cpu.samples import CALM, Sample, select_calm_samples
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 from traincast.utils.results import Records, Result
@@ -200,3 +211,48 @@ def _catch_step_errors(name: str, device: Device) -> Any:
             device.kind == "cpu" and "cuda" in notes.lower()
         )
         raise TraincastError(f"{name} does not run here: {type(error).__name__}: {notes}{remedy}") from error
+
+
+_FEWEST = 8  # samples that a run must have for anything to be said of it
+_SPREAD = 0.25  # of repetitions, beyond which a sample is not used
+
+
+def note_disturbances(samples: Sequence[Sample], clocks_mhz: tuple[float, float]) -> list[str]:
+    """What to say of the samples of one run, in their order; `clocks_mhz` are the device's before and after it."""
+    notes = []
+    before, after = clocks_mhz
+    if before > 0 and after > 0 and max(before, after) > DRIFTED * min(before, after):
+        notes.append(f"the clock was {before:.0f} MHz before and {after:.0f} after: lock it, or let the device cool")
+    single = [sample for sample in samples if not is_collective(sample.signature) and not sample.plan]
+    if len(single) < _FEWEST:
+        return notes
+    waited = float(np.median([sample.reference_wall / max(sample.reference_busy, 1e-12) for sample in single]))
+    if waited > BUSY_NEIGHBOURS:
+        notes.append(
+            f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them, then measure anew"
+        )
+    drift = compute_drift(np.array([sample.reference_busy for sample in single]))
+    if drift > DRIFTED:
+        notes.append(
+            f"the reference drifted by {drift - 1:.0%} (throttling or neighbours); samples have it divided out"
+        )
+    slow = len(single) - len(select_calm_samples(single))
+    if slow:
+        notes.append(
+            f"{slow} of {len(single)} samples were taken while the reference was {CALM - 1:.0%} or more above that of "
+            "the calm machine (neighbours) and will not be used"
+        )
+    disturbed = sum(sample.spread > _SPREAD for sample in single)
+    if disturbed:
+        notes.append(f"{disturbed} of {len(single)} samples spread by more than {_SPREAD:.0%} and will not be used")
+    return notes
+
+
+JOBS = "jobs.json"
+"""What ranks are to do, one job after the other."""
+RESULTS = "results.jsonl"
+"""What the first rank writes there, a line a job."""
+MEETING = "meeting"
+"""Where ranks find each other: a file, since a port that was free may be taken by the time they listen on it."""
+LAUNCHER = "TRAINCAST_LAUNCHER"
+"""The environment variable with the process that launched a rank."""

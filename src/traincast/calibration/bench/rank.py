@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from traincast.calibration.bench.collectives import make_collective_call
 from traincast.calibration.bench.device import Device, Seconds, run_timed
-from traincast.calibration.bench.opening import open_device
-from traincast.calibration.bench.orders import JOBS, LAUNCHER, MEETING, RESULTS
+from traincast.calibration.bench.measure import JOBS, LAUNCHER, MEETING, RESULTS
+from traincast.calibration.bench.store import open_device
 from traincast.calibration.bench.timing import Reference
 from traincast.utils.arrays import FloatArray
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from traincast.calibration.bench.orders import JOBS, LAUNCHER, RESULTS
+from traincast.calibration.bench.measure import JOBS, LAUNCHER, RESULTS
 from traincast.utils.errors import TraincastError
 
 _LOOK_SECONDS = 0.2  # between two looks at the ranks' results, which take time of a core that ranks are measured on

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,57 @@ from typing import Any
 
 import polars as pl
 
-from traincast.calibration.bench.device import Identity
-from traincast.calibration.bench.store_files import read_rows
+from traincast.calibration.bench.device import Device, Identity
 from traincast.costs.cpu.samples import Sample, format_sample, parse_row
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import TraincastError, make_unknown_error
+from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
+
+_MOST_ROWS = 1_000_000  # a day and a night of measuring gives fewer
+_TIMES = ("wall", "busy", "reference_wall", "reference_busy", "spread", "kernels")
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file. One that holds no samples is rejected by name; one that is gone is a FileNotFoundError."""
+    try:
+        check_parquet_size(file, file.name)
+        with reject_bad_parquet(file.name):
+            frame = pl.read_parquet(file)
+        if frame.height > _MOST_ROWS:
+            raise TraincastError(f"{frame.height} rows")
+        rows = list(frame.iter_rows(named=True))
+        identities = {row["identity"] for row in rows}
+        for identity in identities:
+            Identity(**json.loads(identity))
+        for row in rows:
+            _check_row(row)
+    except FileNotFoundError:
+        raise
+    except (TraincastError, OSError) as error:
+        raise _describe_damage(file, str(error)) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise _describe_damage(file, f"it holds no samples: {error!r}") from None
+    return rows
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """Raises what is wrong with a row."""
+    sample = parse_row(row)
+    if not isinstance(row["key"], str) or not isinstance(row["number"], int):
+        raise TypeError("a sample has no key or number")
+    if not all(math.isfinite(getattr(sample, name)) for name in _TIMES):
+        raise ValueError("a time is not finite")
+    if min(sample.reference_wall, sample.reference_busy) <= 0.0:
+        raise ValueError("a reference took no time")
+
+
+def _describe_damage(file: Path, reason: str) -> TraincastError:
+    notes = " ".join(reason.split())[:160]
+    return TraincastError(
+        f"'{format_path(file)}' is damaged ({notes}); move it away: only its samples are measured again"
+    )
+
 
 _SINGLE, _SEGMENT, _LOCK = "sample-", "segment-", ".lock"
 _MERGE_FROM = 64  # single files
@@ -175,3 +221,22 @@ def _list_differences(identities: set[str]) -> str:
     tables = [json.loads(text) for text in sorted(identities)]
     fields = [name for name in tables[0] if len({str(table.get(name)) for table in tables}) > 1]
     return "; ".join(f"{name} {' / '.join(sorted({str(table.get(name)) for table in tables}))}" for name in fields)
+
+
+DEVICES = ("cpu", "cuda")
+
+
+def open_device(kind: str, index: int = 0, locked_mhz: float = 0.0) -> Device:
+    """The device of this kind on this machine, of several GPUs number `index`, at the clock it was locked to (0: none);
+    a CPU runs with one thread. Needs torch."""
+    if kind == "cpu":
+        if locked_mhz:
+            raise TraincastError("a CPU's clock cannot be locked from here; leave out `clock_mhz`")
+        from traincast.calibration.bench.cpu import CpuDevice
+
+        return CpuDevice()
+    if kind == "cuda":
+        from traincast.calibration.bench.cuda import CudaDevice
+
+        return CudaDevice(index, locked_mhz)
+    raise make_unknown_error("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

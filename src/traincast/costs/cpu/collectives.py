@@ -18,8 +18,7 @@ from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90, ErrorRow, compute_error_row, is_within_interval
 
 NAMESPACE = "c10d::"
 FAMILY = "collectives"

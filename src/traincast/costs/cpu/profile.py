@@ -1,8 +1,10 @@
-"""The profile of a machine that was measured: a model per kind of op, host overheads, caches, and where it is from."""
+"""The profile of a machine that was measured (a model per kind of op, host overheads, caches), and that machine as a
+platform."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,8 @@ from traincast.costs.cpu.collectives import CollectiveModels
 from traincast.costs.cpu.contention import Contention
 from traincast.costs.cpu.estimator import KindModel
 from traincast.costs.cpu.features import OTHER, Caches, Features
+from traincast.hardware.device import cpu_device
+from traincast.hardware.platform import Platform
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path, parse_toml, read_text
 from traincast.utils.files.writing import write_bytes
@@ -138,3 +142,62 @@ def load_profile(path: str | Path) -> Profile:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None
+
+
+HERE = "here"
+"""The name of the machine at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Platform):
+    """The platform of a profile: one core for each rank, joined by gloo."""
+
+    profile: Profile
+
+
+def make_machine_platform(profile: Profile, key: str = "here") -> Machine:
+    """The platform of a profile that `traincast fit` wrote."""
+    identity = profile.identity
+    device = cpu_device(
+        key, str(identity.get("name", key)), memory_bytes=float(identity.get("memory_bytes") or 0.0),
+        l2_bytes=profile.caches.l2,
+    )  # fmt: skip
+    return Machine(key=key, device=device, profile=profile)
+
+
+def get_profile_home() -> Path:
+    """Where stores and profiles of this machine are kept: $TRAINCAST_HOME, else the user's data folder."""
+    named = os.environ.get("TRAINCAST_HOME")
+    if named:
+        return Path(named)
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "traincast"
+
+
+def get_profile_file() -> Path:
+    """The profile that `here` means."""
+    return get_profile_home() / "here.toml"
+
+
+def is_here(on: str) -> bool:
+    """Whether a platform's name means a machine that was measured: `here`, or the file of a fitted profile."""
+    return on == HERE or (on.endswith(".toml") and is_profile(on))
+
+
+def find_profile(on: str | Profile) -> Profile:
+    """The profile of `here`, or of a file."""
+    if isinstance(on, Profile):
+        return on
+    path = get_profile_file() if on == HERE else Path(on)
+    if not path.is_file():
+        raise TraincastError(
+            f"no profile '{format_path(path)}'; measure this machine with 'traincast bench', then fit its `store` with "
+            "'traincast fit'"
+        )
+    return load_profile(path)
+
+
+def load_machine(on: str | Profile = HERE) -> Machine:
+    """The platform of `here`, of a profile's file, or of a profile: what `predict_step` takes."""
+    key = HERE if isinstance(on, Profile) or on == HERE else Path(on).stem
+    return make_machine_platform(find_profile(on), key)

@@ -10,7 +10,7 @@ from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_ra
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item
 from traincast.hardware.device import Device
-from traincast.ir.given import OpCost
+from traincast.ir.formula import OpCost
 from traincast.ir.ops import Signature
 from traincast.utils.arrays import FloatArray
 

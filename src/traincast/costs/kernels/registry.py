@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.device import AMPERE, Device
-from traincast.ir.given import OpCost
+from traincast.ir.formula import OpCost
 from traincast.ir.ops import Signature
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError

@@ -9,8 +9,7 @@ import numpy as np
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.models.data_parallel.buckets import Bucket, assign_buckets
-from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.data_parallel.buckets import Bucket, InsertingBuilder, assign_buckets
 from traincast.models.layers.builder import Communicator, Ref, Scalars
 from traincast.utils.errors import TraincastError
 

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.ir.identity import follows_tensors
 from traincast.ir.ops import ACCUMULATE_GRAD, StorageKind
 from traincast.ir.program import Program, find_storages_of_ops
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, follows_tensors
 from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
-from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB
-from traincast.models.data_parallel.inserting import InsertingBuilder
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB, InsertingBuilder, Reducer
 from traincast.models.layers.builder import Communicator, Ref
 from traincast.utils.errors import TraincastError
 

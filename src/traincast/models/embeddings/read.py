@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.models.embeddings.access import Access, Reuse, parse_access
-from traincast.models.embeddings.builtin import BUILTIN_SETS, load_builtin_tables
-from traincast.models.embeddings.documents import list_entries, translate_fields
-from traincast.models.embeddings.measure import MeasuredAccess, measure_access
+from traincast.models.embeddings.documents import BUILTIN_SETS, list_entries, load_builtin_tables, translate_fields
+from traincast.models.embeddings.raw import MeasuredAccess, measure_access
 from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
 from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast.models.embeddings.table import Pooling, Table, check_tables

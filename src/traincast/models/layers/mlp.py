@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 _ACTIVATION_BACKWARD: dict[str, tuple[str, str, str, Scalars]] = {

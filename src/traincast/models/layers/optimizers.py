@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.embeddings.table import OPTIMIZER_STATE
 from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 LEARNING_RATE = 0.01

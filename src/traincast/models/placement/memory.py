@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
-from traincast.models.embeddings.table import ITEM_BYTES, Table
+from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, STATE_ITEM_BYTES, Table
 from traincast.models.placement.plan import Placement, Plan, Shard
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.layers.optimizers import OptimizedParameter, make_optimizer_state, write_foreach_step
 from traincast.models.placement.kinds import ShardingKind

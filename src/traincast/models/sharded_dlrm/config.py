@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from traincast.models.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, DlrmConfig
-from traincast.models.dlrm.cross_config import DcnConfig
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
+from traincast.models.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, DcnConfig, DlrmConfig
+from traincast.models.embeddings.table import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 HALVES = ("", "bfloat16", "float16")

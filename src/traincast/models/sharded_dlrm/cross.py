@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.mlp import write_bias_backward
 

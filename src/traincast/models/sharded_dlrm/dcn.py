@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.ir.ops import Phase
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.layers.mlp import Mlp, write_forward
 from traincast.models.sharded_dlrm.config import DcnDense

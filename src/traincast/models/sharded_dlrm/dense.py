@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.ir.ops import Phase
-from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.interaction import Interaction, write_dot_products, write_dot_products_backward
 from traincast.models.layers.loss import write_backward_start, write_loss_backward, write_loss_forward

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.dlrm.cross_config import DcnConfig
+from traincast.models.dlrm.config import DcnConfig, DlrmConfig
 from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan

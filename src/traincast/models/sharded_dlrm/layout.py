@@ -8,8 +8,7 @@ from functools import cached_property
 from math import ceil
 
 from traincast.models.embeddings.load import Part, count_fetched_rows, find_longest_bag, total_load
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
-from traincast.models.embeddings.table import ITEM_BYTES, Table
+from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, Table
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.plan import Plan, check_plan
 from traincast.utils.errors import TraincastError

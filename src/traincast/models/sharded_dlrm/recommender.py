@@ -10,8 +10,7 @@ from traincast.ir.builder import share_templates
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
-from traincast.models.embeddings.table import ITEM_BYTES, Pooling, Table
+from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, STATE_ITEM_BYTES, Pooling, Table
 from traincast.models.placement.greedy import make_greedy_plan
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
+from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.data_parallel.data_parallel import find_end_of_backward, find_gradients
-from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.sharded_dlrm.captured import EmbeddingModule, find_operand
 from traincast.models.sharded_dlrm.collection import ShardedTables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.ir.ops import StorageKind
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.embeddings.table import OPTIMIZER_STATE
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.lookup import MODULE, TableBatchedLookup
 from traincast.models.placement.kinds import ComputeKernel

@@ -22,8 +22,7 @@ from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.runner import Died, Job
-from traincast.utils.parallel.where import SEARCH, Workers
+from traincast.utils.parallel.runner import SEARCH, Died, Job, Workers
 from traincast.utils.results import Records, Result, drop_nested_values
 
 _SHOWN, _SIMULATED = 8, 8

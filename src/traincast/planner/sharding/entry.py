@@ -10,8 +10,7 @@ from typing import Any
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import load_platform
-from traincast.models.placement.plan import Plan
-from traincast.models.placement.plan_file import load_plans
+from traincast.models.placement.plan import Plan, load_plans
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.sharding.search import rank_plans, search
 from traincast.planner.sharding.task import Task, make_task
@@ -19,7 +18,7 @@ from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.tables import load_dense, load_recommender, retype_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
-from traincast.utils.parallel.where import SEARCH, Workers
+from traincast.utils.parallel.runner import SEARCH, Workers
 
 TORCHREC = "TorchRec's plan"
 """The name of the plan that TorchRec's planner makes."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import TERMS
-from traincast.models.placement.plan import Placement
-from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.models.placement.plan import Placement, convert_plan_to_json
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.scenario.scenario import Scenario

@@ -17,7 +17,7 @@ from traincast.planner.sharding.simulations import Simulations, score_plan
 from traincast.planner.sharding.task import Task
 from traincast.planner.sharding.thorough import search_thoroughly
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.where import SEARCH, Workers
+from traincast.utils.parallel.runner import SEARCH, Workers
 
 FOUND = "search"
 """The name of the plan that the search found."""

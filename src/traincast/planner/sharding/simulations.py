@@ -18,8 +18,7 @@ from traincast.planner.sharding.slots import Part
 from traincast.planner.sharding.task import Task
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.runner import Died, Job
-from traincast.utils.parallel.where import Workers
+from traincast.utils.parallel.runner import Died, Job, Workers
 
 TERMS = {
     "input exchange": (

@@ -19,8 +19,7 @@ from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import make_fill_call
 from traincast.models.embeddings.load import Part, count_fetched_rows
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
-from traincast.models.embeddings.table import ITEM_BYTES
+from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE
 from traincast.models.placement.kinds import ComputeKernel, ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option, find_option

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from traincast.planner.what_if.compare import compare_predictions, prepare_both_sides
 from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.result import WhatIf, find_bottleneck
+from traincast.planner.what_if.result import WhatIf, compare_predictions, find_bottleneck, prepare_both_sides
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import split_critical_path
 from traincast.simulator.scenario.predict import predict

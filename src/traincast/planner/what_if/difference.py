@@ -17,7 +17,7 @@ from traincast.simulator.prediction.prediction import RELEASE_SPREAD, SETUP_SPRE
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.programs import TORCHREC
 from traincast.simulator.scenario.resolved import Resolved
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 _OWN_ERROR = math.sqrt(1 - SHARED_ERROR**2)  # what of a kernel's spread is its own
 _LAYOUT_SPREAD = 0.05  # log-sigma of a layout beyond its kernels and communication

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.planner.what_if.money import Cost, Prices, compute_cost
-from traincast.planner.what_if.prices import find_price
+from traincast.planner.what_if.money import Cost, Prices, compute_cost, find_price
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve

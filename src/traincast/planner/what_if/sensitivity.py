@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.planner.what_if.compare import prepare_both_sides
 from traincast.planner.what_if.difference import list_error_sources
 from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.planner.what_if.result import prepare_both_sides
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved

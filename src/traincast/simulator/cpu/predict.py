@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from traincast.costs.cpu.collectives import CpuCollective
-from traincast.costs.cpu.machine import Machine
 from traincast.costs.cpu.op_costs import collect_op_deviations
-from traincast.costs.cpu.profile import Profile
+from traincast.costs.cpu.profile import Machine, Profile
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
@@ -29,7 +28,7 @@ from traincast.simulator.prediction.rank_results import (
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepSimulation, list_kernel_seconds, simulate_durations
 from traincast.simulator.timeline import Timeline
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 from traincast.utils.totals import sum_by_key
 
 

@@ -15,7 +15,7 @@ from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents
 from traincast.simulator.memory.allocator import AllocatorSettings
 from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, add_workspaces, estimate_process_memory
 from traincast.simulator.memory.replay import Replay, replay_steps
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 CAPTURED_SPREAD = 0.02
 """Log-sigma of the allocated bytes of a captured step: its tensors are known, workspaces and dtype rules nearly."""

@@ -16,7 +16,7 @@ from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.timeline import Timeline, compute_union_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 from traincast.utils.totals import sum_by_key
 
 

@@ -10,11 +10,17 @@ import numpy as np
 
 from traincast.ir.memory import CATEGORIES, EventWriter, MemoryEvents
 from traincast.models.transformers.description import Transformer
-from traincast.simulator.parallelism.block_tensors import BlockTensors, find_block_tensors
 from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.orders import BACKWARD, FORWARD, Turn
-from traincast.simulator.parallelism.program import Part, make_parts, mark_recomputed_ops, order_turns
+from traincast.simulator.parallelism.program import (
+    BlockTensors,
+    Part,
+    find_block_tensors,
+    make_parts,
+    mark_recomputed_ops,
+    order_turns,
+)
 from traincast.simulator.parallelism.states import StateBytes, count_state_bytes
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray, IntArray

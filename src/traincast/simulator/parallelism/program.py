@@ -1,13 +1,15 @@
-"""The program of one rank of every pipeline stage: passes of micro-batches, collectives between them, the update."""
+"""The program of one rank of every pipeline stage: micro-batches and their tensors, collectives, the update."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from traincast.ir.cuda_graph import mark_graphs
+from traincast.ir.compiled import mark_graphs
+from traincast.ir.ops import StorageKind
 from traincast.ir.program import Columns, Program
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
@@ -38,7 +40,7 @@ from traincast.simulator.parallelism.orders import (
 from traincast.simulator.parallelism.snippets import Snippets
 from traincast.simulator.parallelism.splicing import ProgramWriter, Tables, Unit, make_programs, mark_ops_between
 from traincast.simulator.parallelism.step import Stage
-from traincast.utils.arrays import BoolArray
+from traincast.utils.arrays import BoolArray, IntArray
 
 _BUCKET_ELEMENTS = 40e6  # of gradients that are reduced together: Megatron's default
 _BUCKET_PER_RANK = 1e6  # at least, of each data-parallel rank: a ring over many ranks would only wait for latencies
@@ -326,3 +328,74 @@ def _make_layer_part(
     again = layout.recomputes(number, place) and not frozen
     module = f"{'encoder' if encoder else 'layers'}.{number}"
     return Part(module, block, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BlockTensors:
+    """The tensors that a layer block makes: bytes, the op that makes each, the op after which it is freed (the number
+    of ops: none), the last forward op that uses it. `gradient` marks those of weights. `result` is the tensor that the
+    next block reads, `below` the gradient for the block before (-1: none); `arriving` is the last op that reads the
+    gradient of the result. `weights` are the bytes of its parameters."""
+
+    nbytes: IntArray
+    born: IntArray
+    gone: IntArray
+    last_forward: IntArray
+    gradient: BoolArray
+    result: int
+    below: int
+    arriving: int
+    weights: IntArray
+
+
+_FOUND: WeakKeyDictionary[Program, dict[str, BlockTensors]] = WeakKeyDictionary()
+_CHUNKS = 8  # that logits are made or cast in: torchtune's default, and about Liger's for a vocabulary of 128,000
+
+
+def find_block_tensors(block: LayerBlock, loss: str = "") -> BlockTensors:
+    """The tensors of a block, found once; `loss` says how those of a head are made (see `Layout`)."""
+    known = _FOUND.setdefault(block.program, {})
+    if loss not in known:
+        found = _find_tensors(block)
+        known[loss] = replace(found, nbytes=_cut_logits(block.program, found.nbytes, loss)) if loss else found
+    return known[loss]
+
+
+def _cut_logits(program: Program, nbytes: IntArray, loss: str) -> IntArray:
+    """Bytes of a head's tensors where logits, or their fp32 copies, are made in chunks."""
+    names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
+    first = program.ops[names.index("aten::mm")]
+    logits = first.outputs[0].spec.nbytes
+    cut = nbytes > logits if loss == "chunked" else nbytes >= logits
+    return np.where(cut, nbytes // _CHUNKS, nbytes)
+
+
+def _find_tensors(block: LayerBlock) -> BlockTensors:
+    program = block.program
+    c, ops = program.columns, program.num_ops
+    last, forward = (np.full(len(c.storage_bytes), -1, dtype=np.int64) for _ in range(2))
+    first = np.full(len(c.storage_bytes), ops, dtype=np.int64)
+    for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
+        op, storage = np.repeat(np.arange(ops), np.diff(pointer)), c.tensor_storage[tensor]
+        np.minimum.at(first, storage, op)
+        np.maximum.at(last, storage, op)
+        early = op < block.backward
+        np.maximum.at(forward, storage[early], op[early])
+    made = np.flatnonzero((c.storage_alloc >= 0) & (first < ops))
+    nbytes, born = program.storage_nbytes[made], first[made]
+    # a view of a tensor that was dropped keeps it
+    gone = np.maximum(c.storage_free[made].astype(np.int64), last[made])
+    kept = np.flatnonzero(gone >= ops)
+    results, gradients = kept[born[kept] < block.backward], kept[born[kept] >= block.backward]
+    given = np.flatnonzero((c.storage_alloc < 0) & (c.storage_kind == StorageKind.ACTIVATION))
+    return BlockTensors(
+        nbytes=nbytes,
+        born=born,
+        gone=gone,
+        last_forward=np.maximum(forward[made], born),
+        gradient=c.storage_kind[made] == StorageKind.GRADIENT,
+        result=int(results[np.argmax(nbytes[results])]) if len(results) else -1,
+        below=int(gradients[np.argmax(nbytes[gradients])]) if len(gradients) else -1,
+        arriving=max(int(last[given[-1]]), block.backward) if len(given) else block.backward,
+        weights=program.storage_nbytes[c.storage_kind == StorageKind.PARAMETER],
+    )

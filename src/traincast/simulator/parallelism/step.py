@@ -13,7 +13,7 @@ from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.communication import CommunicationCosts
 from traincast.simulator.parallelism.layer_costs import LayerCosts, Pass
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.pipeline import compute_pipeline_seconds, split_layers_into_stages
+from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_stages
 from traincast.simulator.parallelism.stage_units import Share, StageUnits, Unit
 
 STEP_SIGMA = 0.05

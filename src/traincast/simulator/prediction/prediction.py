@@ -35,7 +35,7 @@ from traincast.simulator.prediction.warnings import describe_updates, list_warni
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU are inside, see docs/evidence/dlrm.md

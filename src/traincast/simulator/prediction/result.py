@@ -28,7 +28,7 @@ from traincast.simulator.prediction.rank_results import (
 )
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.prediction.throughput import Throughput, compute_throughput
-from traincast.simulator.prediction.trust import Trust
+from traincast.simulator.prediction.warnings import Trust
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values

@@ -19,7 +19,7 @@ from traincast.simulator.prediction.prediction import compute_kernel_errors, com
 from traincast.simulator.prediction.rank_results import list_rank_results
 from traincast.simulator.prediction.step import simulate_step
 from traincast.utils.errors import TraincastError
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

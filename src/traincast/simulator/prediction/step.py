@@ -13,7 +13,7 @@ import numpy as np
 
 from traincast.costs.host.profile import ALONE, BEFORE, HostProfile
 from traincast.costs.kernels.cost import Costs
-from traincast.ir.cuda_graph import find_graph_scopes
+from traincast.ir.compiled import find_graph_scopes
 from traincast.ir.program import Program
 from traincast.simulator.instructions import Classes, StepInstructions, find_classes
 from traincast.simulator.many_ranks import CollectiveIndex, Collectives, Deadlock, simulate_ranks

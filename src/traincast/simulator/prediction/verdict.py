@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from traincast.ir.tables import count_bytes_left_out
+from traincast.ir.rows import count_bytes_left_out
 from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.display.text import format_duration, format_interval

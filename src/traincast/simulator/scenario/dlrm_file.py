@@ -10,6 +10,7 @@ from traincast.ir.edit import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import MAX_BATCH, Workload
 from traincast.models.dlrm.config import (
+    DLRM_V2,
     EMBEDDINGS,
     INDEX_DTYPES,
     INTERACTIONS,
@@ -18,7 +19,6 @@ from traincast.models.dlrm.config import (
     STUDY_DLRMS,
     DlrmConfig,
 )
-from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.embeddings.access import Uniform, format_access
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import format_path, parse_yaml, read_text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.ir.export_chakra import export_chakra_et
-from traincast.ir.export_et import export_pytorch_et
+from traincast.ir.trace_nodes import export_pytorch_et
 from traincast.ir.workload import Workload
 from traincast.utils.errors import make_unknown_error
 from traincast.utils.results import Result

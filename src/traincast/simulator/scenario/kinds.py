@@ -83,8 +83,7 @@ def find_source_kind(source: Source) -> str:
 
 
 def _find_named_kind(name: str) -> str:
-    from traincast.models.dlrm.config import STUDY_DLRMS
-    from traincast.models.dlrm.cross_config import DLRM_V2
+    from traincast.models.dlrm.config import DLRM_V2, STUDY_DLRMS
 
     if name == DLRM_V2.name or name in STUDY_DLRMS:
         return "dlrm"
@@ -95,7 +94,7 @@ def _find_named_kind(name: str) -> str:
 
     if name in list_built_in_names():
         return "transformer"
-    from traincast.models.embeddings.builtin import BUILTIN_SETS
+    from traincast.models.embeddings.documents import BUILTIN_SETS
 
     if name in BUILTIN_SETS:
         return "tables"

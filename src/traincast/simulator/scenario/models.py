@@ -10,7 +10,7 @@ from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
-from traincast.models.embeddings.builtin import BUILTIN_SETS, load_builtin_tables
+from traincast.models.embeddings.documents import BUILTIN_SETS, load_builtin_tables
 from traincast.models.published import PublishedProgram, list_published_programs
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer

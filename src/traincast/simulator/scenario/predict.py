@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
 from traincast.ir.edit import remove_phase
-from traincast.ir.given import merge_op_costs
+from traincast.ir.formula import merge_op_costs
 from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.memory.allocator import AllocatorSettings, parse_settings
@@ -156,7 +156,7 @@ def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload
         return build_tables_step(scenario, resolved.plan, platform, gpus)
     if resolved.source == "program":
         from traincast.models.published import find_published_program
-        from traincast.simulator.scenario.published import build_published_step
+        from traincast.simulator.scenario.programs import build_published_step
 
         return build_published_step(
             find_published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node
@@ -185,7 +185,7 @@ def _load_recommender(resolved: Resolved, platform: Platform) -> tuple[Workload,
     check_eager(config.name, resolved.gpus, scenario)
     if scenario.program not in (None, TORCHREC, PIPELINED):
         raise TraincastError(f"a `plan` is for TorchRec's program, not '{scenario.program}'; leave out one of them")
-    from traincast.simulator.scenario.recommenders import build_hybrid_variant
+    from traincast.simulator.scenario.programs import build_hybrid_variant
 
     pipelined = scenario.program == PIPELINED
     return build_hybrid_variant(config, resolved.gpus, platform, scenario, pipelined=pipelined, plan=resolved.plan)
@@ -262,9 +262,9 @@ def _check_buckets(resolved: Resolved, step: Workload) -> None:
 
 def _write_dlrm_step(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tuple[Workload, str]:
     """A described recommender on one GPU."""
-    from traincast.models.dlrm.cross_config import DcnConfig
+    from traincast.models.dlrm.config import DcnConfig
     from traincast.models.dlrm.program import build_dlrm_workload
-    from traincast.simulator.scenario.recommenders import AUTOCAST, build_hybrid_variant
+    from traincast.simulator.scenario.programs import AUTOCAST, build_hybrid_variant
     from traincast.transforms.retyping.edit import with_autocast, with_weights
 
     mode = scenario.mode or "training"

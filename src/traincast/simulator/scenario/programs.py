@@ -1,16 +1,22 @@
-"""Which program trains a recommender on many GPUs: TorchRec's unless another is asked for."""
+"""Which program trains a recommender on many GPUs (TorchRec's unless another is asked for), published programs by
+name."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.hardware.platform import Platform
+from traincast.ir.edit import remove_phase
+from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
+from traincast.models.dlrm.config import DlrmConfig
+from traincast.models.placement.plan import Plan
+from traincast.models.published import PublishedProgram
+from traincast.models.sharded_dlrm.hybrid import build_hybrid_dlrm
+from traincast.models.sharded_dlrm.step import check_ranks
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
-
-if TYPE_CHECKING:
-    from traincast.hardware.platform import Platform
-    from traincast.models.dlrm.config import DlrmConfig
 
 TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
 _PUBLISHED = {
@@ -39,7 +45,6 @@ def build_recommender(
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
     from traincast.simulator.scenario.dlrm_file import load_described_dlrm  # names of programs need no programs
-    from traincast.simulator.scenario.recommenders import build_hybrid_variant
 
     check_eager(config.name, gpus, scenario)
     wanted = program or TORCHREC
@@ -50,7 +55,6 @@ def build_recommender(
         )
     if wanted not in (TORCHREC, PIPELINED):
         from traincast.models.published import find_published_program
-        from traincast.simulator.scenario.published import build_published_step
 
         published = find_published_program(_PUBLISHED[config.name, wanted])
         if config != load_described_dlrm(config.name):
@@ -91,3 +95,69 @@ def make_no_program_error(name: str) -> TraincastError:
         f"{name} has no programs to choose from: only recommenders that train FBGEMM tables eagerly have (DLRMs by "
         "name or in YAML, hstu, onetrans, din, deepfm, wide-deep); leave out `program`"
     )
+
+
+_HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
+
+
+def build_published_step(
+    program: PublishedProgram, gpus: int, scenario: Scenario, gpus_per_node: int = 8
+) -> tuple[Workload, str]:
+    """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are rejected."""
+    for option in ("seq_len", "optimizer", "attention", "embedding"):
+        choice = getattr(scenario, option)
+        if choice is not None:
+            raise TraincastError(f"{program.name} is one published program: leave out `{option}`")
+    if not scenario.trains_eagerly:
+        raise TraincastError(f"{program.name} is a training step as published; it has no inference and is not compiled")
+    batch = None if scenario.batch_size is None else gpus * scenario.batch_size
+    asked = scenario.dtype or "fp32"
+    dtype = program.dtype_for(asked)
+    notes = [program.note] if program.note else []
+    if dtype != asked:
+        notes.append(f"{program.name} runs in {dtype}, as published")
+    step = program.step(gpus=gpus, global_batch=batch, dtype=dtype, gpus_per_node=gpus_per_node)
+    return step, "; ".join(notes)
+
+
+def find_published_host(program: PublishedProgram) -> HostProfile | None:
+    """The host that a published program runs on; None when the platform's will do."""
+    if not program.host:
+        return None
+    return make_tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
+
+
+def make_tensorflow_host() -> HostProfile:
+    """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
+    server = load_host_profile("server-2022")
+    wait = 0.5 * _HOROVOD_CYCLE_SECONDS
+    return replace(server, name="tensorflow", t2={**server.t2, "HorovodAlltoall": wait, "HorovodAllreduce": wait})
+
+
+AUTOCAST: dict[str | None, str] = {None: "", "fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def build_hybrid_variant(
+    config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, *, pipelined: bool = False,
+    plan: Plan | None = None,
+) -> tuple[Workload, str]:  # fmt: skip
+    """`build_hybrid_dlrm` in a scenario, and what was assumed; what such a step does not have is rejected."""
+    if scenario.embedding not in (None, "fbgemm"):
+        raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{scenario.embedding}'; leave out `embedding`")
+    if scenario.optimizer not in (None, "none"):
+        config = replace(config, optimizer=scenario.optimizer)
+    if scenario.dtype not in AUTOCAST:
+        raise TraincastError(f"`dtype={scenario.dtype}` is for described Transformers; give fp32, tf32, bf16 or fp16")
+    check_ranks(gpus)
+    batch = config.batch_size if scenario.batch_size is None else scenario.batch_size
+    workload, assumed = build_hybrid_dlrm(
+        config,
+        gpus,
+        batch_size=batch,
+        memory_bytes=platform.device.memory_bytes,
+        gpus_per_node=platform.gpus_per_node,
+        half=AUTOCAST[scenario.dtype],
+        pipelined=pipelined,
+        plan=plan,
+    )
+    return (remove_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload), assumed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import OpCost, read_op_costs
+from traincast.ir.formula import OpCost, read_op_costs
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.kinds import KINDS, check_used, choose_step_kind, find_source_kind
 from traincast.simulator.scenario.scenario import Scenario
@@ -192,7 +192,7 @@ def _resolve_host(scenario: Scenario, kind: str) -> HostProfile | None:
     if scenario.host is not None or kind != "program":
         return scenario.host
     from traincast.models.published import find_published_program
-    from traincast.simulator.scenario.published import find_published_host
+    from traincast.simulator.scenario.programs import find_published_host
 
     return find_published_host(find_published_program(str(scenario.workload)))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from traincast.costs.host.profile import HostProfile
     from traincast.hardware.platform import Platform
-    from traincast.ir.given import OpCost
+    from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.models.transformers.description import Transformer
 

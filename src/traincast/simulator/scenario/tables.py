@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import STUDY_DLRMS
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_V2, STUDY_DLRMS
 from traincast.models.embeddings.documents import ASSUMED_DIM, lacks_width
 from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
-from traincast.models.placement.plan import Plan
-from traincast.models.placement.plan_file import load_plans, read_plan_from_json
+from traincast.models.placement.plan import Plan, load_plans, read_plan_from_json
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.simulator.scenario.dlrm_file import read_dlrm
 from traincast.utils.errors import TraincastError, make_unknown_error

@@ -34,7 +34,7 @@ def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workloa
         scenario = scenario.replace(dtype=get_default_dtype(kind))
     if kind == "program":
         from traincast.models.published import find_published_program
-        from traincast.simulator.scenario.published import build_published_step
+        from traincast.simulator.scenario.programs import build_published_step
 
         return build_published_step(find_published_program(str(scenario.workload)), 1, scenario)[0]
     if kind == "transformer":

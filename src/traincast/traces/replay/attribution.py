@@ -30,7 +30,7 @@ from traincast.traces.replay.steps import Replay, compute_device_work, simulate_
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 
 OWN_HOST = "of this trace"
 """What the host profile of a prediction is called whose host times are the measured ones."""

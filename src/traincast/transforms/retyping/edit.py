@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.transforms.retyping.backward import Backward
 from traincast.transforms.retyping.forward import Forward
 from traincast.transforms.retyping.policies import WIDE

@@ -28,8 +28,7 @@ from traincast.costs.kernels.gemm.residual_net import Float32Array
 from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
-from traincast.utils.metrics import compute_mean_error_percent
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90, compute_mean_error_percent
 from traincast_evaluation.kernels.fit import SEED, Progress, ignore_progress, save_state
 from traincast_evaluation.kernels.gemm.measurements import (
     BLACKWELL_FILE,

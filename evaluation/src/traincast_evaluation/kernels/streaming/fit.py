@@ -21,7 +21,7 @@ from traincast.costs.kernels.streaming.physics import (
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.quantiles import Z90
+from traincast.utils.metrics import Z90
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining, compute_device_spreads, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Measurements
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.ir.workload import DEFAULT_FRAMEWORK, STUDY_FRAMEWORK
-from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
-from traincast.models.dlrm.cross_config import DLRM_V2
+from traincast.models.dlrm.config import DLRM_V2, STUDY_DLRMS, DlrmConfig
 from traincast_evaluation.zoo.build.recommenders import RECOMMENDERS, Family
 from traincast_evaluation.zoo.build.steps import (
     Inputs,

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.dlrm.cross_config import DcnConfig
+from traincast.models.dlrm.config import DcnConfig, DlrmConfig
 from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.draws import draw_rows
 from traincast.models.layers.optimizers import LEARNING_RATE

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from traincast.costs.cpu.machine import get_profile_home
+from traincast.costs.cpu.profile import get_profile_home
 from traincast.ir.file import load_workload, save_workload
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from traincast.models.dlrm.cross_config import DcnConfig
+from traincast.models.dlrm.config import DcnConfig
 from traincast_evaluation.zoo.define.dlrm import make_mlp
 from traincast_evaluation.zoo.define.embeddings import TABLES
 

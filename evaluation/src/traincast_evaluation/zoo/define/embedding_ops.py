@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.embeddings.table import OPTIMIZER_STATE
 
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 

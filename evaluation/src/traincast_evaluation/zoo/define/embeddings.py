@@ -9,7 +9,7 @@ from torch import nn
 
 import traincast_evaluation.zoo.define.embedding_ops  # noqa: F401  (registers the operators)
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.embeddings.table import OPTIMIZER_STATE
 from traincast.models.layers.optimizers import LEARNING_RATE
 
 

@@ -43,8 +43,7 @@ from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.app.report.whatif import list_cost_rows
-from traincast.planner.what_if.money import Cost, Prices, compute_cost
-from traincast.planner.what_if.prices import choose_prices, find_price
+from traincast.planner.what_if.money import Cost, Prices, choose_prices, compute_cost, find_price
 from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve

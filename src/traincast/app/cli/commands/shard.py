@@ -18,7 +18,7 @@ from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.report.sharding import format_platforms, format_sharding
 from traincast.models.embeddings.table import ITEM_BYTES
-from traincast.models.placement.plan_file import convert_plan_to_json
+from traincast.models.placement.plan import convert_plan_to_json
 from traincast.planner.sharding.entry import write_torchrec_plan
 from traincast.planner.sharding.result import ShardingResult
 from traincast.utils.errors import TraincastError

@@ -16,7 +16,7 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.physics import get_clock_hz, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.models.embeddings.load import CACHE_BYTES
-from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, OptimizerState
+from traincast.models.embeddings.table import OPTIMIZER_STATE, OptimizerState
 from traincast.utils.arrays import BoolArray, FloatArray
 
 L2_SHARE = 0.9  # of the L2 that rows can occupy

@@ -54,7 +54,7 @@ def change_program(resolved: Resolved, value: Value) -> Resolved:
 def change_plan(resolved: Resolved, value: Value) -> Resolved:
     """Tables elsewhere."""
     from traincast.models.sharded_dlrm.config import Dense  # only this edit needs them
-    from traincast.simulator.scenario.recommenders import AUTOCAST
+    from traincast.simulator.scenario.programs import AUTOCAST
 
     config = resolved.of_dlrm()
     if resolved.gpus == 1:

@@ -19,8 +19,7 @@ from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import compute_file_digest, read_document
 from traincast.utils.files.writing import check_output, write_bytes
-from traincast.utils.parallel.runner import Died, Job
-from traincast.utils.parallel.where import Workers
+from traincast.utils.parallel.runner import Died, Job, Workers
 from traincast.utils.results import encode_csv
 from traincast.utils.version import __version__
 
