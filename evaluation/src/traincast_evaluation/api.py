@@ -52,4 +52,7 @@ def evaluate(
     if registry.measures_here(suite, machine, roofline_only=roofline_only):
         folder = None if data is None else Path(data)
         return registry.evaluate_on_this_machine(suite, folder, machine, progress=progress)
-    return registry.evaluate(suite, find_measurements_folder(data), roofline_only=roofline_only, progress=progress)
+    return registry.evaluate(
+        suite, find_measurements_folder(data), roofline_only=roofline_only, minutes=machine.get("minutes"),
+        progress=progress,
+    )  # fmt: skip

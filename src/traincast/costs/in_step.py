@@ -31,7 +31,8 @@ class InStep:
     instructions that Triton's first and the second flash attention reach; they use no newer ones. `rowwise`: how much
     longer 8-bit GEMMs with a scale per row take than with one per tensor. `untuned`: how much longer GEMMs take on
     AMD's chips where PyTorch picks their kernels than where a submission tuned them. `ring`: how much longer attention
-    takes in PyTorch's ring, which merges parts in fp32, than in one kernel.
+    takes in PyTorch's ring, which merges parts in fp32, than in one kernel. `narrow_loads`: how much longer kernels
+    take that go through elements and load 16-bit values one by one (PyTorch before 1.5).
 
     Host (`costs.host.profile` applies it): `module_us`: microseconds of Python per module call; `routing_us`: those
     of one call in a mixture's token dispatcher, where token counts reach the host and decide sizes.
@@ -51,6 +52,7 @@ class InStep:
     rowwise: float
     untuned: float
     ring: float
+    narrow_loads: float
     async_tp: float
     beside: float
     stall_us: float

@@ -23,6 +23,8 @@ TRITON, FLASH2 = "triton", "flash2"
 """Attention by Triton's first kernel, or by the second version of flash attention."""
 RING = "ring"
 """Attention in parts whose results are merged in fp32 (PyTorch's context parallelism)."""
+NARROW_LOADS = "narrow_loads"
+"""An element-wise kernel that loads 16-bit values one by one."""
 UNIFORM = "uniform"
 """A collective whose `group` stands for many that are formed like it: every rank that runs the program calls it in a
 group of its own, and all ranks of that group run the same program."""

@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.costs.kernels.signatures import lowered, tensor
 from traincast.costs.in_step import SHIPPED, make_in_step
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.in_step import convert_seconds_in_step
+from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_platform
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TUNED
 
@@ -101,3 +104,34 @@ def test_boards_of_one_architecture_share_a_law_of_power_and_differ_by_their_wat
     assert on(load_platform("h20").device) == 1.0
     assert on(load_platform("h100-pcie").device) > on(H100) == pytest.approx(1.4)
     assert on(load_platform("rtx-3090").device) == 1.0
+
+
+def test_turing_s_gemms_take_longer_whether_or_not_its_units_wait_for_their_sums() -> None:
+    numbers = replace(SHIPPED, sustained={"turing 16": 1.3, "ampere 16": 1.1})
+    call = gemm("fp16")
+    for key, expected in (("titan-rtx", 1.3), ("rtx-2080-ti", 1.3), ("rtx-3090", 1.0)):
+        device = load_platform(key).device
+        alone = np.array([2 * 8192.0**3 / (0.7 * device.get_peak_flops("fp16"))])
+        after = convert_seconds_in_step(Calls.of(GEMM, [call]), [call], alone, device, numbers)
+        assert after[0] / alone[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_convolutions_near_the_peak_share_the_power_limit_since_ampere() -> None:
+    fields = dict.fromkeys(CONV.fields, 1.0) | {"batch": 256.0, "in_channels": 512.0, "out_channels": 512.0}
+    call = CONV.call("forward", "fp16", **fields | {"in_h": 56.0, "in_w": 56.0, "pad_h": 0.0, "pad_w": 0.0})
+    flops = 2 * 256 * 56 * 56 * 512 * 512
+    for key, expected in (("h100", 1.4), ("t4", 1.0)):
+        device = load_platform(key).device
+        alone = np.array([flops / (0.6 * device.get_peak_flops("fp16"))])
+        after = convert_seconds_in_step(Calls.of(CONV, [call]), [call], alone, device, NUMBERS)
+        assert after[0] / alone[0] == pytest.approx(expected, rel=1e-2)
+
+
+def test_element_wise_kernels_of_an_old_pytorch_load_halves_one_by_one() -> None:
+    half, single = (tensor(1 << 20, dtype=dtype) for dtype in ("float16", "float32"))
+    old, new = LoweringContext(framework_version=(1, 4)), LoweringContext(framework_version=(1, 5))
+    factors = []
+    for spec, context in ((half, old), (half, new), (single, old)):
+        (call,) = lowered("aten::relu", {"self": spec}, spec, context)
+        factors.append(factor(call, 1e-3))
+    assert factors == [SHIPPED.narrow_loads, 1.0, 1.0]

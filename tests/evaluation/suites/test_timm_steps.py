@@ -6,8 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from traincast_evaluation.suites.registry import evaluate
+from traincast.utils.errors import TraincastError
+from traincast_evaluation.suites.registry import evaluate, measures_here
 from traincast_evaluation.suites.timm_steps import find_family, is_held_back
+from traincast_evaluation.zoo.build.timm_models import TimmStep
 
 
 def write_table(folder, rows):
@@ -39,3 +41,21 @@ def test_a_step_is_captured_once_and_an_unknown_model_is_left_out_by_name(tmp_pa
     assert [left.reason for left in result.left_out] == ["timm 0.6.13 has no model 'nosuchnet'"]
     (kept,) = (tmp_path / "home" / "timm").rglob("*.tc")
     assert kept.name == "resnet10t-64-176-channels-last.tc"
+
+
+def test_it_stops_after_its_minutes_and_says_how_many_rows_are_left(tmp_path, monkeypatch):
+    pytest.importorskip("polars")
+    monkeypatch.setattr(TimmStep, "load", lambda step, version: "resnet50")
+    row = {"batch": 64, "img_size": 176, "memory_format": "channels_last", "iteration_ms": 30.0}
+    write_table(tmp_path, [{**row, "model": f"net{number}"} for number in range(3)])
+
+    result = evaluate("timm", tmp_path, minutes=0.0)
+
+    assert len(result.outcomes) == 1
+    assert "1 of 3 rows" in result.notes[0]
+
+
+def test_a_suite_that_never_stops_early_takes_no_minutes():
+    with pytest.raises(TraincastError, match="`minutes` is for suites"):
+        measures_here("dlrm", {"minutes": 1.0}, roofline_only=False)
+    assert not measures_here("timm", {"minutes": 1.0}, roofline_only=False)

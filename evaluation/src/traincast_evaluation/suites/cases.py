@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
@@ -98,9 +99,11 @@ class Outcome:
 
 
 def run_cases(
-    cases: Sequence[Case | LeftOut], *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
-) -> list[Outcome | LeftOut]:
-    """Predicts every case that can be predicted, the others keep their reason; `progress` hears the fraction done."""
+    cases: Sequence[Case | LeftOut], *, roofline_only: bool = False, until: float | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> list[Outcome | LeftOut]:  # fmt: skip
+    """Predicts every case that can be predicted, the others keep their reason; `progress` hears the fraction done. Ends
+    early, with at least one case, when the monotonic clock says `until`."""
     outcomes: list[Outcome | LeftOut] = []
     known: dict[object, list[Outcome]] = {}  # steps that several releases published are simulated once
     for done, case in enumerate(cases):
@@ -113,6 +116,8 @@ def run_cases(
             equal += [outcome] if isinstance(outcome, Outcome) else []
             outcomes.append(outcome)
         progress((done + 1) / len(cases))
+        if until is not None and monotonic() > until:
+            break
     return outcomes
 
 

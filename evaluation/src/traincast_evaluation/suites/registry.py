@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from traincast.utils.errors import TraincastError, make_unknown_error
@@ -25,7 +26,8 @@ class Suite(NamedTuple):
 
     `cases(data)` gives measured steps, which `summary(suite, outcomes, data)` adds up and `notes()` comments on.
     Where cases are too many to list, `table(data, progress)` gives error rows and nothing else. `here(folder, options,
-    progress)` measures steps on this machine and needs no data.
+    progress)` measures steps on this machine and needs no data. A suite whose programs take long to capture, and are
+    kept, stops after `minutes` (0: at its end) and goes on when called again.
     """
 
     cases: str = ""
@@ -33,6 +35,7 @@ class Suite(NamedTuple):
     notes: str = ""
     table: str = ""
     here: str = ""
+    minutes: float = 0.0
 
 
 SUITES = {
@@ -52,7 +55,7 @@ SUITES = {
     ),
     "recommenders": Suite("recommenders:list_recommender_cases", summary="recommenders:summarise_recommenders"),
     "sharding": Suite(here="here:evaluate_sharding"),
-    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm"),
+    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm", minutes=10.0),
     "traces": Suite(table="traced:evaluate_traces"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }
@@ -107,9 +110,11 @@ class Evaluation(Result):
 
 
 def evaluate(
-    suite: str, data: Path, *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
-) -> Evaluation:
-    """Evaluates a suite on a folder of measurements; `progress` hears the fraction done."""
+    suite: str, data: Path, *, roofline_only: bool = False, minutes: float | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Evaluation:  # fmt: skip
+    """Evaluates a suite on a folder of measurements; `progress` hears the fraction done. `minutes` is for suites that
+    capture long (None: theirs)."""
     if suite not in SUITES:
         raise make_unknown_error("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
     parts = SUITES[suite]
@@ -119,7 +124,9 @@ def evaluate(
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
         return _make_table(suite, _import_function(parts.table)(data, progress))
-    ran = run_cases(_import_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+    cases = _import_function(parts.cases)(data)
+    until = monotonic() + 60 * (parts.minutes if minutes is None else minutes) if parts.minutes else None
+    ran = run_cases(cases, roofline_only=roofline_only, progress=progress, until=until)
     outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
     left_out = tuple(row for row in ran if isinstance(row, LeftOut))
     if not outcomes:
@@ -127,6 +134,8 @@ def evaluate(
         raise TraincastError(f"evaluate {suite}: none of {len(left_out)} rows can be predicted{why}")
     summary = _import_function(parts.summary)(suite, outcomes, data)
     notes = _import_function(parts.notes)() if parts.notes else ()
+    if len(ran) < len(cases):
+        notes += (f"{len(ran)} of {len(cases)} rows in this time; call it again, or with `minutes`, to go on",)
     return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
 
 
@@ -141,7 +150,8 @@ def _make_table(suite: str, found: Sequence[ErrorRow] | MemoryEvaluation) -> Eva
 
 class MachineOptions(TypedDict, total=False):
     """How a suite measures this machine. `on` is its profile ("here", or the file of a fitted one). It stops after
-    `minutes`, and goes on from there when called again; `tasks` random DLRMs are drawn from `seed`. None: the default.
+    `minutes` (so do suites that capture long), and goes on from there when called again; `tasks` random DLRMs are drawn
+    from `seed`. None: the default.
     """
 
     on: str | None
@@ -155,7 +165,8 @@ def measures_here(suite: str, options: MachineOptions, *, roofline_only: bool) -
     here = suite in SUITES and bool(SUITES[suite].here)
     if here and roofline_only:
         raise TraincastError(f"evaluate {suite} predicts from this machine's own profile; leave out `roofline_only`")
-    given = [name for name, value in options.items() if value is not None]
+    timed = suite in SUITES and SUITES[suite].minutes > 0
+    given = [name for name, value in options.items() if value is not None and not (timed and name == "minutes")]
     if given and suite in SUITES and not here:
         raise TraincastError(
             f"`{given[0]}` is for suites that measure this machine; leave it out with evaluate {suite}"

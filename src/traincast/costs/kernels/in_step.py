@@ -1,4 +1,4 @@
-"""GEMMs and attention as they run inside a step: at the clock that board power sustains, in a framework's kernels."""
+"""GEMMs, convolutions and attention inside a step: at the clock that board power sustains, in a framework's kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 from traincast.costs.in_step import HALF, NARROW, InStep, load_shipped_tables
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.costs.kernels.work import count_flops
-from traincast.hardware.device import POWER_EXPONENT, Device
-from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TRITON, TUNED
+from traincast.hardware.device import AMPERE, POWER_EXPONENT, Device
+from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, NARROW_LOADS, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray
 
 _BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
@@ -29,8 +31,13 @@ def convert_seconds_in_step(
     """Seconds of these calls (`members`, of one family) in a step, from those they take alone."""
     if calls.family is GEMM:
         return seconds * _compute_gemm_factors(calls, members, seconds, device, numbers)
+    if calls.family is CONV and device.is_capability_at_least(AMPERE):  # Turing's were measured on T4 at its limit
+        return seconds * _compute_power_factors(calls, seconds, device, numbers)
     if calls.family is ATTENTION:
         return _convert_attention_seconds(calls, members, seconds, device, numbers)
+    if calls.family is ELEMENTWISE and any(call.variant for call in members):
+        slow = np.array([NARROW_LOADS in call.variant.split() for call in members])
+        return np.where(slow, numbers.narrow_loads * seconds, seconds)
     return seconds
 
 
@@ -72,13 +79,15 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
 def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
     """How much longer GEMMs (of 16 or 8 `bits`) or "attention" take at the clock that the board's power sustains.
     `sustained` is that of the board which was measured; others of its architecture have more or less power for their
-    units. Units that wait for their own sums draw less."""
+    units. Units that wait for their own sums draw less since Ampere; Turing's take as much longer as its others."""
     measured = numbers.sustained.get(f"{device.arch} {bits}", 1.0)
-    if measured <= 1.0 or device.multiplying_gain > 1.0:
-        return measured if device.multiplying_gain == 1.0 else 1.0
+    if device.multiplying_gain > 1.0:
+        return 1.0 if device.is_capability_at_least(AMPERE) else measured
+    if measured <= 1.0:
+        return measured
     if device.power_limit_watts is None or device.arch not in _WATTS_PER_TFLOPS:
         return measured
-    watts: float = 1e12 * device.power_limit_watts / device.peak_flops.get("bf16", device.peak_flops["fp32"])
+    watts: float = 1e12 * device.power_limit_watts / device.peak_flops.get("fp16", device.peak_flops["fp32"])
     held = device.sustained_clock_mhz / device.boost_clock_mhz  # what kernels alone already take
     short: float = (_WATTS_PER_TFLOPS[device.arch] / watts) ** POWER_EXPONENT
     return max(1.0, measured * held * short)

@@ -10,15 +10,17 @@ from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.families import RECORDS
 from traincast.costs.kernels.given import lower_given
 from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
+from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.costs.kernels.unmodelled import estimate_unknown
 from traincast.ir.ops import Signature
-from traincast.ir.variants import VARIANT
+from traincast.ir.variants import NARROW_LOADS, VARIANT
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.plugins import LOWERED, load_plugin
 
 _LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
 _SHOWN_TENSORS = 6
 _ALL_HERE = ("aten", "c10d", "fbgemm", "prims", "prim", "traincast")  # name spaces that no other distribution adds to
+_VECTORS_SINCE = (1, 5)  # PyTorch whose element-wise kernels load several 16-bit values at once
 _WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
@@ -70,7 +72,14 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     variant = signature.scalar(VARIANT)
     if isinstance(variant, str):
         return tuple(replace(item, variant=variant) if isinstance(item, KernelCall) else item for item in items)
-    return items
+    return items if context.framework_version >= _VECTORS_SINCE else tuple(map(_mark_narrow_loads, items))
+
+
+def _mark_narrow_loads(item: Item) -> Item:
+    """An element-wise kernel of a PyTorch that loads value by value."""
+    if isinstance(item, KernelCall) and item.family is ELEMENTWISE and item.compute in ("fp16", "bf16"):
+        return replace(item, variant=NARROW_LOADS)
+    return item
 
 
 def _make_misfit_error(signature: Signature, reason: str) -> TraincastError:

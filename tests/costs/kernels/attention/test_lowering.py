@@ -115,3 +115,46 @@ def test_the_memory_efficient_kernel_is_slower_than_flash_and_faster_than_one_by
     assert seconds["float16", "forward"] < seconds["float16", "efficient_forward"] < seconds[
         "float32", "efficient_forward"
     ]  # fmt: skip
+
+
+FLASH = "aten::_flash_attention_forward"
+
+
+def seen(name, queries, keys, **scalars):
+    """Keys that the fused kernel of an op is priced for, and whether under a square causal mask."""
+    before_heads = name.startswith("aten::_scaled")
+    query, key = (tensor(2, *((16, n) if before_heads else (n, 16)), 64, dtype="bfloat16") for n in (queries, keys))
+    inputs = {"query": query, "key": key, "value": key}
+    (call,) = lowered(name, inputs, [query], replace(MODERN, capability=A100), **scalars)
+    return field(call, "kv_len"), field(call, "causal")
+
+
+def test_a_square_causal_mask_is_told_as_one_and_no_mask_as_none():
+    assert seen(FLASH, 2048, 2048, is_causal=True) == (2048, 1)
+    assert seen(FLASH, 2048, 2048, is_causal=False) == (2048, 0)
+    assert seen(FLASH, 2048, 2048, is_causal=False, window_size_left=-1, window_size_right=-1) == (2048, 0)
+
+
+def test_a_window_costs_the_tiles_that_it_touches():
+    wide, _ = seen(FLASH, 16384, 16384, is_causal=True, window_size_left=4095)
+    narrow, causal = seen(FLASH, 16384, 16384, is_causal=True, window_size_left=127)
+
+    assert 0.85 * 4096 < wide < 1.1 * 4096  # the first queries see less
+    assert 250 < narrow <= 256 and causal == 0
+    assert seen(FLASH, 16384, 16384, is_causal=True, window_size_left=1 << 20)[0] == pytest.approx(8256, rel=0.01)
+
+
+def test_flash_aligns_the_last_query_with_the_last_key():
+    """New tokens behind 3,072 old ones: each sees all of those."""
+    behind, causal = seen(FLASH, 1024, 4096, is_causal=True)
+
+    assert behind == pytest.approx(3072 + 576, rel=0.01) and causal == 0
+
+
+def test_documents_laid_end_to_end_see_themselves():
+    packed, ends = tensor(4096, 16, 64, dtype="bfloat16"), tensor(9, dtype="int32")
+    inputs = {"query": packed, "key": packed, "value": packed, "cu_seq_q": ends, "cu_seq_k": ends}
+    context = replace(MODERN, capability=A100)
+    (call,) = lowered("torch_attn::_varlen_attn", inputs, [packed], context, window_size=(-1, 0))
+
+    assert (field(call, "batch"), field(call, "kv_len"), field(call, "causal")) == (8, 512, 1)

@@ -147,17 +147,37 @@ def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():
 
 
 @pytest.mark.parametrize(
-    ("key", "compute", "saves"), [("a100-80gb", "bf16", True), ("a100-80gb", "fp32", False), ("v100", "fp16", False)]
+    ("key", "compute", "bytes_", "saves"),
+    [
+        ("rtx-a6000", "bf16", 2, 1.0),
+        ("a100-80gb", "tf32", 4, 1.0),
+        ("a100-80gb", "fp32", 4, 0.0),
+        ("rtx-2080-ti", "fp16", 2, 1.0),
+    ],
 )
-def test_channels_last_saves_the_copies_that_turn_the_layout(key, compute, saves):
-    first, last = seconds(
-        load_device(key),
-        conv(64, 256, 256, 56, compute=compute),
-        conv(64, 256, 256, 56, compute=compute, channels_last=1),
+def test_channels_last_saves_the_copies_that_turn_the_layout(key, compute, bytes_, saves):
+    first, half, last = seconds(
+        load_device(key), *(conv(64, 256, 256, 56, compute=compute, channels_last=saved) for saved in (0, 0.5, 1))
     )
-    turned = 2 * 2 * 2 * 64 * 256 * 56 * 56 / (0.82 * load_device(key).dram_bandwidth)  # in and out, read and written
+    turned = 2 * 2 * bytes_ * 64 * 256 * 56 * 56 / (0.82 * load_device(key).dram_bandwidth)  # both, read and written
 
-    assert first - last == pytest.approx(turned if saves else 0.0)
+    assert first - last == pytest.approx(saves * turned)
+    assert half - last == pytest.approx(saves * turned / 2)
+
+
+def test_sms_turn_no_more_elements_than_they_can_however_fast_the_memory_is():
+    device = load_device("a100-80gb")
+    first, last = seconds(device, *(conv(64, 256, 256, 56, compute="fp16", channels_last=saved) for saved in (0, 1)))
+
+    assert first - last > 1.3 * 2 * 2 * 2 * 64 * 256 * 56 * 56 / (0.82 * device.dram_bandwidth)
+
+
+@pytest.mark.parametrize("key", ["a100-40gb", "h100", "v100"])
+def test_no_convolution_comes_nearer_to_the_peak_than_the_fastest_measured_ones(key):
+    device = load_device(key)
+    (took,) = seconds(device, conv(256, 1024, 512, 38, compute="fp16", channels_last=1))
+
+    assert 2 * 256 * 38 * 38 * 1024 * 512 * 9 / took < 0.751 * device.peak_flops["fp16"]
 
 
 def test_groups_without_a_gemm_take_many_times_as_long_and_less_so_the_wider_they_are():

@@ -21,3 +21,20 @@ def test_two_bytes_take_as_long_as_four_where_vectors_do_not_fit_the_row():
 
 def test_short_rows_are_kept_by_a_warp_whatever_their_length():
     assert seconds(1021, "bf16") < seconds(1021, "fp32")
+
+
+def price(key, kind, cols, compute):
+    """Seconds of 8,192 rows on a device."""
+    call = SOFTMAX.call(kind, compute, rows=8192, cols=cols)
+    return float(price_calls(Calls.of(SOFTMAX, [call]), load_device(key))[0].seconds[0])
+
+
+def test_a_card_with_little_memory_rate_for_its_sms_does_not_notice():
+    """Ampere for graphics waits for its memory, whatever the width of loads."""
+    assert price("rtx-a6000", "forward", 267_735, "fp16") < 1.05 * price("rtx-a6000", "forward", 267_736, "fp16")
+
+
+def test_rows_that_no_warp_keeps_are_read_as_often_in_either_pass():
+    for cols, ratio in ((1000, 1.5), (50_000, 1.0)):
+        forward, backward = (price("a100-40gb", kind, cols, "fp32") for kind in ("log_forward", "log_backward"))
+        assert abs(backward / forward - ratio) < 1e-6

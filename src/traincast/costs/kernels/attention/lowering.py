@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.costs.kernels.attention import ATTENTION
+from traincast.costs.kernels.attention.masks import Mask
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.operands import get_compute_type, get_gemm_compute_type, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
@@ -100,26 +101,23 @@ class _Attention:
     query: TensorSpec
     key: TensorSpec
     heads: int
-    causal: bool
+    mask: Mask
     masked: bool
     dropout: bool
 
     @staticmethod
     def of(signature: Signature, first: int) -> _Attention:
         """From an op whose query stands at position `first`."""
-        mask_type, dropout = signature.scalar("custom_mask_type", 0), signature.scalar("dropout_p", 0.0)
+        dropout = signature.scalar("dropout_p", 0.0)
         query, key = require_operand(signature, "query", first), require_operand(signature, "key", first + 1)
         if signature.name.startswith("torch_attn::"):
             query = _read_sequences(query, require_operand(signature, "cu_seq_q", first + 3))
             key = _read_sequences(key, require_operand(signature, "cu_seq_q", first + 3))
-        ahead = signature.scalar("window_size", None)
         return _Attention(
             query=query,
             key=key,
             heads=1 if signature.name.startswith("aten::_scaled") else 2,
-            causal=bool(signature.scalar("is_causal", False))
-            or (isinstance(mask_type, int) and mask_type > 0)
-            or (isinstance(ahead, tuple) and ahead[1:] == (0,)),
+            mask=Mask.of(signature),
             masked=any(spec.numel for name in ("attn_bias", "bias") for spec in signature.tensors(name)),
             dropout=isinstance(dropout, float) and dropout > 0,
         )
@@ -129,12 +127,13 @@ class _Attention:
         if len(self.query.shape) != 4:
             return "flash"  # sequences of several lengths laid end to end: only flash has them
         return choose_backend(
-            self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context
+            self.query, self.key, masked=self.masked, causal=self.mask.causal, heads=self.heads, context=context
         )
 
     def fused(self, kind: str) -> Item:
         """The fused kernel."""
         positions = 3 - self.heads
+        keys, causal = self.mask.count_keys(self.query.shape[positions], self.key.shape[positions])
         return ATTENTION.call(
             kind,
             get_compute_type(self.query),
@@ -142,9 +141,9 @@ class _Attention:
             q_heads=self.query.shape[self.heads],
             kv_heads=self.key.shape[self.heads],
             q_len=self.query.shape[positions],
-            kv_len=self.key.shape[positions],
+            kv_len=keys,
             head_dim=self.query.shape[-1] + -self.query.shape[-1] % _ALIGNED,
-            causal=int(self.causal),
+            causal=int(causal),
         )
 
     def portable(self, kind: str, context: LoweringContext) -> tuple[Item, ...]:

@@ -11,7 +11,7 @@ CONV = Family(
     (
         "batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w",
         "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups",
-        "channels_last",  # 1 where the tensors already are as tensor cores want them
+        "channels_last",  # 1 where the tensors already are as tensor cores want them, 0.5 where half need no copy
         "direct",  # 1 where the cuDNN of the day has no GEMM for these groups: plain cores multiply one by one
     ),
 )  # fmt: skip

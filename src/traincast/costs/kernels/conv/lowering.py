@@ -19,6 +19,9 @@ from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
 _GROUPS_AT_ONCE, _WIDE_GROUP = 32, 32  # groups; channels of one
+# since this PyTorch, the cuDNN that comes with it saves half of the copies between layouts: ResNet-50 on A100 and A6000
+# takes 0.83 to 0.87 of its time with 1.7 and 1.9, in fp16 and TF32 alike (Lambda's boards that are not held back)
+_TURNS_HALF_SINCE, _HALF = (1, 13), 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,16 @@ def _make_conv_call(
         dilation_h=dilation_h,
         dilation_w=dilation_w,
         groups=window.groups,
-        channels_last=int(last),
+        channels_last=_count_saved_copies(context, last=last),
         direct=int(last and image.itemsize == 2 and _lacks_grouped_gemm(window.groups, image.shape[1], context)),
     )
+
+
+def _count_saved_copies(context: LoweringContext, *, last: bool) -> float:
+    """The share of an image and its result that the kernel takes as they are."""
+    if last:
+        return 1.0
+    return _HALF if context.capability and context.framework_version >= _TURNS_HALF_SINCE else 0.0
 
 
 def _lacks_grouped_gemm(groups: int, channels: int, context: LoweringContext) -> bool:

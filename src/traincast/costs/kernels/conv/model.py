@@ -23,7 +23,7 @@ from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_fe
 from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.costs.kernels.streaming.physics import START_SECONDS
-from traincast.hardware.device import AMPERE, Device
+from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
 TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
@@ -36,6 +36,9 @@ FUSED, NONFUSED = slice(9, 12), slice(12, 16)
 LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
 _WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78  # multiplications of 3x3 (tiles of 2x2) and 5x5 windows
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
+_FASTEST = 0.75  # of the rate of matrix units: DeepBench's fastest convolutions on V100 (T4, short of power: 0.65)
+_TURNED_SHARE = 0.82  # of the sheet's DRAM rate
+_TURNED_PER_CLOCK = 1.4  # elements of an SM: ResNet-50 in fp16 on A100 with PyTorch 1.7 and 1.9 (Lambda)
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 
 
@@ -99,6 +102,8 @@ def estimate_algorithm_seconds(
         slower = np.where(g.taps == 1, device.multiplying_gain, 1.0)
         waiting = g.flops * slower / (WAITING_SHARE * rate * device.num_sms)
         direct = np.where(tensor, np.maximum(direct, waiting), direct)
+    fastest = g.flops / (_FASTEST * rate * device.num_sms)
+    direct = np.where(tensor, np.maximum(direct, fastest / np.where(g.taps == 1, 1.0, device.multiplying_gain)), direct)
     fused = np.where(g.winograd & ~g.weights & ~tensor, FIXED_SECONDS[0] + blocks[1] @ plain[FUSED], np.inf)
     nonfused = np.where((g.winograd | g.winograd5) & ~tensor, FIXED_SECONDS[1] + blocks[2] @ plain[NONFUSED], np.inf)
     return np.stack([direct, fused, nonfused], axis=1)
@@ -156,8 +161,8 @@ class ConvModel(KernelModel):
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
         padded = (g.channels % LEAST_TENSOR_CHANNELS != 0) | (g.filters % LEAST_TENSOR_CHANNELS != 0)
-        turns = tensor & ((calls["channels_last"] == 0) | padded)
-        seconds = seconds + _estimate_layout_seconds(g, device, calls.item_bytes(), turns)
+        turned = np.where(tensor, np.where(padded, 1.0, 1.0 - calls["channels_last"]), 0.0)
+        seconds = seconds + turned * _estimate_layout_seconds(g, device, calls.item_bytes())
         if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
             saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
             least = g.flops / (saved * device.get_peak_flops("fp32"))
@@ -222,12 +227,13 @@ def _split_rows(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
-def _estimate_layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolArray) -> FloatArray:
-    """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back. So does MIOpen,
-    the filters too, in kernels of their own that are mostly start where tensors are small."""
-    amd = device.vendor == "amd"
-    if not amd and not device.is_capability_at_least(AMPERE):
-        return np.zeros(len(item))
-    values = g.input_size + g.output_size + (g.filter_size if amd else 0.0)
-    turned = 2.0 * item * values / (0.82 * device.dram_bandwidth) + (3.0 * START_SECONDS if amd else 0.0)
-    return np.where(turns, turned, 0.0)
+def _estimate_layout_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
+    """Tensor-core kernels want channels last; cuDNN turns PyTorch's layout there and back, at the rate of the memory or
+    of the SMs, which take elements one by one. So does MIOpen, the filters too, in kernels of their own that are mostly
+    start where tensors are small."""
+    if device.vendor == "amd":
+        values = g.input_size + g.output_size + g.filter_size
+        return np.asarray(2.0 * item * values / (_TURNED_SHARE * device.dram_bandwidth) + 3.0 * START_SECONDS)
+    values = g.input_size + g.output_size
+    by_sms = values / (_TURNED_PER_CLOCK * device.num_sms * 1e6 * device.effective_clock_mhz)
+    return np.asarray(np.maximum(2.0 * item * values / (_TURNED_SHARE * device.dram_bandwidth), by_sms))

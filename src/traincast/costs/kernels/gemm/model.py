@@ -40,7 +40,9 @@ _SMALL_TILE = 32.0
 # the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/dlrm.md
 _LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
-_UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
+# else narrower ones hold an SM to this many flop a clock, in whatever type, and hide little of its arithmetic: half the
+# rate of TF32 in the A100 trace, Transformer-XL's 267,735 words on A100, A6000 and H100 (Lambda); no fitted data has it
+_UNALIGNED_FLOPS = 430.0
 # Half precision falls back to kernels written for Turing (cutlass_75, s1688), which load element by element: bytes that
 # an SM moves in a cycle, for each element that divides the rows. From one H100 trace (rows of 5,185), tried on another
 _NARROW_BYTES, _HALF_BYTES = 4.0, 2.0
@@ -119,11 +121,8 @@ def estimate_engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)
         corrected = np.where(classify_spread(calls) == 0, np.maximum(corrected, fastest), corrected)
     if engine.vector_loads:
-        starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
         odd = has_unaligned_rows(calls, problem.item_bytes)
-        corrected = np.where(odd, starved * corrected, corrected)
-        if device.is_capability_at_least(AMPERE) and problem.item_bytes == _HALF_BYTES:
-            corrected = np.where(odd, np.maximum(corrected, _estimate_narrow_seconds(calls, problem)), corrected)
+        corrected = np.where(odd, _add_narrow_loads(calls, problem, corrected), corrected)
         if device.compute_capability == VOLTA:
             corrected = np.where(odd, np.maximum(corrected, _estimate_unsplit_seconds(problem)), corrected)
     return np.asarray(engine.least_seconds + corrected)
@@ -136,14 +135,17 @@ def _estimate_unsplit_seconds(problem: Problem) -> FloatArray:
     return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
 
 
-def _estimate_narrow_seconds(calls: Calls, problem: Problem) -> FloatArray:
-    """Seconds of moving all matrices by loads as wide as the rows allow."""
+def _add_narrow_loads(calls: Calls, problem: Problem, seconds: FloatArray) -> FloatArray:
+    """Seconds of GEMMs that feed their units, and since Ampere move all matrices, by loads as wide as rows allow."""
+    cycles = problem.device.num_sms * 1e6 * problem.device.effective_clock_mhz
+    slowed = np.hypot(seconds, problem.flop / (_UNALIGNED_FLOPS * cycles))
+    if problem.item_bytes != _HALF_BYTES or not problem.device.is_capability_at_least(AMPERE):
+        return np.asarray(slowed)
     widest = _VECTOR_BYTES / problem.item_bytes
     rows = [np.where(stored > 1, stored, widest) for stored in _get_stored_rows(calls)]  # vectors do not matter
     together = np.gcd.reduce([side.astype(np.int64) for side in (*rows, np.full(len(calls), widest))])
-    rate = _NARROW_BYTES * together * problem.device.num_sms * 1e6 * problem.device.effective_clock_mhz
-    moved = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
-    return np.asarray(problem.batch * moved * problem.item_bytes / rate)
+    moved = problem.batch * (problem.m * problem.k + problem.k * problem.n + problem.m * problem.n)
+    return np.asarray(np.maximum(slowed, moved * problem.item_bytes / (_NARROW_BYTES * together * cycles)))
 
 
 def _get_stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:

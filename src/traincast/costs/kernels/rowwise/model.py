@@ -29,6 +29,8 @@ ROW_KNOTS, COL_KNOTS = 23, 29  # up to 2**22 rows and 2**14 columns, what was me
 LEAST_TRAFFIC = 1.8  # one read and one write, on a card that does better than its kind
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
+# of rows in 16 bits that are not aligned: H100, rows of 5,185 and 3,137 (docs/evidence/traces.md)
+_ELEMENTS_PER_CLOCK, _STREAMED = 2.85, 0.87
 _SM_THREADS = 2048.0
 _TILE = 32.0  # rows and columns
 _COLUMN_CYCLES = 1800.0  # of one tile, a trip to memory and the sums: timm's small Transformers on PyTorch 1.10
@@ -108,33 +110,36 @@ def _interpolate_map(table: FloatArray, rows: FloatArray, cols: FloatArray) -> F
 
 
 class SoftmaxModel(ParametricModel[RowParameters]):
-    """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
+    """Softmax and log-softmax over the last dimension. A row that a warp keeps is read once, in the backward pass two
+    are; a longer one is read three times in either pass."""
 
     family: ClassVar[Family] = SOFTMAX
     parameters = RowParameters
-    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # three tensors through memory where the forward has two
+    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # of kept rows: three tensors through memory where the forward has two
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         rows, cols = calls["rows"], calls["cols"]
         seconds, known, sigma = self.parameters_.seconds(
-            compute_softmax_features, device, rows, cols, _count_softmax_bytes(calls)
+            compute_softmax_features, device, rows, cols, _count_softmax_bytes(calls, device)
         )
-        backward = calls.is_kind("backward", "log_backward")
+        backward = calls.is_kind("backward", "log_backward") & (cols <= _WARP_COLS)
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
         return _make_estimate(seconds, sigma, derived, _measure_factor_outside(cols, self.parameters_), known=known)
 
 
-def _count_softmax_bytes(calls: Calls) -> FloatArray:
+def _count_softmax_bytes(calls: Calls, device: Device) -> FloatArray:
     """Bytes of an element by which a softmax takes its time.
 
-    PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element, and
-    two bytes take as long as four (H100, rows of 5,185 and 3,137 in bf16: see docs/evidence/traces.md).
+    PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element. An
+    SM takes so many a cycle, whatever their bytes: on H100 two take as long as four, on a card with less memory rate
+    for its SMs they do not.
     """
     item = calls.item_bytes()
     unaligned = (calls["cols"] > _WARP_COLS) & ((item * calls["cols"]) % _VECTOR_BYTES != 0)
-    return np.where(unaligned, np.maximum(item, 4.0), item)
+    moved = _STREAMED * device.dram_bandwidth / (_ELEMENTS_PER_CLOCK * device.num_sms * get_clock_hz(device))
+    return np.where(unaligned, np.maximum(item, min(4.0, moved)), item)
 
 
 class NormModel(KernelModel):

@@ -134,7 +134,7 @@ def _list_attention_kernels(heads: Heads, shard: Shard) -> list[tuple[int, bool]
     """
     local = shard.document or shard.local_seq
     if heads.window and heads.window < local:
-        return [(heads.window, False)]
+        return [(local, True)]
     if not heads.causal:
         return [(local, False)] * shard.cp
     return [(local, True)] + [(max(1, local // 2), False)] * (shard.cp - 1)
@@ -179,6 +179,8 @@ def _write_flash_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads
         keys, values = (builder.add_view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
         blocks.append((keys, values, masked))
     variant = graph.variant(_OLDER.get(graph.style.attention, ""), RING if graph.style.ring else "")
+    if heads.window and heads.window < local:
+        variant = [("window_size_left", heads.window - 1), *variant]
     graph.scope("aten::scaled_dot_product_attention")
     ring = _Ring(graph, key, value, len(blocks))
     for keys, values, causal in blocks:
