@@ -222,15 +222,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
-    dispatch: (
-        Annotated[
-            Literal["each", "once"],
-            _describe(
-                "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
-            ),
-        ]
-        | None
-    ) = None
+    dispatch: Annotated[Literal["each", "once"], _describe(
+        "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
+    )] | None = None  # fmt: skip
+    graph_modules: Annotated[str, _describe(
+        "parallelism", "modules that are CUDA graphs between others: attention,router,feed_forward", default="none"
+    )] | None = None  # fmt: skip
     overlap: (
         Annotated[
             str,
