@@ -7,6 +7,7 @@ With '--refine GPU' the store is of a GPU that is built in: its shipped model is
 from __future__ import annotations
 
 import argparse
+import os
 
 from traincast.app.api import fit_store, refine
 from traincast.app.cli.arguments import parse_path
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         return _fit_store(args)
     if args.clock or args.refine:
         raise TraincastError("--clock and --refine are about a --store; give one")
+    if shipped is not None and not shipped.is_asked(args) and "TRAINCAST_DATA" not in os.environ:
+        raise TraincastError("give --store DIR, which 'traincast bench' filled; --data DIR rebuilds shipped profiles")
     if shipped is None:
         raise missing_evaluation("give a --store that 'traincast bench' filled; rebuilding the shipped profiles")
     return int(shipped.run(args))
