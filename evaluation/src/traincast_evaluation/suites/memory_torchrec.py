@@ -33,6 +33,7 @@ _CAPTURES = {
         "eval_gpu_inplace": "eval_gpu_inplace", "eval_gpu": "eval_gpu", "inplace": "eval_cpu_inplace", "": "eval_cpu",
     },
     "sparse_data_dist_metrics": {"": "metrics"},
+    "sparse_data_dist_eval": {"": "eval_sdd"},
 }  # fmt: skip
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 
