@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
+    from traincast.ir.workload import Workload
     from traincast.planner.fitting.fit import Fit
     from traincast.planner.parallelism.plan import Plan
     from traincast.planner.sharding.result import ShardingResult
@@ -86,7 +87,7 @@ def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
 def sweep(
     workload: Source,
     *,
-    on: On,
+    on: On | None = None,
     vary: Mapping[str, Sequence[str | int | float]],
     out: str | Path | None = None,
     image: str | Path | None = None,
@@ -97,7 +98,7 @@ def sweep(
 ) -> SweepResult:
     """Predicts a step at every combination of values: `vary` has those of each edit ("batch-size", "on", "gpus", ...),
     and of "apply" edits without values ("none", "cuda-graph", "a+b"). A text may be a list or a range
-    ("256:8192:x2").
+    ("256:8192:x2"). Without `on` the first platform of `vary` is the one that others are edits of.
 
     `out` (.csv, .parquet) receives the rows; a sweep that was interrupted goes on when it is asked for again. `image`
     (.svg) is a picture of time over cost. `price` is dollars of one GPU for an hour, or those by platform. Points run
@@ -108,6 +109,9 @@ def sweep(
     from traincast.planner.what_if.sweeps.grid import format_value, make_grid
     from traincast.planner.what_if.sweeps.run import run_sweep as answer
 
+    if on is None:
+        platforms = vary.get("on")
+        on = str(platforms.split(",")[0] if isinstance(platforms, str) else platforms[0]) if platforms else ""
     grid = make_grid({name: [format_value(value) for value in values] for name, values in vary.items()})
     return answer(
         _resolve_scenario(workload, on, scenario), grid, out=None if out is None else Path(out),
@@ -172,11 +176,11 @@ def plan(
 
 
 def shard(
-    tables: str | Path,
+    tables: str | Path | Workload | object,
     *,
     on: str,
     gpus: int,
-    batch_size: int = 2048,
+    batch_size: int | None = None,
     dtype: str | None = None,
     dense: str | Path | None = None,
     candidates: str | Path | None = None,
@@ -184,21 +188,26 @@ def shard(
     time_limit: float | None = None,
     torchrec: bool = True,
     processes: int | None = None,
+    arguments: Sequence[str] = (),
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingResult:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
 
-    `tables` is a YAML, JSON, CSV or Parquet file of tables or of a DLRM, or a built-in set ("mlperf-dlrm", ...).
-    `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
-    the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
-    `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `processes`
-    (default one per core); the result is the same.
+    `tables` is a YAML, JSON, CSV or Parquet file of tables or of a DLRM, a built-in set ("mlperf-dlrm", ...), a module
+    with TorchRec's collections, a captured step of one GPU, or a script ("train.py", with its own `arguments`), of
+    which one is captured. `batch_size` is samples per GPU (default 2048, or those of the captured step), `dtype`
+    replaces the type of all tables, `dense` describes the dense part of the model in YAML. `candidates` only ranks the
+    plans of a file. The search ends after about `time_limit` seconds; `torchrec` compares with TorchRec's planner,
+    where it is installed. Full walks that take long run in `processes` (default one per core); the result is the same.
     """
+    from traincast.app.predicting import read_tables
     from traincast.planner.sharding.entry import shard as answer
     from traincast.utils.parallel.runner import search_workers
 
+    source, named = read_tables(tables, batch_size, arguments)
     return answer(
-        str(tables),
+        source,
+        named=named,
         on=on,
         gpus=gpus,
         batch_size=batch_size,

@@ -19,6 +19,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.stubs import install_stubs
+from traincast.capturing.triton_kernels import install_triton
 
 
 def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, runs_on: str = "cuda") -> None:
@@ -35,6 +36,7 @@ def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMod
     _follow_resizes(patches, recorder)
     _patch_parameters(patches, recorder)
     install_data_loading(patches, recorder)
+    install_triton(patches)
     install_cuda_module(patches, recorder)
     if runs_on == "cuda":
         install_choices(patches)
@@ -70,7 +72,9 @@ def _limit_labels(patches: Patches) -> None:
     label = torch.autograd.profiler.record_function
 
     def enter(self: Any) -> Any:
-        self._traincast = _RecordFunctionFast(self.name) if self.name.startswith("Optimizer.") else None
+        # a recording that begins inside, with an optimizer that this one wraps, does not know of it
+        noted = self.name.startswith("Optimizer.") and torch.autograd.profiler._is_profiler_enabled
+        self._traincast = _RecordFunctionFast(self.name) if noted else None
         if self._traincast is not None:
             self._traincast.__enter__()
         return self
@@ -152,7 +156,8 @@ def _accept_device_numbers(patches: Patches) -> None:
             args = (torch.device(args[0]), *args[1:])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device(kwargs["device"])
-        return parse(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # parameters of libraries (4-bit ones) look at the device it gives
+            return parse(*args, **kwargs)
 
     patches.set_attribute(torch._C._nn, "_parse_to", parse_to)
 

@@ -4,7 +4,7 @@ in which its host allocates and frees them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,14 +53,16 @@ class _Passage:
 
 
 class StageMemory:
-    """Writes the blocks of one rank of a stage. `message` are the bytes of activations between stages."""
+    """Writes the blocks of one rank of a stage. `message` are the bytes of activations between stages; `tied`: the head
+    shares the embedding's table."""
 
     def __init__(
-        self, layout: Layout, chunks: Sequence[Sequence[Part]], message: float, *, receives: bool, sends: bool
-    ) -> None:
-        self.layout, self.chunks, self.message = layout, chunks, message
+        self, layout: Layout, chunks: Sequence[Sequence[Part]], message: float, *, receives: bool, sends: bool,
+        tied: bool = False,
+    ) -> None:  # fmt: skip
+        self.layout, self.chunks, self.message, self.tied = layout, chunks, message, tied
         self.receives, self.sends = receives, sends
-        self.writer = EventWriter()
+        self.writer, self.host = EventWriter(), EventWriter()
         self.states: list[list[StateBytes]] = [
             [
                 count_state_bytes(
@@ -96,7 +98,8 @@ class StageMemory:
             else:
                 self._run_late(turn)
         self._update()
-        return self.writer.build_events()
+        self.host.tick = self.writer.tick
+        return replace(self.writer.build_events(), host_bytes=self.host.build_events().peak_bytes)
 
     @property
     def _is_fsdp(self) -> bool:
@@ -108,7 +111,8 @@ class StageMemory:
         return not self._is_fsdp and self.layout.kernels not in PYTORCH
 
     def _loss_of(self, part: Part) -> str:
-        return self.layout.loss if part.label == "head" else ""
+        plain = "compiled" if self.layout.kernels == "compiled" else ""
+        return (self.layout.loss or plain) if part.label == "head" else ""
 
     @property
     def _splits(self) -> bool:
@@ -119,8 +123,8 @@ class StageMemory:
             for part, state in zip(parts, states, strict=True):
                 weights = find_block_tensors(part.piece, self._loss_of(part)).weights
                 shares = weights / max(1, int(weights.sum()))
-                if "parameters" not in self.layout.offload:
-                    self.writer.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
+                where = self.host if "parameters" in self.layout.offload else self.writer
+                where.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
                 if self._holds_gradients:
                     self.writer.add_blocks(state.gradients * shares, -1, None, _GRADIENT, part.label)
                 elif self.layout.sharding == "none" and self.layout.dp > 1:  # buckets of DDP
@@ -220,6 +224,10 @@ class StageMemory:
         forward = passage.forward + 2 * tensors.born
         used_forward = passage.forward + 2 * tensors.last_forward + 1
         gone = used_forward if part.frozen else self._place_ends(tensors, passage, passage.forward, part)
+        if (
+            again.any() and self.layout.kernels in PYTORCH
+        ):  # a policy keeps what it saves, be it read in backward or not
+            gone = np.where(kept, np.maximum(gone, passage.backward), gone)
         if offloaded and not part.frozen:
             self._write_offloaded(part, tensors, passage, kept, gone)
         else:
@@ -252,6 +260,7 @@ class StageMemory:
             tensors.nbytes[kept], forward[kept], np.minimum(used, gone)[kept], _ACTIVATION, part.label
         )
         self.writer.add_blocks(tensors.nbytes[waits], start, gone[waits], _ACTIVATION, part.label)
+        self.host.add_blocks(tensors.nbytes[waits], used[waits], start, _ACTIVATION, part.label)
 
     def _write_result(self, turn: Turn, number: int, part: Part, tensors: BlockTensors, passage: _Passage) -> None:
         """What the next part reads: it goes with that one's backward pass. What another stage reads goes at once in
@@ -269,7 +278,9 @@ class StageMemory:
             if "activations" in self.layout.offload and not following.frozen:
                 writer.add_blocks(nbytes, born, next_forward + 2 * following.piece.backward, _ACTIVATION, part.label)
                 passage_next = self._passages[turn.chunk, number + 1, turn.micro_batch]
+                used = next_forward + 2 * following.piece.backward
                 born = passage_next.again if passage_next.again >= 0 else passage_next.backward
+                self.host.add_blocks(nbytes, used, born, _ACTIVATION, part.label)
         elif self.layout.kernels in PYTORCH:
             gone = writer.tick
         else:
@@ -287,7 +298,8 @@ class StageMemory:
             return
         if self.layout.gathers_once:  # added up as they are reduced, and whole until the update
             nbytes = nbytes * self.layout.reduce_bytes // self.layout.gather_bytes
-        kept = passage.first and not self.layout.update_in_backward and not self._holds_gradients
+        waits = self.tied and part.label == "head"  # for the gradient of the embedding, which shares its table
+        kept = passage.first and (waits or not self.layout.update_in_backward) and not self._holds_gradients
         gone = None if kept else begun[which] + 1
         self.writer.add_blocks(nbytes, begun[which], gone, _GRADIENT, part.label)
 
@@ -357,11 +369,11 @@ class StageMemory:
                 self._free(pending, _COMMUNICATION, "collectives")
         for parts, states in zip(self.chunks, self.states, strict=True):
             for part, state in zip(parts, states, strict=True):
-                if not {"optimizer", "parameters"} & set(self.layout.offload):
-                    weights = find_block_tensors(part.piece, self._loss_of(part)).weights
-                    shares = np.repeat(weights / max(1, int(weights.sum())) / 2, 2)
-                    now = self.writer.tick
-                    self.writer.add_blocks(state.optimizer * shares, -1, None, _OPTIMIZER, part.label, appears=now)
+                where = self.host if {"optimizer", "parameters"} & set(self.layout.offload) else self.writer
+                weights = find_block_tensors(part.piece, self._loss_of(part)).weights
+                shares = np.repeat(weights / max(1, int(weights.sum())) / 2, 2)
+                now = self.writer.tick
+                where.add_blocks(state.optimizer * shares, -1, None, _OPTIMIZER, part.label, appears=now)
         self.writer.tick += 2
 
 
@@ -383,6 +395,7 @@ def list_stage_events(
         if only is not None and stage not in only:
             continue
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
-        writer = StageMemory(layout, chunks, message, receives=stage > 0, sends=stage + 1 < layout.pp)
+        tied = model.tied and layout.pp == 1
+        writer = StageMemory(layout, chunks, message, receives=stage > 0, sends=stage + 1 < layout.pp, tied=tied)
         events.append(writer.write(turns))
     return events

@@ -164,7 +164,7 @@ def _make_figures(
         bubble=bubble,
         compute=compute,
         flops=_count_model_flops(model, layout),
-        peak_flops=device.peak_flops.get(layout.precision) or device.peak_flops["fp32"],
+        peak_flops=device.get_product_flops(layout.precision),
         simulated=micro_batches,
     )
 
