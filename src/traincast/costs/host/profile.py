@@ -15,7 +15,7 @@ import numpy as np
 from traincast.costs.host.cpus import find_cpu, list_cpus
 from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
-from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -80,6 +80,9 @@ class HostProfile:
 def _look_up(table: Mapping[str, float], name: str) -> float:
     if name in table:
         return table[name]
+    op, _, times = name.partition(TIMES)
+    if times.isdecimal():
+        return int(times) * _look_up(table, op)
     if "Backward" in name and "*Backward" in table:
         return table["*Backward"]
     return table["*"]

@@ -200,6 +200,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dispatch: Annotated[Literal["each", "once"], _describe(
         "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
     )] | None = None
+    graph_modules: Annotated[str, _describe(
+        "parallelism", "modules that are CUDA graphs between others: attention,router,feed_forward", default="none"
+    )] | None = None
     overlap: Annotated[str, _describe(
         "parallelism", "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
         default="gradients,parameters,stages, and tp in the backward pass"
