@@ -1,5 +1,6 @@
 """Training scripts and loops as they are, without a function that makes their step."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,28 @@ def test_a_script_is_captured_between_two_calls_of_its_optimizer(tmp_path: Path)
     ops = names(workload)
     assert (ops.count("aten::addmm"), ops.count("aten::_foreach_add_"), workload.name) == (2, 1, "train")
     assert [s.outputs[0].shape for s in workload.programs[0].signatures if s.name == "aten::addmm"] == [(8, 32)]
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """As TorchRec's `KeyedOptimizer`: an optimizer by its methods, which has not been made as one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        self._patch_step_function()
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def test_the_step_of_an_optimizer_that_another_wraps_may_begin_inside_it() -> None:
+    with traincast.recording(batch_size=4) as found:
+        model = nn.Linear(8, 8).cuda()
+        optimizer = _Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        while True:
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+    assert found.workload is not None and "aten::_foreach_add_" in names(found.workload)
 
 
 def test_a_loop_inside_a_block_ends_when_its_step_is_recorded() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, launch
 from tests.simulator.test_ranks_properties import as_meetings, gaps, moments, programs_of, runs
 from traincast.costs.in_step import SHIPPED
-from traincast.simulator.many_ranks import CollectiveIndex, simulate_ranks
+from traincast.simulator.many_ranks import CollectiveIndex, Collectives, simulate_ranks
 from traincast.simulator.overlap import Overlap, compute_covered_seconds, get_late_start_seconds, simulate_with_overlap
+from traincast.simulator.rank_group import Clocks
 from traincast.simulator.schedule import Code
 
 moment = st.integers(0, 40)
@@ -38,10 +41,42 @@ def test_only_the_part_beside_the_transfer_counts():
     collectives = as_meetings([([(0, 0), (1, 1)], 4 * ms)])
     walks = simulate_ranks([crew_of(early), crew_of(late)], collectives)
 
-    overlap = Overlap(walks[0], 0, collectives)
+    overlap = Overlap(walks[0], 0, collectives, None)
 
     extra = (overlap.longer(walks[0]) - overlap.alone)[walks[0].blocks.launch_place, 0]
     assert extra.tolist() == pytest.approx([0, 0, 0.8 * get_late_start_seconds() + SHIPPED.beside * 4 * ms, 0])
+
+
+@pytest.mark.parametrize("fill", [3e-3, 20e-3])
+def test_kernels_wait_while_a_cache_is_filled(fill):
+    # Given a kernel that fills a cache from host memory, alongside four of 5 ms on another stream
+    ms = 1e-3
+    program = [launch(5 * ms), launch(fill, stream=1), launch(5 * ms), launch(5 * ms), launch(5 * ms)]
+    group = replace(crew_of(program), fills=np.array([1]))
+
+    # When the step is simulated
+    (walk,) = simulate_with_overlap(
+        [group], Collectives.none(), CollectiveIndex([group], Collectives.none()), None, gap=0
+    )
+
+    # Then all of it takes as long as one after the other, and only the first kernel waits
+    lengths = (walk.ends - walk.starts)[walk.blocks.launch_place, 0]
+    assert walk.latest().max() == pytest.approx(20 * ms + fill)
+    assert lengths.tolist() == pytest.approx([5 * ms + fill, fill, 5 * ms, 5 * ms, 5 * ms])
+
+
+def test_a_fill_behind_the_step_before_takes_its_time_all_the_same():
+    ms = 1e-3
+    program = [launch(1 * ms), launch(4 * ms, stream=1), launch(5 * ms)]
+    group = replace(crew_of(program), fills=np.array([1]))
+    index = CollectiveIndex([group], Collectives.none())
+    # Given a stream that is busy for 10 ms with the step before, when a fill runs from 0 to 4 ms
+    clocks = [[Clocks([0.0] * group.schedule.num_threads, [10 * ms, 0.0])]]
+
+    (walk,) = simulate_with_overlap([group], Collectives.none(), index, clocks, gap=0)
+
+    # Then the stream is done with both steps 4 ms later
+    assert walk.latest().max() == pytest.approx((10 + 1 + 5 + 4) * ms)
 
 
 @given(runs, gaps)

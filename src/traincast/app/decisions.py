@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
+    from traincast.ir.workload import Workload
     from traincast.planner.fitting.fit import Fit
     from traincast.planner.parallelism.plan import Plan
     from traincast.planner.sharding.result import ShardingResult
@@ -172,11 +173,11 @@ def plan(
 
 
 def shard(
-    tables: str | Path,
+    tables: str | Path | Workload | object,
     *,
     on: str,
     gpus: int,
-    batch_size: int = 2048,
+    batch_size: int | None = None,
     dtype: str | None = None,
     dense: str | Path | None = None,
     candidates: str | Path | None = None,
@@ -184,21 +185,26 @@ def shard(
     time_limit: float | None = None,
     torchrec: bool = True,
     processes: int | None = None,
+    arguments: Sequence[str] = (),
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingResult:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
 
-    `tables` is a YAML, JSON, CSV or Parquet file of tables or of a DLRM, or a built-in set ("mlperf-dlrm", ...).
-    `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
-    the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
-    `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `processes`
-    (default one per core); the result is the same.
+    `tables` is a YAML, JSON, CSV or Parquet file of tables or of a DLRM, a built-in set ("mlperf-dlrm", ...), a module
+    with TorchRec's collections, a captured step of one GPU, or a script ("train.py", with its own `arguments`), of
+    which one is captured. `batch_size` is samples per GPU (default 2048, or those of the captured step), `dtype`
+    replaces the type of all tables, `dense` describes the dense part of the model in YAML. `candidates` only ranks the
+    plans of a file. The search ends after about `time_limit` seconds; `torchrec` compares with TorchRec's planner,
+    where it is installed. Full walks that take long run in `processes` (default one per core); the result is the same.
     """
+    from traincast.app.predicting import read_tables
     from traincast.planner.sharding.entry import shard as answer
     from traincast.utils.parallel.runner import search_workers
 
+    source, named = read_tables(tables, batch_size, arguments)
     return answer(
-        str(tables),
+        source,
+        named=named,
         on=on,
         gpus=gpus,
         batch_size=batch_size,

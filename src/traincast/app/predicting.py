@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ _PROGRAM = re.compile(r"(.+\.py)(?::\w+)?")
 _BATCH = 32  # samples, where none are given: the default of captures
 
 if TYPE_CHECKING:
+    from traincast.ir.workload import Workload
+    from traincast.models.embeddings.table import Table
     from traincast.simulator.prediction.result import Prediction
 
 
@@ -30,16 +33,64 @@ def capture_source(scenario: Scenario) -> Scenario:
     """The scenario with its step captured where the workload is a program, `train.py` or `train.py:make_step`; it is
     run as Python. Others stay as they are."""
     source = scenario.workload
-    program = _PROGRAM.fullmatch(str(source)) if isinstance(source, str | Path) else None
-    if program is None or not Path(program[1]).is_file():
+    if not isinstance(source, str | Path) or not _is_program(str(source)):
         return scenario
+    if scenario.plan is not None:  # whose tables it places, however many GPUs it is for
+        return scenario.replace(workload=capture_recommender(str(source), scenario.batch_size))
+    return scenario.replace(
+        workload=_capture(
+            str(source), scenario.samples_per_pass or _BATCH, scenario.seq_len, mode=scenario.mode or "training"
+        )
+    )
+
+
+def capture_recommender(source: str, batch_size: int | None, arguments: Sequence[str] = ()) -> Workload:
+    """The step of one GPU of a recommender whose tables are to be placed: of `train.py`, as `torchrun` starts one
+    process of it, or of `train.py:make_step`."""
+    if source.endswith(".py"):
+        return _capture(source, batch_size, gpus=1, arguments=arguments)
+    return _capture(source, batch_size or _BATCH)
+
+
+def read_tables(
+    source: object, batch_size: int | None, arguments: Sequence[str]
+) -> tuple[str | Workload | tuple[Table, ...], str | None]:
+    """What `shard` is given as its planner reads it, and the name that `predict` knows it by: of a program one step is
+    captured, of a module its tables are described."""
+    from traincast.ir.workload import Workload
+
+    text = str(source) if isinstance(source, str | Path) else ""
+    if text and _is_program(text):
+        return capture_recommender(text, batch_size, arguments), None if arguments else text
+    if arguments:
+        raise TraincastError("arguments are those of a script, and no script was given")
+    if text:
+        return text, text
+    if isinstance(source, Workload):
+        return source, None
+    from traincast.planner.torchrec.objects import describe_module
+    from traincast.planner.torchrec.tables import tables_from_json
+
+    if not hasattr(source, "named_modules"):
+        raise TraincastError(f"{type(source).__name__} is no description of tables; give a file, a script or a module")
+    return tables_from_json(describe_module(source)).tables, None
+
+
+def _is_program(source: str) -> bool:
+    program = _PROGRAM.fullmatch(source)
+    return program is not None and Path(program[1]).is_file()
+
+
+def _capture(
+    source: str, batch_size: int | None, seq_len: int | None = None, *, gpus: int | None = None,
+    mode: str = "training", arguments: Sequence[str] = (),
+) -> Workload:  # fmt: skip
     from traincast.capturing.from_file import capture_function
 
-    workload = capture_function(
-        str(source), batch_size=scenario.samples_per_pass or _BATCH, seq_len=scenario.seq_len, gpus=None, ranks=None,
-        mode=scenario.mode or "training", name=None, assume=None, arguments=(),
+    return capture_function(
+        source, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=None, mode=mode, name=None, assume=None,
+        arguments=arguments,
     )  # fmt: skip
-    return scenario.replace(workload=workload)
 
 
 def check_gpu(scenario: Scenario) -> None:

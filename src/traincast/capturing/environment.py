@@ -70,7 +70,9 @@ def _limit_labels(patches: Patches) -> None:
     label = torch.autograd.profiler.record_function
 
     def enter(self: Any) -> Any:
-        self._traincast = _RecordFunctionFast(self.name) if self.name.startswith("Optimizer.") else None
+        # a recording that begins inside, with an optimizer that this one wraps, does not know of it
+        noted = self.name.startswith("Optimizer.") and torch.autograd.profiler._is_profiler_enabled
+        self._traincast = _RecordFunctionFast(self.name) if noted else None
         if self._traincast is not None:
             self._traincast.__enter__()
         return self

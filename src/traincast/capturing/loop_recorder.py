@@ -20,6 +20,7 @@ from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step import shorten_errors
 from traincast.capturing.step_recording import RecordedSignal, StepRecording
+from traincast.capturing.torchrec_tables import note_tables
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
 
@@ -71,6 +72,7 @@ class LoopRecorder:
 
         patches.set_attribute(torch.optim.Optimizer, "__init__", init)
         note_pipeline_steps(patches, self._note_evaluation)
+        note_tables(patches)
         patches.callback(self.recording.close)
 
     def note_optimizer_step(self, optimizer: object) -> None:

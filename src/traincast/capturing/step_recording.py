@@ -204,7 +204,7 @@ class StepRecording:
         for note in self._clock.describe(len(self._kept)):
             stated.note_once(note)
         updates = len(self._kept)
-        batch, share, text = compare_batch(self._kept[0], self._sizes[0])
+        batch, share, text = compare_batch(self._kept[0], self._sizes[0] or stated.batch or 0)
         stated.batch = stated.batch or batch
         if text and (self._of_loop or share != 1):
             stated.note_once(text)

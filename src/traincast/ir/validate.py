@@ -14,7 +14,7 @@ from traincast.ir.ops import DEVICES, DTYPE_BYTES, Phase, Scalar, Signature, Sto
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import MONOMIALS
 from traincast.ir.symbolic import SizeRef
-from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, TF32_ARITHMETIC, Workload
+from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, TABLES, TF32_ARITHMETIC, Workload
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
 from traincast.utils.errors import TraincastError, shorten_value
 
@@ -29,6 +29,7 @@ MAX_ALL_OPS = 1 << 19
 """Ops and scopes of all programs of a workload together: a prediction of this many takes about 15 seconds."""
 MAX_RANKS = 1 << 16
 """Ranks of a workload: several times the GPUs of the largest training runs that were published."""
+_MAX_TABLES = 1 << 24  # characters
 _MAX_NAME = 2000  # characters; the longest C++ kernel names have about 1,200
 _MAX_ELEMENTS = 1 << 50  # of a tensor: a petabyte of bytes
 
@@ -37,7 +38,17 @@ def validate_workload(workload: Workload) -> None:
     """Raises a `TraincastError` that names the first thing wrong with the workload."""
     if not workload.programs:
         raise TraincastError("the workload has no program")
-    check_names((workload.name, workload.mode, *workload.meta, *workload.meta.values()))
+    tables = workload.meta.get(TABLES, "")
+    check_names(
+        (
+            workload.name,
+            workload.mode,
+            *workload.meta,
+            *(value for key, value in workload.meta.items() if key != TABLES),
+        )
+    )
+    if len(tables) > _MAX_TABLES:
+        raise TraincastError(f"its tables take {len(tables)} characters; more than {_MAX_TABLES} are not kept")
     for arithmetic in workload.tf32:
         if arithmetic not in TF32_ARITHMETIC:
             raise TraincastError(

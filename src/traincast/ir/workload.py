@@ -35,6 +35,8 @@ many updates a step has."""
 CAPTURED_AT = "captured_at"
 """The entry of `Workload.meta` of a captured step: the batch size it was captured at."""
 _FAR = 4  # times that batch size, from which on a reader is told
+TABLES = "embedding_tables"
+"""The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
 KEPT_BACK = "kept_back"
 """The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
 _TOO_FAR = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -36,7 +36,8 @@ class StepInstructions:
 
     `structure[p]` is equal for programs with equal instructions and places of collectives, `ranks_of[p]` are the ranks
     of a program. `meeting_call` has a row (collective, kernel call) for every call that takes part in a collective.
-    `uniform[p]` are the instructions of program p that launch collectives among ranks which all run that program.
+    `uniform[p]` are the instructions of program p that launch collectives among ranks which all run that program,
+    `fills[p]` those that launch kernels which fill a cache from host memory.
     """
 
     programs: tuple[Program, ...]
@@ -50,6 +51,7 @@ class StepInstructions:
     ranks_of: tuple[tuple[int, ...], ...]
     meeting_call: IntArray
     uniform: tuple[IntArray, ...]
+    fills: tuple[IntArray, ...]
 
     def uniform_seconds(self, topology: Topology | None) -> tuple[IntArray, Estimate]:
         """The calls of collectives whose ranks all run one program, and how long each takes on this topology."""
@@ -103,7 +105,8 @@ def join_instructions(
         structure=_number_structures(schedules, calls),
         ranks_of=tuple(tuple(running) for running in ranks_of),
         meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
-        uniform=_find_uniform_launches(lowered[0], schedules),
+        uniform=_find_launches(lowered[0], schedules, _is_uniform),
+        fills=_find_launches(lowered[0], schedules, lambda call: call.kind == "cache_fill"),
     )
 
 
@@ -111,11 +114,13 @@ def _is_uniform(call: KernelCall) -> bool:
     return call.family is COLLECTIVE and UNIFORM in call.variant.split()
 
 
-def _find_uniform_launches(lowered: LoweredProgram, schedules: Sequence[Schedule]) -> tuple[IntArray, ...]:
-    uniform = np.append(np.array([_is_uniform(call) for call in lowered.calls], dtype=np.bool_), False)
-    if not uniform.any():
+def _find_launches(
+    lowered: LoweredProgram, schedules: Sequence[Schedule], wanted: Callable[[KernelCall], bool]
+) -> tuple[IntArray, ...]:
+    found = np.append(np.array([wanted(call) for call in lowered.calls], dtype=np.bool_), False)
+    if not found.any():
         return (np.empty(0, dtype=np.int64),) * len(schedules)
-    return tuple(np.flatnonzero(uniform[schedule.call]) for schedule in schedules)
+    return tuple(np.flatnonzero(found[schedule.call]) for schedule in schedules)
 
 
 class _Labels(Sequence[str]):

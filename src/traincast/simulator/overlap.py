@@ -2,8 +2,10 @@
 
 A kernel alongside a transfer starts later, since its blocks find fewer free multiprocessors. By how much was fitted on
 equal kernels with and without a collective alongside them (`docs/evidence/collectives.md`). It also shares memory and
-multiprocessors with the transfer while both run (`InStep.beside`). A rank that only waits for others in
-a collective does not slow down what runs alongside it.
+multiprocessors with the transfer while both run (`InStep.beside`). FBGEMM's kernels that fill a cache from host memory
+take 16 blocks of 512 threads on every multiprocessor, more than it has room for: what would run alongside them waits
+(copies from the host, which they share the link with, too). A rank that only waits for others in a collective does not
+slow down what runs alongside it.
 """
 
 from __future__ import annotations
@@ -31,32 +33,57 @@ def get_late_start_seconds() -> float:
     return 1e-6 * float(profile["start_us"])
 
 
+def slow_down_beside(seconds: FloatArray, share: FloatArray) -> FloatArray:
+    """Seconds that kernels of these lengths alone take longer when a transfer runs alongside this share of them."""
+    return np.asarray(share * (get_late_start_seconds() + SHIPPED.beside * seconds))
+
+
 class Overlap:
     """The kernels of a rank group and the transfers that may be alongside them, in the order in which the simulation
     has them."""
 
-    def __init__(self, simulation: GroupSimulation, number: int, collectives: Collectives) -> None:
+    def __init__(
+        self, simulation: GroupSimulation, number: int, collectives: Collectives, clocks: Sequence[Clocks] | None
+    ) -> None:
         blocks, mine = simulation.blocks, collectives.group == number
         instructions = np.array(sorted(blocks.meetings), dtype=np.int64)  # the same for all ranks
         self.lasts = np.zeros((len(instructions), simulation.group.size))
         place = np.searchsorted(instructions, collectives.instruction[mine])
         self.lasts[place, collectives.row[mine]] = collectives.seconds[collectives.collective[mine]]
         met = np.array([blocks.blocks[blocks.meetings[i]].first for i in instructions.tolist()], dtype=int)
-        apart = simulation.group.transfer_launches(blocks)
+        apart = simulation.group.find_launches(blocks, simulation.group.transfers)
+        self.fills = simulation.group.find_launches(blocks, simulation.group.fills)
         self.transfers = np.concatenate((met, apart))
         self.lasts = np.concatenate((self.lasts, simulation.kernel_seconds[apart]))
-        self.alone = simulation.kernel_seconds
+        self.alone = self._beside = simulation.kernel_seconds
+        schedule = simulation.group.schedule
+        streams, self._firsts = np.unique(schedule.target[blocks.launch_order], return_index=True)
+        # until when each stream runs kernels of the step before
+        self._before = np.array([[rank.streams[s] for rank in clocks or ()] for s in streams.tolist()])
 
     def longer(self, simulation: GroupSimulation) -> FloatArray:
-        """Kernels' seconds given where a simulation put them and the transfers; none gets shorter than it was there."""
-        if not len(self.transfers):
-            return simulation.kernel_seconds
-        until = simulation.ends[self.transfers]
-        beside = compute_covered_seconds((until - self.lasts).T, until.T, simulation.starts.T, simulation.ends.T).T
-        share = beside / np.maximum(simulation.ends - simulation.starts, 1e-30)
-        share[self.transfers] = beside[self.transfers] = 0.0
-        slower = np.minimum(SHIPPED.beside * beside, SHIPPED.beside * self.alone)
-        return np.asarray(np.maximum(simulation.kernel_seconds, self.alone + share * get_late_start_seconds() + slower))
+        """Kernels' seconds given where a simulation put them and the transfers; but for those that fills hold up, none
+        gets shorter than it was there."""
+        if len(self.transfers):
+            until = simulation.ends[self.transfers]
+            beside = compute_covered_seconds((until - self.lasts).T, until.T, simulation.starts.T, simulation.ends.T).T
+            share = beside / np.maximum(simulation.ends - simulation.starts, 1e-30)
+            share[self.transfers] = beside[self.transfers] = 0.0
+            slower = np.minimum(SHIPPED.beside * beside, SHIPPED.beside * self.alone)
+            self._beside = np.maximum(self._beside, self.alone + share * get_late_start_seconds() + slower)
+        return self._beside + self._find_held_seconds(simulation) if len(self.fills) else self._beside
+
+    def _find_held_seconds(self, simulation: GroupSimulation) -> FloatArray:
+        """Seconds for which kernels that meet a fill find no free multiprocessor: until it ends."""
+        held = np.zeros_like(self.alone)
+        for fill in self.fills.tolist():
+            begin, until = simulation.starts[fill], simulation.ends[fill]
+            meets = (simulation.starts < until) & (simulation.starts + self._beside > begin)
+            held += np.where(meets, until - np.maximum(simulation.starts, begin), 0.0)
+            if self._before.size:  # what of the step before it has held up is not done when this one says
+                held[self._firsts] += np.maximum(0.0, np.minimum(until, self._before) - begin)
+        held[self.fills] = held[self.transfers] = 0.0
+        return held
 
 
 def simulate_with_overlap(
@@ -69,17 +96,21 @@ def simulate_with_overlap(
 ) -> list[GroupSimulation]:
     """Simulates until kernels are as long as what runs alongside them makes them.
 
-    From walk to walk kernels only get longer, and none by more than a late start, so that this ends.
+    From walk to walk kernels beside transfers only get longer, and none by more than a late start; those that fills
+    hold up are the first that meet them. So this ends.
     """
     simulations = simulate_ranks(groups, collectives, gap=gap, clocks=clocks, index=index)
-    if not len(collectives.collective) and not any(len(group.transfers) for group in groups):
+    if not len(collectives.collective) and not any(len(group.transfers) + len(group.fills) for group in groups):
         return simulations
-    overlaps = [Overlap(simulation, number, collectives) for number, simulation in enumerate(simulations)]
+    overlaps = [
+        Overlap(simulation, number, collectives, None if clocks is None else clocks[number])
+        for number, simulation in enumerate(simulations)
+    ]
     for _ in range(_MOST_WALKS):
         longer = [overlap.longer(simulation) for overlap, simulation in zip(overlaps, simulations, strict=True)]
-        # a step grows by no more than its kernels do together
+        # a step changes by no more than its kernels do together
         growth = [
-            (new - simulation.kernel_seconds).sum(axis=0).max()
+            np.abs(new - simulation.kernel_seconds).sum(axis=0).max()
             for new, simulation in zip(longer, simulations, strict=True)
         ]
         if max(growth) <= _CLOSE * max(simulation.latest().max() for simulation in simulations):

@@ -24,11 +24,12 @@ class RankGroup:
     host_seconds: FloatArray
     kernel_seconds: FloatArray
     transfers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    fills: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
 
-    def transfer_launches(self, blocks: Blocks) -> IndexArray:
-        """Where `transfers` are among the launches in the order of `blocks`."""
+    def find_launches(self, blocks: Blocks, instructions: IndexArray) -> IndexArray:
+        """Where `transfers` or `fills` are among the launches in the order of `blocks`."""
         launches = np.flatnonzero(self.schedule.code == Code.LAUNCH)
-        return blocks.launch_place[np.searchsorted(launches, self.transfers)]
+        return blocks.launch_place[np.searchsorted(launches, instructions)]
 
     @property
     def size(self) -> int:

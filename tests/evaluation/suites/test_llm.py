@@ -16,7 +16,7 @@ from traincast_evaluation.suites.published import Row
 COLUMNS = dict.fromkeys(
     ("set", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "device", "gpus", "precision",
      "tp", "pp", "vp", "cp", "ep", "zero_or_fsdp_stage", "micro_batch", "global_batch", "activation_checkpointing",
-     "compile", "notes"), "",
+     "compile", "notes", "date"), "",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def test_a_row_of_torchtitan_is_fsdp_compiled() -> None:
         False,
     )
     assert make_request(row(compile="no")).layout.kernels == "eager"
+    assert [make_request(row(date=date)).layout.loss for date in ("2024-12", "2025-06", "")] == ["eager", "", ""]
     assert make_request(row(notes="local batch 2. async TP", tp="8", gpus="64")).layout.overlap_tp == "all"
     assert make_request(row(notes="vanilla TP", tp="8", gpus="64")).layout.overlap_tp == "none"
     assert make_request(row(precision="float8 tensorwise linear")).layout.precision == "fp8"

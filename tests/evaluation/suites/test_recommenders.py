@@ -14,9 +14,10 @@ torchrec,Maglev pipeline full,NVIDIA H100 (variant not stated),8,,see file,362.5
 torchrec,TestSparseNN sdd_base,NVIDIA GB200,2,32768,fp32,323
 torchrec,TestSparseNN sdd_base,NVIDIA Unheard Of,2,32768,fp32,323
 """
-PAIRS = """pr,name,batch_size,world_size,gpu_runtime_ms_p90,peak_allocated_kmib_p90
-4066.0,sparse_data_dist_base,64,2,100,43.3
-4066.0,sparse_data_dist_sync_fwd,64,2,120,43.3
+PAIRS = """pr,date,name,batch_size,world_size,gpu_runtime_ms_p90,peak_allocated_kmib_p90
+4066.0,2026-04-08,sparse_data_dist_base,64,2,100,43.3
+4066.0,2026-04-08,sparse_data_dist_sync_fwd,64,2,120,43.3
+4002.0,2026-04-03,sparse_data_dist_baseline,64,2,110,43.3
 """
 
 

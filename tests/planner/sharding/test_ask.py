@@ -35,21 +35,21 @@ def written(tmp_path, text, name="dense.yaml"):
 
 
 def test_a_task_has_tables_platform_and_size(tables):
-    task = load_task(tables, on="dgx-a100", gpus=4, batch_size=128)
+    task = load_task(tables, on="dgx-a100", gpus=4, batch_size=128)[0]
 
     assert [table.name for table in task.tables] == ["user", "item"]
     assert (task.platform.key, task.gpus, task.batch_size) == ("dgx-a100", 4, 128)
 
 
 def test_one_type_for_all_tables(tables):
-    assert {table.dtype for table in load_task(tables, on="dgx-a100", gpus=2, batch_size=8).tables} == {"fp32"}
-    task = load_task(tables, on="dgx-a100", gpus=2, batch_size=8, dtype="fp16")
+    assert {table.dtype for table in load_task(tables, on="dgx-a100", gpus=2, batch_size=8)[0].tables} == {"fp32"}
+    task = load_task(tables, on="dgx-a100", gpus=2, batch_size=8, dtype="fp16")[0]
     assert {table.dtype for table in task.tables} == {"fp16"}
 
 
 @pytest.mark.parametrize(("on", "gpus", "said"), [("dgx-a100", 2, 0), ("a100-40gb", 1, 0), ("a100-40gb", 2, 1)])
 def test_links_of_a_device_alone_are_assumed_and_said(tables, on, gpus, said):
-    assert len(describe_assumed_links(load_task(tables, on=on, gpus=gpus, batch_size=8))) == said
+    assert len(describe_assumed_links(load_task(tables, on=on, gpus=gpus, batch_size=8)[0])) == said
 
 
 def test_a_dense_part_by_its_fields(tmp_path):
@@ -82,7 +82,7 @@ def test_a_dense_part_that_is_wrong_names_what_to_change(tmp_path, text, said):
 
 def test_candidates_of_our_own_by_name(tables, tmp_path):
     plan = {"world_size": 2, "tables": {name: {"kind": "table_wise", "ranks": [0]} for name in ("user", "item")}}
-    task = load_task(tables, on="dgx-a100", gpus=2, batch_size=8)
+    task = load_task(tables, on="dgx-a100", gpus=2, batch_size=8)[0]
 
     one = load_candidates(written(tmp_path, json.dumps(plan), "one.json"), task)
     two = load_candidates(written(tmp_path, json.dumps({"plans": {"a": plan, "b": plan}}), "two.json"), task)
@@ -95,7 +95,7 @@ def test_without_torchrec_a_note_says_so(tables, monkeypatch):
     monkeypatch.setattr(sharding, "find_spec", lambda _: None)
     notes = []
 
-    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
+    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8)[0], None, notes) == {}
     assert notes[0].startswith("TorchRec is not installed: its plan is not among those compared")
 
 
@@ -106,7 +106,7 @@ def test_torchrec_s_planner_gets_a_part_of_the_time(tables, monkeypatch, limit, 
     monkeypatch.setattr(sharding, "find_spec", lambda _: True)
     monkeypatch.setattr(planner, "plan_with_torchrec", lambda task, timeout_seconds: asked.append(timeout_seconds))
 
-    assert list(make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), limit, [])) == [TORCHREC]
+    assert list(make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8)[0], limit, [])) == [TORCHREC]
     assert asked == [seconds]
 
 
@@ -120,5 +120,5 @@ def test_a_planner_that_fails_is_a_note(tables, monkeypatch):
     monkeypatch.setattr(planner, "plan_with_torchrec", fails)
     notes = []
 
-    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8), None, notes) == {}
+    assert make_torchrec_rival(load_task(tables, on="dgx-a100", gpus=2, batch_size=8)[0], None, notes) == {}
     assert notes == ["TorchRec's plan is not among those compared: no plan fits"]

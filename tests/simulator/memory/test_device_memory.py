@@ -74,3 +74,20 @@ def test_a_snapshot_has_the_fields_of_pytorchs_viewer() -> None:
         assert {b["state"] for b in segment["blocks"]} <= {"active_allocated", "inactive"}
     actions = [event["action"] for event in snapshot["device_traces"][0]]
     assert actions == ["alloc"] * 3 + ["free_completed"] * 3
+
+
+def test_what_a_step_leaves_is_freed_where_the_next_one_frees_it() -> None:
+    # given a loss that a step finds, frees once its own is made, and leaves; and gradients that nothing finds
+    writer = EventWriter()
+    loss, gradient, work = 100 * MIB, 40 * MIB, 60 * MIB
+    writer.add_blocks(loss, -1, 3, CATEGORIES.index("input"), "loss")
+    writer.add_blocks(loss, 2, None, ACTIVATION, "loss")
+    writer.add_blocks(gradient, 4, None, CATEGORIES.index("gradient"), "model")
+    writer.add_blocks(work, 5, 6, ACTIVATION, "model")
+    writer.tick = 8
+    events = writer.build_events()
+    # when several steps are replayed
+    replay = replay_steps(events)
+    # then two losses overlap only between ticks 2 and 3, and gradients of the step before are gone
+    assert replay.allocated == 2 * loss == events.peak_bytes
+    assert replay.allocator.allocated == loss

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.ir.memory import MemoryEvents
+from traincast.ir.memory import CATEGORIES, MemoryEvents
 from traincast.models.transformers.reading import load_transformer
 from traincast.models.transformers.sizes import count_all_parameters
 from traincast.simulator.parallelism.layout import Layout, complete_layout
@@ -15,6 +15,7 @@ from traincast.simulator.parallelism.memory import list_stage_events
 MODEL = replace(load_transformer("llama3-8b"), layers=4, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=1024,
                 vocab=4096, seq_len=256)  # fmt: skip
 WEIGHTS = count_all_parameters(MODEL)
+WORDY = replace(MODEL, layers=1, vocab=1 << 17, seq_len=64)
 
 
 def list_events(**options: object) -> list[MemoryEvents]:
@@ -77,3 +78,30 @@ def test_the_first_stage_holds_more_micro_batches() -> None:
     assert kept[0] > 0.5 * per_layer
     alone = list_events(gpus=2, pp=2, kernels="fused", global_batch=1)[0]
     assert alone.sum_by_category(alone.peak_tick)["activation"] < kept[0]
+
+
+def test_losses_keep_what_their_kernels_read() -> None:
+    # given logits that are larger than all else
+    def keep(kernels: str, loss: str) -> int:
+        layout = complete_layout(Layout(gpus=1, micro_batch=8, kernels=kernels, loss=loss), WORDY)
+        events = list_stage_events(WORDY, layout, (), gpus_per_node=8, micro_batches=1)[0]
+        mine = (events.label == events.labels.index("head")) & (events.category == CATEGORIES.index("activation"))
+        return max(int(events.blocks[mine & events.mark_alive(tick)].sum()) for tick in range(events.ticks))
+
+    logits = 2 * 8 * WORDY.seq_len * WORDY.vocab
+    # then op by op three fp32 copies stand beside each other; a compiled loss has logits and their gradients in 16 bits
+    assert keep("eager", "") == keep("compiled", "eager") == pytest.approx(6 * logits, rel=0.05)
+    assert keep("compiled", "") == pytest.approx(2 * logits, rel=0.05)
+    # chunks: the log-softmax of all is kept op by op, and only logits are when compiled
+    assert keep("compiled", "fused") < keep("compiled", "chunked") < 1.3 * logits
+    assert 3 * logits < keep("eager", "chunked") < 4 * logits
+
+
+def test_a_policy_keeps_what_it_saves_until_backward() -> None:
+    # given every second product saved, the projection to queries and the last one among them
+    plain, some = (sum_peak(micro_batch=8, kernels="compiled", loss="fused", checkpoint=kind)["activation"]
+                   for kind in ("full", "selective"))  # fmt: skip
+    rows = 8 * MODEL.seq_len
+    saved = 2 * rows * (MODEL.hidden + MODEL.kv_heads * MODEL.head_dim + MODEL.hidden + MODEL.ffn + MODEL.hidden)
+    # then every layer keeps them: queries, values, attention, the gate, the result of the last
+    assert some - plain == pytest.approx(MODEL.layers * saved, rel=0.2)

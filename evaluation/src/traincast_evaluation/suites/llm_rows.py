@@ -53,6 +53,7 @@ _OF_MANY_SIZES = ("llama2-7b", "llama3-8b", "mpt-1b", "gpt3-175b")
 _VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
+_TITAN_COMPILES_LOSS = "2025-02"  # when torchtitan began to, after its commit d1f62be
 
 
 def is_fitted(row: Row) -> bool:
@@ -162,6 +163,7 @@ def _read_titan_options(row: Row, options: dict[str, Any], notes: str) -> dict[s
         "quantised_tokens": "tensorwise" in row["precision"],
         "quantised_gather": "fp8 FSDP" in row["precision"] or "fp8 all-gather" in row["precision"],
         "vp": _TITAN_CHUNKS if "interleaved" in notes else 1,
+        "loss": "eager" if "" < row["date"] < _TITAN_COMPILES_LOSS else "",
     }  # fmt: skip
 
 

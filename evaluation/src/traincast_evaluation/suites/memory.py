@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from traincast.simulator.parallelism.predict import predict_layout_memory
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import LeftOut
+from traincast_evaluation.suites.memory_litgpt import list_litgpt_outcomes
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.memory_rows import MemoryCase, list_transformer_cases
 from traincast_evaluation.suites.memory_torchrec import list_torchrec_outcomes
@@ -38,7 +39,7 @@ def evaluate_memory(data: Path, progress: Callable[[float], None] = lambda _: No
         found = case if isinstance(case, LeftOut) else _predict_case(case)
         (left_out if isinstance(found, LeftOut) else outcomes).append(found)  # type: ignore[arg-type]
         progress((number + 1) / len(cases))
-    for row in list_torchrec_outcomes(data):
+    for row in (*list_litgpt_outcomes(data), *list_torchrec_outcomes(data)):
         (left_out if isinstance(row, LeftOut) else outcomes).append(row)  # type: ignore[arg-type]
     if not outcomes:
         raise TraincastError(f"evaluate memory: no row of '{data}' can be predicted")
@@ -52,7 +53,7 @@ def evaluate_memory(data: Path, progress: Callable[[float], None] = lambda _: No
 
 def _predict_case(case: MemoryCase) -> MemoryOutcome | LeftOut:
     try:
-        memory = predict_layout_memory(case.model, case.platform, case.layout)
+        memory = replace(predict_layout_memory(case.model, case.platform, case.layout), settings=case.settings)
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.source, reason=str(error))
     return make_outcome(case.name, case.source, case.kind, case.measured, memory, held_back=case.held_back)

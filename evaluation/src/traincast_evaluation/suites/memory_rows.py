@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import Platform, load_platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import load_transformer
@@ -20,9 +19,8 @@ from traincast_evaluation.suites.llm_rows import make_request
 from traincast_evaluation.suites.published import Row, read_rows
 
 _GIB = float(1 << 30)
+_ALPACA_TOKENS = 256  # of a usual pair of Alpaca's samples, padded; torchtune's peak is that of the last step
 _SEED = "memory 2026-11"
-_A10G_BYTES = 22.5 * _GIB  # what an A10G of AWS gives to a process
-_LITGPT_LORA_RANK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,6 @@ def list_transformer_cases(data: Path) -> list[MemoryCase | LeftOut]:
     return [
         *_list_training_cases(folder / "llm_training.csv"),
         *_list_torchtune_cases(folder / "llm_training_extra.csv"),
-        *_list_litgpt_cases(folder / "litgpt_memory_a10g.csv"),
     ]
 
 
@@ -72,6 +69,7 @@ def _list_training_cases(path: Path) -> Iterator[MemoryCase | LeftOut]:
             name=name, source="SimuMax" if row["set"] == "simumax_b200" else "torchtitan",
             kind="allocated" if row["set"] == "simumax_b200" else "reserved", measured=row.positive("memory_gb") * _GIB,
             model=request.transformer(), platform=request.platform(), layout=request.layout,
+            settings=AllocatorSettings(expandable_segments=row["set"] != "simumax_b200"),  # torchtitan's script sets it
         )  # fmt: skip
 
 
@@ -93,12 +91,12 @@ def _list_torchtune_cases(path: Path) -> Iterator[MemoryCase | LeftOut]:
             name=row["notes"].partition("this row: ")[2].partition(";")[0], source="torchtune", kind="allocated",
             measured=float(row["memory_as_printed"].split()[0]) * _GIB, model=base,
             platform=load_platform("a100-80gb"),
-            layout=Layout(gpus=1, micro_batch=2, global_batch=2, seq_len=4096, **options),
+            layout=Layout(gpus=1, micro_batch=2, global_batch=2, **options),
         )  # fmt: skip
 
 
 _TORCHTUNE_ORDER = (
-    "baseline", "packed", "compile", "chunked cross", "activation checkpointing", "optimizer in backward",
+    "baseline", "packed dataset", "compile", "chunked cross", "activation checkpointing", "optimizer in backward",
     "activation offloading", "8-bit", "LoRA", "QLoRA",
 )  # fmt: skip
 
@@ -110,8 +108,9 @@ def _read_torchtune_options(row: Row) -> dict[str, Any]:
         default=0,
     )
     options: dict[str, Any] = {
-        "kernels": "compiled" if place >= 2 else "eager", "optimizer_state": "bf16", "joined": False,
-        "loss": "chunked" if place >= 3 else "", "checkpoint": "full" if place >= 4 else "none",
+        "seq_len": 4096 if place else _ALPACA_TOKENS, "kernels": "compiled" if place >= 2 else "eager",
+        "optimizer_state": "bf16", "joined": False,
+        "loss": "chunked" if place >= 3 else "eager", "checkpoint": "full" if place >= 4 else "none",
         "update_in_backward": 5 <= place < 8, "offload": ("activations",) if place >= 6 else (),
     }  # fmt: skip
     if place == 7:
@@ -121,67 +120,3 @@ def _read_torchtune_options(row: Row) -> dict[str, Any]:
     if place == 9:
         options["frozen_type"] = "nf4"
     return options
-
-
-def _describe_litgpt_models() -> dict[str, Transformer]:
-    llama, gpt = load_transformer("llama3-8b"), load_transformer("gpt3-175b")
-    gpt = replace(gpt, position="rotary", tied=False)
-    small = replace(llama, heads=32, kv_heads=32)
-    return {
-        "tiny-llama": replace(llama, layers=22, hidden=2048, kv_heads=4, head_dim=64, ffn=5632, vocab=32000),
-        "phi-2": replace(gpt, layers=32, hidden=2560, heads=32, kv_heads=32, head_dim=80, ffn=10240, vocab=51200),
-        "Phi-3-mini-4k-instruct": replace(small, layers=32, hidden=3072, head_dim=96, ffn=8192, vocab=32064),
-        "gemma-2b": replace(
-            llama, layers=18, hidden=2048, heads=8, kv_heads=1, head_dim=256, ffn=16384, vocab=256000, tied=True
-        ),
-        "gemma-7b": replace(
-            llama, layers=28, hidden=3072, heads=16, kv_heads=16, head_dim=256, ffn=24576, vocab=256000, tied=True
-        ),
-        "gemma-2-9b": replace(
-            llama, layers=42, hidden=3584, heads=16, kv_heads=8, head_dim=256, ffn=14336, vocab=256000, tied=True
-        ),
-        "llama-2-7b": load_transformer("llama2-7b"),
-        "llama-3-8b": llama,
-        "llama-3.1-8b": llama,
-        "llama-3.2-1b": replace(llama, layers=16, hidden=2048, head_dim=64, ffn=8192, tied=True),
-        "llama-3.2-3b": replace(llama, layers=28, hidden=3072, heads=24, head_dim=128, ffn=8192, tied=True),
-        "mistral-7b": load_transformer("mistral-7b"),
-        "mistral-7b-v0.2": load_transformer("mistral-7b"),
-        "stablelm-base-alpha-3b": replace(
-            gpt, layers=16, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=16384, vocab=50688
-        ),
-    }  # fmt: skip
-
-
-def _list_litgpt_cases(path: Path) -> Iterator[MemoryCase | LeftOut]:
-    """LitGPT on A10G: bf16 throughout, losses in chunks; on four GPUs FSDP with every layer computed again."""
-    models = _describe_litgpt_models()
-    platform = load_platform("a10")
-    device = replace(load_device("a10"), memory_bytes=_A10G_BYTES)
-    platform = replace(platform, device=device)
-    for row in read_rows(path):
-        kind = Path(row["config"]).stem
-        name = f"{row.label('model')} {kind} {row['micro_batch']} on {row['machine']}"
-        if row["model"] not in models:
-            yield LeftOut(name=name, group="litgpt", reason=f"no description of model '{row.label('model')}'")
-            continue
-        # adapters were trained on one GPU whatever the machine: their rows have the same memory on both
-        gpus = int(row["machine"][0]) if kind == "full" else 1
-        options: dict[str, Any] = {
-            "gpus": gpus, "micro_batch": row.count("micro_batch"), "seq_len": row.count("max_seq_len"),
-            "kernels": "eager", "joined": True, "optimizer_state": "bf16", "loss": "chunked",
-            "sharding": "zero3" if gpus > 1 else "none", "checkpoint": "full" if gpus > 1 else "none",
-            "reduce_bytes": 2,
-        }  # fmt: skip
-        if kind in ("lora", "qlora"):
-            options["adapter_rank"] = _LITGPT_LORA_RANK
-        if kind == "qlora":
-            options["frozen_type"] = "nf4"
-        out = row["out_of_memory"].lower() == "true"
-        if not out and not row["memory_gb"]:
-            yield LeftOut(name=name, group="litgpt", reason="no memory in the table")
-            continue
-        yield MemoryCase(
-            name=name, source="litgpt", kind="allocated", measured=None if out else row.positive("memory_gb") * 1e9,
-            model=replace(models[row["model"]], name=row["model"]), platform=platform, layout=Layout(**options),
-        )  # fmt: skip

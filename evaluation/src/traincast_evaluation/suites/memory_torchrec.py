@@ -23,7 +23,18 @@ _COLUMNS = {
 }  # fmt: skip
 _NEWEST = 4009  # the pull request from which the benchmark frees its inputs, as the captured release does
 _BATCH = 32768
-_PLAIN_FLAGS = ("name", "memory_snapshot", "loglevel")  # that change nothing of the step
+# The captured step by a word of a row's name, the first that fits: the flags of the table are those of one of two rows.
+_CAPTURES = {
+    "sparse_data_dist_base": {
+        "free_input_inplace": "free_inplace", "free_input": "free", "clear_inputs": "clear", "bwd_opt": "bwdopt",
+        "inplace": "inplace", "": "sparse_data_dist_base",
+    },
+    "eval_dp_cpu": {
+        "eval_gpu_inplace": "eval_gpu_inplace", "eval_gpu": "eval_gpu", "inplace": "eval_cpu_inplace", "": "eval_cpu",
+    },
+    "sparse_data_dist_metrics": {"": "metrics"},
+    "sparse_data_dist_eval": {"": "eval_sdd"},
+}  # fmt: skip
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 
 
@@ -55,11 +66,8 @@ def _find_capture(row: Row) -> str | None:
         return None
     if row["yaml"] == "prefetch_emo":
         return {"prefetch_emo": "prefetch_emo", "sparse_emo": "sparse_emo"}.get(row["name"])
-    flags = [flag.lstrip("-") for flag in row["flags"].split() if flag.lstrip("-") != "pipeline=sparse"]
-    if row["yaml"] != "sparse_data_dist_base" or any(not flag.startswith(_PLAIN_FLAGS) for flag in flags):
-        return None
-    changed = ("clear_inputs", "free_input", "inplace", "bwd_opt")
-    return None if any(word in row["name"] for word in changed) else "sparse_data_dist_base"
+    names = _CAPTURES.get(row["yaml"], {})
+    return next((capture for word, capture in names.items() if word in row["name"]), None)
 
 
 def _explain_absence(row: Row) -> str:

@@ -26,7 +26,6 @@ from traincast_evaluation.suites.published import Row, read_cases, read_rows
 
 _KMIB = 1000 * 2**20 / 1e9  # gigabytes of what TorchRec's benchmark prints
 _ON = "dgx-h100"  # of pairs: their GPU is not stated
-_SPREAD = 0.06  # of repeated baselines of one configuration in the table
 _CHANGES = "before and after"
 _BASE, _EMO, _EVAL = "sparse_data_dist_base", "prefetch_emo", "eval_dp_cpu"
 _ON_GPU = (
@@ -133,6 +132,7 @@ def _make_case(row: Row, configurations: Path) -> Case:
 
 def _list_pairs(folder: Path) -> list[Case | LeftOut]:
     rows = read_rows(folder / "torchrec_pipeline_memory.csv")
+    spread = _find_spread(rows)
     made: list[Case | LeftOut] = []
     for change in _PAIRS:
         found = [
@@ -144,13 +144,25 @@ def _list_pairs(folder: Path) -> list[Case | LeftOut]:
             made.append(LeftOut(name=name, reason="the table lacks one of its rows", group=_CHANGES))
             continue
         try:
-            made.append(_make_pair(name, change, found[0], found[1], folder / "torchrec_yaml"))
+            made.append(_make_pair(name, change, (found[0], found[1]), spread, folder / "torchrec_yaml"))
         except TraincastError as error:
             made.append(LeftOut(name=name, reason=str(error), group=_CHANGES))
     return made
 
 
-def _make_pair(name: str, change: _Change, before: Row, after: Row, configurations: Path) -> Case:
+def _find_spread(rows: Sequence[Row]) -> float:
+    """How far apart runs of one configuration lie in one month of the table, at most: as a share of the shorter."""
+    repeats: dict[tuple[str, str], list[float]] = {}
+    for change in _PAIRS:
+        for row in rows:
+            if row["pr"].partition(".")[0] == change.pull_request and row["name"] == change.before:
+                key = (repr(change.run_before), row["date"][:7])
+                repeats.setdefault(key, []).append(row.positive("gpu_runtime_ms_p90"))
+    return max((max(times) / min(times) - 1 for times in repeats.values()), default=0.0)
+
+
+def _make_pair(name: str, change: _Change, rows: tuple[Row, Row], spread: float, configurations: Path) -> Case:
+    before, after = rows
     ratio = after.positive("gpu_runtime_ms_p90") / before.positive("gpu_runtime_ms_p90")
     batch, gpus = before.count("batch_size"), before.count("world_size")
     first = predict(Scenario(workload=capture_pipeline(configurations, change.run_before, batch, gpus), on=_ON))
@@ -161,7 +173,7 @@ def _make_pair(name: str, change: _Change, before: Row, after: Row, configuratio
         question=Scenario(workload=workload, on=_ON),
         measured_ms=1e3 * first.iteration * ratio,
         measured_memory_gb=after.positive("peak_allocated_kmib_p90") * _KMIB,
-        tags={"change": "beyond the spread" if abs(ratio - 1) > _SPREAD else "within the spread"},
+        tags={"change": "beyond the spread" if abs(ratio - 1) > spread else "within the spread"},
         note=f"the measured ratio on {_ON}, where the step before is predicted at {1e3 * first.iteration:.1f} ms",
     )
 

@@ -145,7 +145,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if words and argv[0] == words[0] and not made:
         raise make_unknown_error("command", words[0], list_commands(), "'traincast --help' lists the commands.")
     own = argv
-    if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
+    if argv[:1] in (["capture"], ["shard"]) and "--" in argv:  # what follows is for the script that is captured
         own = argv[: argv.index("--")]
     args, extra = parser.parse_known_args(own)
     if extra:

@@ -83,7 +83,7 @@ def add_ddp(
     group = Communicator(communicator, ranks)
     builder = InsertingBuilder(program, group)
     broadcast_buffers(builder, group, sent)
-    end = find_end_of_backward(program, gradients)
+    end = find_end_of_backward(program, [gradient.scope for gradient in gradients])
     limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
     _write_reduction(builder, group, gradients, limits, end)
     _hold_until_backward_returns(builder, end)
@@ -153,10 +153,10 @@ def find_gradients(program: Program) -> list[Gradient]:
     return gradients
 
 
-def find_end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
-    """The scope before which backward has returned."""
+def find_end_of_backward(program: Program, accumulating: Sequence[int]) -> int:
+    """The scope before which backward, in which these scopes accumulate gradients, has returned."""
     thread = program.columns.scope_thread
-    first, last = gradients[0].scope, gradients[-1].scope
+    first, last = accumulating[0], accumulating[-1]
     if np.any(thread[first : last + 1] != thread[last]):
         raise TraincastError(
             "the step runs several backward passes, and whether each of them reduces gradients is not recorded; "

@@ -11,7 +11,7 @@ from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
 from traincast.ir.variants import UNIFORM, VARIANT
 from traincast.models.data_parallel.buckets import InsertingBuilder
-from traincast.models.data_parallel.data_parallel import Gradient, find_end_of_backward
+from traincast.models.data_parallel.data_parallel import find_end_of_backward
 from traincast.models.data_parallel.units import ADD, CAST, NewGradient, Parameter, Pass, find_passes
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars
 
@@ -143,8 +143,7 @@ class ShardBuilder(InsertingBuilder):
 
     def finish_backward(self, gradients: Sequence[NewGradient]) -> None:
         """The stream of kernels waits for all gradients before backward returns."""
-        ready = [Gradient(one.total, one.scope, 0) for one in gradients]
-        end = find_end_of_backward(self.program, ready)
+        end = find_end_of_backward(self.program, [one.scope for one in gradients])
         self.insert_before(end)
         self.open_engine_scope("cuda::stream_wait_event", Phase.OTHER)
         self._wait_for_sent()

@@ -31,6 +31,7 @@ class TableBatchedLookup:
     offsets: Ref | None = None
     per_sample: Ref | None = None
     op: int = -1
+    module: str = MODULE
     _constants: tuple[tuple[str, Ref], ...] = field(init=False)
     _checked: tuple[Ref, Ref] = field(init=False)
 
@@ -58,7 +59,7 @@ class TableBatchedLookup:
         rows, warning = self._checked
         builder.open_scope("fbgemm::bounds_check_indices", Phase.FORWARD)
         checked = [("rows_per_table", rows), ("indices", self.indices), ("offsets", self.offsets), ("warning", warning)]
-        builder.add_op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
+        builder.add_op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=self.module)
         return self.indices, self.offsets
 
     def write_forward(self, samples: int, columns: int) -> Ref:
@@ -67,7 +68,7 @@ class TableBatchedLookup:
         builder.open_scope("SplitLookupFunction")
         pooled = builder.add_tensor((samples, columns))
         name = f"fbgemm::{family}_embedding_codegen_forward_{self._weighted}_cuda"
-        self.op = builder.add_op(name, self._list_arguments(), [pooled], self.forms, module=MODULE)
+        self.op = builder.add_op(name, self._list_arguments(), [pooled], self.forms, module=self.module)
         return pooled
 
     def write_backward(self, grad: Ref) -> Ref | None:
@@ -80,7 +81,9 @@ class TableBatchedLookup:
         arguments = [("grad_output", grad), *self._list_arguments(), *moments]
         result = builder.add_tensor(self.weights.shape, self.weights.spec.dtype) if self.optimizer == "dense" else None
         scalars = [*self.forms, ("learning_rate", LEARNING_RATE)]
-        builder.add_op(name, arguments, [] if result is None else [result], scalars, module=MODULE, forward=self.op)
+        builder.add_op(
+            name, arguments, [] if result is None else [result], scalars, module=self.module, forward=self.op
+        )
         builder.free_tensors(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
         return result
 
@@ -94,6 +97,6 @@ class TableBatchedLookup:
         self.builder.open_scope("aten::to", Phase.FORWARD)
         if indices.spec.dtype == "int64":
             return indices
-        wide, _ = self.builder.add_cast(indices, "int64", module=MODULE)
+        wide, _ = self.builder.add_cast(indices, "int64", module=self.module)
         self.builder.free_tensors(indices)  # unless the training loop holds it
         return wide

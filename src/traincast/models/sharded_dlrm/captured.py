@@ -14,8 +14,8 @@ from traincast.ir.program import Program
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.utils.errors import TraincastError
 
-_LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_unweighted_cuda")
-_UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+)_unweighted_exact_cuda")
+_LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
+_UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
 _BEFORE = ("aten::to", "fbgemm::bounds_check_indices")  # scopes that a lookup begins with
 _UNPOOLED = 2  # FBGEMM's number of the mode
 
@@ -93,6 +93,7 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
             rows=height,
             dim=dim,
             pooling=Pooling.from_constant(indices.numel / max(1, bags * len(rows))),
+            weighted=fused[2] is None,
             optimizer=fused[1],
         )
         for number, (height, dim) in enumerate(zip(rows, dims, strict=True))

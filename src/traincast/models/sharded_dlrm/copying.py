@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program, find_storages_of_ops
+from traincast.models.data_parallel.buckets import Reducer
+from traincast.models.data_parallel.data_parallel import find_accumulating, find_end_of_backward, find_gradients
 from traincast.models.layers.builder import RankBuilder, Ref
+from traincast.models.sharded_dlrm.captured import EmbeddingModule
 
 
 class StepCopier:
@@ -48,10 +52,6 @@ class StepCopier:
             for op in range(int(c.scope_ptr[scope]), int(c.scope_ptr[scope + 1])):
                 self._copy_op(op)
 
-    def join_last_written(self) -> None:
-        """What waits for the scope copied last waits for what was written since."""
-        self._scopes[-1] = self.builder.target.last_scope
-
     def drop_scopes(self, scopes: range) -> None:
         """Leaves scopes out: what waits for them waits for what was written last, what they let go is gone."""
         c = self.source.columns
@@ -72,17 +72,13 @@ class StepCopier:
             del self._tensors[known]
         self._tensors[tensor], self._storages[storage] = by.tensor, by.storage
 
-    def keep_storage(self, ref: Ref) -> None:
-        """A storage outlives the step, whatever the source says."""
-        self._lasting.add(ref.storage)
-
     def _copy_op(self, op: int) -> None:
         c = self.source.columns
         for storage in self._born[op]:
             self._storages[storage] = self.builder.target.add_storage(
                 int(self.source.storage_nbytes[storage]), self._get_storage_kind(storage)
             )
-        signature = self.source.signatures[c.op_signature[op]]
+        signature = self._spread_collective(self.source.signatures[c.op_signature[op]])
         self._ops[op] = self.builder.target.add_op(
             signature,
             [self._copy_tensor(int(tensor)) for tensor in c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]],
@@ -92,6 +88,13 @@ class StepCopier:
             stream=int(c.op_stream[op]),
         )
         self._free_after(op)
+
+    def _spread_collective(self, signature: Signature) -> Signature:
+        """A collective of the one rank is one of all ranks."""
+        if signature.scalar("collective") is None:
+            return signature
+        scalars = ((name, self.builder.world.ranks if name == "group" else value) for name, value in signature.scalars)
+        return replace(signature, scalars=tuple(scalars))
 
     def _free_after(self, op: int) -> None:
         for storage in self._gone[op]:
@@ -107,6 +110,41 @@ class StepCopier:
 
     def _get_storage_kind(self, storage: int) -> StorageKind:
         return StorageKind(int(self.source.columns.storage_kind[storage]))
+
+
+class ReducingCopier(StepCopier):
+    """Copies a step of one GPU without its embedding `modules`, each gradient reduced over all ranks where it is ready;
+    a step that reduces its gradients itself does so."""
+
+    def __init__(self, source: Program, modules: Sequence[EmbeddingModule], builder: RankBuilder) -> None:
+        self.dropped = {scope for one in modules for scopes in (one.forward, one.backward) for scope in scopes}
+        super().__init__(source, sorted(self.dropped), builder)
+        accumulating = find_accumulating(source).tolist()
+        self.end = find_end_of_backward(source, accumulating) if accumulating else source.num_scopes
+        self.begin = int((source.columns.scope_phase == Phase.BACKWARD).argmax())
+        communicates = any(signature.scalar("collective") is not None for signature in source.symbolic)
+        self._ready = {} if communicates else {gradient.scope: gradient for gradient in find_gradients(source)}
+        forms = [gradient.grad.spec for gradient in self._ready.values()]
+        self._reducer = Reducer(builder, builder.world, forms, kind=StorageKind.GRADIENT, as_views=True)
+
+    def copy_scope(self, scope: int) -> None:
+        """One scope as it is; a gradient that is ready then goes into its bucket, and stays a part of it."""
+        if scope in self.dropped:
+            self.drop_scopes(range(scope, scope + 1))
+            return
+        self.copy_scopes(range(scope, scope + 1))
+        if scope in self._ready:
+            gradient = self._ready[scope]
+            grad = self.get_ref(gradient.grad.tensor, gradient.grad.spec)
+            slot = self._reducer.reduce_gradient(grad, stream=gradient.stream)
+            self.replace_tensor(gradient.grad.tensor, slot)
+            self._lasting.add(slot.storage)
+
+    def finish_reduction(self) -> None:
+        """Reduced gradients are there; what waits for the scope copied last waits for what was written since."""
+        if self._ready:
+            self._reducer.finish_reduction()
+            self._scopes[-1] = self.builder.target.last_scope
 
 
 def _group_storages_by_op(column: np.ndarray[tuple[int], np.dtype[np.int32]], ops: int) -> list[list[int]]:

@@ -39,6 +39,17 @@ def copy_features(
     return Features(refs[1], refs[0], refs[2] if weighted else None)
 
 
+def make_resident_features(
+    builder: RankBuilder, tables: int, lookups: int, samples: int, *, weighted: bool = False
+) -> Features:
+    """The lookups of a batch, on the device before the step or copied by it elsewhere."""
+    return Features(
+        builder.add_resident_tensor((tables * samples,), StorageKind.INPUT, LENGTH_DTYPE),
+        builder.add_resident_tensor((lookups,), StorageKind.INPUT, "int64"),
+        builder.add_resident_tensor((lookups,), StorageKind.INPUT) if weighted else None,
+    )
+
+
 def order_by_section(builder: RankBuilder, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
     counts = [(section.features * batch, section.own_lookups) for section in sections]

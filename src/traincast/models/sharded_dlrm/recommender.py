@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.ir.builder import share_templates
-from traincast.ir.memory import compute_peak_memory
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, STATE_ITEM_BYTES, Pooling, Table
@@ -15,7 +14,8 @@ from traincast.models.placement.greedy import make_greedy_plan
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits
 from traincast.models.placement.plan import Placement, Plan
-from traincast.models.sharded_dlrm.captured import EmbeddingModule, compute_resident_bytes, find_embedding_modules
+from traincast.models.sharded_dlrm.captured import EmbeddingModule, find_embedding_modules
+from traincast.models.sharded_dlrm.captured_dense import CapturedDense
 from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.replayed import build_rank_program
 from traincast.models.sharded_dlrm.step import RIGID, check_ranks
@@ -47,7 +47,7 @@ def build_sharded_recommender(
     modules = find_embedding_modules(program)
     if not modules:
         raise TraincastError(f"workload '{workload.name}' has no fused embedding tables to shard; leave out `program`")
-    plan = _make_plan(program, modules, gpus, memory_bytes)
+    plan = _make_plan(workload, modules, gpus, memory_bytes)
     sharded = ShardedModules.from_plan(program, modules, plan, gpus_per_node)
     first: dict[tuple[object, ...], int] = {}
     ranks = tuple(first.setdefault(sharded.make_program_key(rank), len(first)) for rank in range(gpus))
@@ -95,8 +95,8 @@ class ShardedModules:
         return tuple(layout.make_structure_key(rank) for layout in self.layouts)
 
 
-def _make_plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, memory_bytes: float) -> Plan:
-    batch = program.batch_size
+def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int, memory_bytes: float) -> Plan:
+    batch = workload.programs[0].batch_size
     weights = {
         table.name: module.count_lookups_per_sample(table, batch) * table.dim
         for module in modules
@@ -117,7 +117,7 @@ def _make_plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, 
     ]
     rows = sum(module.bags * module.columns for module in modules if not module.pooled)
     held = (
-        _compute_dense_bytes(program, modules)
+        CapturedDense(workload, tuple(modules)).compute_memory_bytes(0, batch)
         + sum(_compute_table_bytes(table) for table in split) / gpus
         + rows * POOLED_BYTES * _EXCHANGED
     )
@@ -129,12 +129,6 @@ def _make_plan(program: Program, modules: Sequence[EmbeddingModule], gpus: int, 
     placements |= {table.name: placed.get_placement(table.name) for table in whole if placed is not None}
     names = tuple(table.name for module in modules for table in module.tables)
     return Plan(names, tuple(placements[name] for name in names), gpus)
-
-
-def _compute_dense_bytes(program: Program, modules: Sequence[EmbeddingModule]) -> float:
-    """Bytes of a step alongside its tables and their state."""
-    tables = sum(compute_resident_bytes(program, module) for module in modules)
-    return max(0.0, float(compute_peak_memory(program).peak_bytes - tables))
 
 
 def _compute_table_bytes(table: Table) -> float:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.models.data_parallel.buckets import Reducer
-from traincast.models.data_parallel.data_parallel import find_end_of_backward, find_gradients
-from traincast.models.layers.builder import RankBuilder, Ref
+from traincast.models.layers.builder import RankBuilder
 from traincast.models.sharded_dlrm.captured import EmbeddingModule, find_operand
 from traincast.models.sharded_dlrm.collection import ShardedTables
-from traincast.models.sharded_dlrm.copying import StepCopier
-from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features
+from traincast.models.sharded_dlrm.copying import ReducingCopier
+from traincast.models.sharded_dlrm.inputs import Features, make_resident_features
 from traincast.models.sharded_dlrm.layout import Layout
 from traincast.models.sharded_dlrm.outputs import TORCHREC
 from traincast.models.sharded_dlrm.sequences import ShardedSequences
@@ -37,33 +35,26 @@ class _RankWriter:
         self, source: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], rank: int,
         gpus_per_node: int, pipelined: bool, like: Program | None,
     ) -> None:  # fmt: skip
-        dropped = [scope for module in modules for scopes in (module.forward, module.backward) for scope in scopes]
         self.source, self.modules, self.pipelined = source, modules, pipelined
         self.builder = RankBuilder(source.batch_size, rank, layouts[0].world_size, gpus_per_node, like)
-        self.copier = StepCopier(source, dropped, self.builder)
+        self.copier = ReducingCopier(source, modules, self.builder)
         self.sharded = [self._make_tables(module, layout) for module, layout in zip(modules, layouts, strict=True)]
         self.inputs: dict[int, Features] = {}  # by the storage of row numbers: modules may be fed the same
         self.local = [self._make_local_lookups(module) for module in modules]
         self.widths: dict[int, list[int]] = {}
         self.cats: dict[int, int] = {}
-        self.gradients = find_gradients(source)
-        forms = [gradient.grad.spec for gradient in self.gradients]
-        self.reducer = Reducer(self.builder, self.builder.world, forms, kind=StorageKind.GRADIENT, as_views=True)
 
     def write_program(self) -> Program:
         """Everything."""
         prefetched = self._make_prefetched_lookups() if self.pipelined else None
         places = {module.forward.start: number for number, module in enumerate(self.modules)}
         updates = {module.backward.start: number for number, module in enumerate(self.modules)}
-        ready = {gradient.scope: gradient for gradient in self.gradients}
-        end = find_end_of_backward(self.source, self.gradients)
-        begin = self._find_first_backward()
         scope = 0
         while scope < self.source.num_scopes:
-            if scope == begin and self.pipelined:
+            if scope == self.copier.begin and self.pipelined:
                 self._write_prefetch()
-            if scope == end:
-                self._finish_reduction()
+            if scope == self.copier.end:
+                self.copier.finish_reduction()
             if scope in places:
                 number = places[scope]
                 self._look_up(number, None if prefetched is None else prefetched[number])
@@ -72,12 +63,10 @@ class _RankWriter:
                 self._write_update(updates[scope])
                 scope = self.modules[updates[scope]].backward.stop
             else:
-                self.copier.copy_scopes(range(scope, scope + 1))
-                if scope in ready:
-                    self._reduce_gradient(ready[scope].grad, ready[scope].stream)
+                self.copier.copy_scope(scope)
                 scope += 1
-        if end == self.source.num_scopes:
-            self._finish_reduction()
+        if self.copier.end == self.source.num_scopes:
+            self.copier.finish_reduction()
         return self.builder.build_program()
 
     def _make_tables(self, module: EmbeddingModule, layout: Layout) -> ShardedTables:
@@ -91,11 +80,8 @@ class _RankWriter:
         indices = int(self.source.columns.tensor_storage[find_operand(self.source, module.lookup, "indices")])
         if indices not in self.inputs:
             lookups = round(module.bags * sum(table.pooling.mean for table in module.tables))
-            lengths = len(module.tables) * self.source.batch_size
-            self.inputs[indices] = Features(
-                self.builder.add_resident_tensor((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
-                self.builder.add_resident_tensor((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
-                None,
+            self.inputs[indices] = make_resident_features(
+                self.builder, len(module.tables), lookups, self.source.batch_size
             )
         return self.inputs[indices]
 
@@ -139,19 +125,3 @@ class _RankWriter:
         tables.start_backward(grads)
         tables.finish_backward()
         self.copier.drop_scopes(module.backward)
-
-    def _find_first_backward(self) -> int:
-        """The scope with which backward begins."""
-        phases = self.source.columns.scope_phase
-        return int((phases == Phase.BACKWARD).argmax())
-
-    def _reduce_gradient(self, grad: Ref, stream: int) -> None:
-        """A gradient goes into its bucket, of which it is a part from then on."""
-        slot = self.reducer.reduce_gradient(self.copier.get_ref(grad.tensor, grad.spec), stream=stream)
-        self.copier.replace_tensor(grad.tensor, slot)
-        self.copier.keep_storage(slot)
-
-    def _finish_reduction(self) -> None:
-        """Reduced gradients are there."""
-        self.reducer.finish_reduction()
-        self.copier.join_last_written()

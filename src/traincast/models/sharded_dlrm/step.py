@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from traincast.ir.builder import share_templates
 from traincast.ir.ops import Phase, StorageKind
@@ -13,16 +14,19 @@ from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.table import Table, check_tables
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.placement.plan import Plan
+from traincast.models.sharded_dlrm.captured_dense import CapturedDense, ReplayedDense
 from traincast.models.sharded_dlrm.collection import DENSE_OPTIMIZERS, ShardedTables
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.dcn import EagerDcn
 from traincast.models.sharded_dlrm.dense import EagerDense
-from traincast.models.sharded_dlrm.inputs import Features, copy_features
+from traincast.models.sharded_dlrm.inputs import Features, copy_features, make_resident_features
 from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
 from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
 from traincast.utils.errors import TraincastError
 
+AnyDense: TypeAlias = "Dense | CapturedDense"
+"""A dense part that is described, or that was captured."""
 MAX_RANKS = 4096
 """Every rank collectives with every other: time and memory of a prediction grow with the square of the ranks."""
 PREFETCH = 16
@@ -32,7 +36,7 @@ RIGID = "how often rows repeat depends on the batch size; build it anew for anot
 
 
 def build_sharded_dlrm(
-    dense: Dense | DlrmConfig | None,
+    dense: AnyDense | DlrmConfig | None,
     tables: Sequence[Table],
     plan: Plan,
     *,
@@ -66,16 +70,19 @@ def build_sharded_dlrm(
         ).program  # fmt: skip
         templates.setdefault(layout.make_structure_key(rank), program)
         written.append(program)
+    programs = tuple(replace(program, rigid=RIGID) for program in share_templates(written))
+    if isinstance(dense, CapturedDense):
+        return replace(dense.workload, name=name, programs=programs, ranks=ranks)
     return Workload(
         name=name,
-        programs=tuple(replace(program, rigid=RIGID) for program in share_templates(written)),
+        programs=programs,
         ranks=ranks,
         mode="training",
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
 
 
-def _check_tables(dense: Dense | None, tables: Sequence[Table]) -> None:
+def _check_tables(dense: AnyDense | None, tables: Sequence[Table]) -> None:
     """Rejects tables that cannot be trained, or that the dense part cannot take."""
     for table in tables:
         if table.optimizer not in DENSE_OPTIMIZERS:
@@ -83,7 +90,7 @@ def _check_tables(dense: Dense | None, tables: Sequence[Table]) -> None:
                 f"table '{table.name}' has optimizer '{table.optimizer}'; a training step needs one of "
                 f"{', '.join(DENSE_OPTIMIZERS)}"
             )
-    if dense is not None and dense.equal_widths:
+    if isinstance(dense, Dense) and dense.equal_widths:
         wrong = [table for table in tables if table.dim != dense.bottom_mlp[-1]]
         if wrong:
             raise TraincastError(
@@ -104,7 +111,7 @@ def check_ranks(ranks: int) -> None:
 def build_sharded_rank_program(
     layout: Layout,
     rank: int,
-    dense: Dense | None,
+    dense: AnyDense | None,
     tables: Sequence[Table],
     *,
     redistribute_inputs: bool = True,
@@ -119,24 +126,30 @@ def build_sharded_rank_program(
     return writer.write_program()
 
 
+def _make_dense_writer(builder: RankBuilder, dense: AnyDense, columns: int, batch: int) -> EagerDense | ReplayedDense:
+    if isinstance(dense, CapturedDense):
+        return ReplayedDense(builder, dense, batch)
+    eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
+    return eager(builder, dense, columns, batch)
+
+
 class _StepWriter:
     """One rank's step, in the order it runs; `pipelined` distributes the next batch alongside it."""
 
     pipelined: bool = False
 
     def __init__(
-        self, builder: RankBuilder, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
-        index_dtype: str,
+        self, builder: RankBuilder, layout: Layout, dense: AnyDense | None, tables: Sequence[Table],
+        redistributed: bool, index_dtype: str,
     ) -> None:  # fmt: skip
         self.builder, self.layout, self.redistributed, self.index_dtype = builder, layout, redistributed, index_dtype
         self.tables = tables
         self.sharded = ShardedTables(
             builder, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
         )
-        self.dense = None
+        self.dense: EagerDense | ReplayedDense | None = None
         if dense is not None:
-            eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
-            self.dense = eager(builder, dense, self.sharded.columns, layout.batch_size)
+            self.dense = _make_dense_writer(builder, dense, self.sharded.columns, layout.batch_size)
         self.sharded.attach_ddp()
 
     def write_program(self) -> MarkedProgram:
@@ -190,6 +203,8 @@ class _StepWriter:
             ]  # fmt: skip
         lookups = round(sum(table.count_lookups(batch) for table in self.tables))
         weighted = any(table.weighted for table in self.tables)
+        if isinstance(self.dense, ReplayedDense):  # which copies its own inputs
+            return [[make_resident_features(builder, len(self.tables), lookups, batch, weighted=weighted)]]
         return [[copy_features(builder, len(self.tables), lookups, batch, self.index_dtype, weighted=weighted)]]
 
     def _write_dense_backward(self, embedded: list[Ref]) -> list[Ref]:

@@ -10,7 +10,7 @@ from traincast.hardware.platform import Platform
 from traincast.hardware.topology import Topology
 from traincast.models.embeddings.table import Table, check_tables
 from traincast.models.placement.memory import MemoryLimits, check_sizes
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.step import AnyDense
 from traincast.utils.errors import TraincastError
 
 MAX_GPUS = 1024
@@ -30,7 +30,7 @@ class Task:
     platform: Platform
     gpus: int
     batch_size: int
-    dense: Dense | None = None
+    dense: AnyDense | None = None
     limits: MemoryLimits
 
     @property
@@ -59,7 +59,7 @@ class Task:
 
 
 def make_task(
-    tables: Sequence[Table], platform: Platform, *, gpus: int, batch_size: int, dense: Dense | None = None
+    tables: Sequence[Table], platform: Platform, *, gpus: int, batch_size: int, dense: AnyDense | None = None
 ) -> Task:
     """A task, checked: bad tables, sizes and numbers of GPUs are rejected by name."""
     if not 1 <= gpus <= MAX_GPUS:

@@ -67,6 +67,8 @@ class _Step:
         self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
         self.until = events.used_until.tolist()
         self.handed_on = _pair_steps(events)
+        leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
+        self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
         self.now = 0
 
     @cached_property
@@ -80,14 +82,12 @@ class _Step:
             self.held[number] = self.allocator.allocate(self.sizes[number], 0, number)
 
     def run(self, *, first: bool) -> None:
-        """One step; the device is done with it before the next one begins."""
+        """One step; the device is done with it before the next one begins. What it leaves and the next one does not
+        find (gradients that are set to None) goes in between."""
         held, allocator = self.held, self.allocator
         for tick, number, comes in list_step_events(self.events, first=True) if first else self.steady:
             self.now = tick
             if comes:
-                left = held[number]
-                if left is not None:  # of the step before: nothing in this one frees it
-                    allocator.free(left)
                 held[number] = allocator.allocate(self.sizes[number], self.streams[number], number)
                 continue
             block = held[number]
@@ -103,19 +103,27 @@ class _Step:
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None
+        for number in self.dropped:
+            block = held[number]
+            if block is not None:
+                allocator.free(block)
+                held[number] = None
 
 
 def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
-    """Blocks that a step leaves to the next one (a batch that was fetched ahead, gradients), each with the block that
-    is there before a step and goes in it: the same one, a step later."""
-    left: dict[tuple[int, int], list[int]] = {}
+    """Blocks that a step leaves to the next one (a batch that was fetched ahead, gradients, the loss with its graph),
+    each with the block that is there before a step and goes in it: the same one, a step later. Of blocks of one size
+    those of the same category come first; a step finds what the one before made among its inputs."""
+    left: dict[int, list[int]] = {}
     for number in np.flatnonzero((events.born < 0) & (events.gone < events.ticks)).tolist():
-        left.setdefault((int(events.nbytes[number]), int(events.category[number])), []).append(number)
+        left.setdefault(int(events.nbytes[number]), []).append(number)
     pairs = []
     for number in np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist():
-        found = left.get((int(events.nbytes[number]), int(events.category[number])))
+        found = left.get(int(events.nbytes[number]))
         if found:
-            pairs.append((number, found.pop(0)))
+            same = next((one for one in found if events.category[one] == events.category[number]), found[0])
+            found.remove(same)
+            pairs.append((number, same))
     return pairs
 
 

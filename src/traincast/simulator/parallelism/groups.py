@@ -6,7 +6,7 @@ data-parallel ones; stages are farthest apart. Experts are spread over neighbour
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from traincast.costs.in_step import SHIPPED
 from traincast.models.layers.builder import Communicator
@@ -125,3 +125,9 @@ def make_style(layout: Layout) -> Style:
         frozen=layout.adapter_rank > 0,
         adapter_rank=layout.adapter_rank,
     )
+
+
+def make_head_style(layout: Layout) -> Style:
+    """How kernels of the last norm, the projection to words and the loss are run."""
+    style = make_style(layout)
+    return replace(style, fused=False, compiled_loss=False) if layout.loss == "eager" else style

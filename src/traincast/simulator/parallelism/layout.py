@@ -63,8 +63,9 @@ class Layout:
     What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
     weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
     `offload` is kept in host memory ("parameters", "optimizer", "activations"); `update_in_backward`: every gradient
-    updates its weight at once and goes; `loss` is "" (all logits, in fp32), "chunked" (fp32 copies of an eighth of them
-    at a time) or "fused" (logits themselves are made an eighth at a time, as Liger does).
+    updates its weight at once and goes; `loss` is "" (of all logits, made as the layers are), "eager" (op by op in fp32
+    though layers are compiled), "chunked" (of an eighth of them at a time) or "fused" (logits themselves are made an
+    eighth at a time, as Liger does).
     """
 
     gpus: int

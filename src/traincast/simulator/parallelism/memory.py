@@ -53,12 +53,14 @@ class _Passage:
 
 
 class StageMemory:
-    """Writes the blocks of one rank of a stage. `message` are the bytes of activations between stages."""
+    """Writes the blocks of one rank of a stage. `message` are the bytes of activations between stages; `tied`: the head
+    shares the embedding's table."""
 
     def __init__(
-        self, layout: Layout, chunks: Sequence[Sequence[Part]], message: float, *, receives: bool, sends: bool
-    ) -> None:
-        self.layout, self.chunks, self.message = layout, chunks, message
+        self, layout: Layout, chunks: Sequence[Sequence[Part]], message: float, *, receives: bool, sends: bool,
+        tied: bool = False,
+    ) -> None:  # fmt: skip
+        self.layout, self.chunks, self.message, self.tied = layout, chunks, message, tied
         self.receives, self.sends = receives, sends
         self.writer = EventWriter()
         self.states: list[list[StateBytes]] = [
@@ -108,7 +110,8 @@ class StageMemory:
         return not self._is_fsdp and self.layout.kernels not in PYTORCH
 
     def _loss_of(self, part: Part) -> str:
-        return self.layout.loss if part.label == "head" else ""
+        plain = "compiled" if self.layout.kernels == "compiled" else ""
+        return (self.layout.loss or plain) if part.label == "head" else ""
 
     @property
     def _splits(self) -> bool:
@@ -220,6 +223,10 @@ class StageMemory:
         forward = passage.forward + 2 * tensors.born
         used_forward = passage.forward + 2 * tensors.last_forward + 1
         gone = used_forward if part.frozen else self._place_ends(tensors, passage, passage.forward, part)
+        if (
+            again.any() and self.layout.kernels in PYTORCH
+        ):  # a policy keeps what it saves, be it read in backward or not
+            gone = np.where(kept, np.maximum(gone, passage.backward), gone)
         if offloaded and not part.frozen:
             self._write_offloaded(part, tensors, passage, kept, gone)
         else:
@@ -287,7 +294,8 @@ class StageMemory:
             return
         if self.layout.gathers_once:  # added up as they are reduced, and whole until the update
             nbytes = nbytes * self.layout.reduce_bytes // self.layout.gather_bytes
-        kept = passage.first and not self.layout.update_in_backward and not self._holds_gradients
+        waits = self.tied and part.label == "head"  # for the gradient of the embedding, which shares its table
+        kept = passage.first and (waits or not self.layout.update_in_backward) and not self._holds_gradients
         gone = None if kept else begun[which] + 1
         self.writer.add_blocks(nbytes, begun[which], gone, _GRADIENT, part.label)
 
@@ -383,6 +391,7 @@ def list_stage_events(
         if only is not None and stage not in only:
             continue
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
-        writer = StageMemory(layout, chunks, message, receives=stage > 0, sends=stage + 1 < layout.pp)
+        tied = model.tied and layout.pp == 1
+        writer = StageMemory(layout, chunks, message, receives=stage > 0, sends=stage + 1 < layout.pp, tied=tied)
         events.append(writer.write(turns))
     return events

@@ -26,7 +26,7 @@ from traincast.models.transformers.sizes import (
     count_head_parameters,
     count_layer_parameters,
 )
-from traincast.simulator.parallelism.groups import Groups, make_shard, make_style
+from traincast.simulator.parallelism.groups import Groups, make_head_style, make_shard, make_style
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.orders import (
     BACKWARD,
@@ -283,9 +283,8 @@ def order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> 
 def make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = make_shard(layout), make_style(layout), layout.schedule == "zero-bubble"
-    before, after = (
-        write(model, shard, style, groups=groups, split=split) for write in (build_embedding_block, build_head_block)
-    )
+    before = build_embedding_block(model, shard, style, groups=groups, split=split)
+    after = build_head_block(model, shard, make_head_style(layout), groups=groups, split=split)
     counts = layout.stage_layers or split_layers_into_parts(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
     first = 0
@@ -357,17 +356,28 @@ def find_block_tensors(block: LayerBlock, loss: str = "") -> BlockTensors:
     known = _FOUND.setdefault(block.program, {})
     if loss not in known:
         found = _find_tensors(block)
-        known[loss] = replace(found, nbytes=_cut_logits(block.program, found.nbytes, loss)) if loss else found
+        known[loss] = replace(found, nbytes=_size_logits(block, found, loss)) if loss else found
     return known[loss]
 
 
-def _cut_logits(program: Program, nbytes: IntArray, loss: str) -> IntArray:
-    """Bytes of a head's tensors where logits, or their fp32 copies, are made in chunks."""
+def _size_logits(block: LayerBlock, found: BlockTensors, loss: str) -> IntArray:
+    """Bytes of a head's tensors by how its loss is made. A "compiled" one reads 16-bit logits in both passes, though
+    its kernels are timed as if they wrote fp32 copies."""
+    program, nbytes = block.program, found.nbytes
     names = [program.symbolic[s].name for s in program.columns.op_signature.tolist()]
-    first = program.ops[names.index("aten::mm")]
-    logits = first.outputs[0].spec.nbytes
-    cut = nbytes > logits if loss == "chunked" else nbytes >= logits
-    return np.where(cut, nbytes // _CHUNKS, nbytes)
+    logits = program.ops[names.index("aten::mm")].outputs[0].spec.nbytes
+    whole = (nbytes >= logits) & ~found.gradient
+    wide, forward = whole & (nbytes > logits), found.born < block.backward
+    saved = wide & forward & (found.gone >= block.backward)
+    chunk = nbytes // _CHUNKS
+    if loss == "fused":
+        return np.where(whole, chunk, nbytes)
+    if not saved.any():
+        return nbytes
+    if "aten::_log_softmax" in names:  # whose results backward reads whole
+        return np.where(whole & ~saved & (wide | ~forward), chunk, nbytes) if loss == "chunked" else nbytes
+    sized = np.where(wide, np.where(saved, logits, 1), nbytes)
+    return np.where(whole & ~wide, chunk, sized) if loss == "chunked" else sized
 
 
 def _find_tensors(block: LayerBlock) -> BlockTensors:

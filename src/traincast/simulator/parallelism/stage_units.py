@@ -12,7 +12,7 @@ from traincast.models.transformers.sizes import (
     count_layer_parameters,
 )
 from traincast.simulator.parallelism.communication import CommunicationCosts, Price
-from traincast.simulator.parallelism.groups import Groups, count_token_copies, make_shard, make_style
+from traincast.simulator.parallelism.groups import Groups, count_token_copies, make_head_style, make_shard, make_style
 from traincast.simulator.parallelism.layer_costs import LayerCost, LayerCosts, Pass
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 
@@ -96,7 +96,7 @@ class StageUnits:
 
     def head(self) -> Unit:
         """What stands after the last layer."""
-        cost = self.pieces.head(self.shard, self.style, self.groups, split=self.split)
+        cost = self.pieces.head(self.shard, make_head_style(self.layout), self.groups, split=self.split)
         weights = count_head_parameters(self.model) / self.layout.tp
         if self.model.tied and self.layout.pp > 1:
             weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table

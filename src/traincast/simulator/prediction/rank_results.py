@@ -85,7 +85,7 @@ class _Totals:
         exchanges = np.zeros(len(simulation.blocks.launch_order), dtype=np.bool_)
         exchanges[[simulation.blocks.blocks[block].first for block in simulation.blocks.meetings.values()]] = True
         met = exchanges.copy()
-        exchanges[simulation.group.transfer_launches(simulation.blocks)] = True
+        exchanges[simulation.group.find_launches(simulation.blocks, simulation.group.transfers)] = True
         self.active = np.minimum(compute_union_seconds(simulation.starts.T, simulation.ends.T), self.seconds)
         self.compute = self.active
         self.waiting: FloatArray = np.zeros(simulation.group.size)

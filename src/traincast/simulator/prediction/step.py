@@ -249,8 +249,8 @@ def _make_rank_groups(
         same = all(busy[p] is first for p in programs)
         hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
         schedule = instructions.schedules[programs[0]]
-        transfers = instructions.uniform[programs[0]].astype(np.intp)
-        groups.append(RankGroup(schedule, hosts, np.stack([kernel[p] for p in programs]), transfers))
+        apart = [which[programs[0]].astype(np.intp) for which in (instructions.uniform, instructions.fills)]
+        groups.append(RankGroup(schedule, hosts, np.stack([kernel[p] for p in programs]), *apart))
     return groups, tuple(place[c] for c in range(len(classes.program)))
 
 

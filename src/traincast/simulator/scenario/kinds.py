@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
 from traincast.models.embeddings.documents import is_table_document
+from traincast.models.recommenders.description import is_recommender_document
 from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
@@ -23,6 +24,7 @@ KINDS = {
     "model": "a captured model",
     "workload": "a workload of captured ops",
     "dlrm": "a description of a DLRM",
+    "recommender": "a description of a recommender",
     "transformer": "a description of a Transformer that only infers",
     "parallel": "a description of a Transformer, laid out over its GPUs",
     "program": "one published program",
@@ -31,7 +33,7 @@ KINDS = {
 }
 """What a step can come from; "parallel" is a Transformer that trains, on one GPU or laid out over many."""
 _USERS = {
-    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs",
+    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs", "recommender": "described recommenders",
     "transformer": "Transformers that infer", "parallel": "described Transformers, such as llama3-8b",
     "program": "published programs", "tables": "sets of embedding tables", "here": "the machine at hand",
 }  # fmt: skip
@@ -50,9 +52,10 @@ _LAID_OUT = (
     "optimizer_state", "lora_base", "offload", "loss", "update_in_backward",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
-    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),
-    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program")),
+    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program", "plan")),
+    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program", "plan")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
+    "recommender": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "program", "plan")),
     "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")) - {"optimizer"},
     "parallel": frozenset((*_EVERY, *_GPU, *_LAID_OUT, *_FED, "seq_len", "attention", "optimizer", *_LAUNCHED)),
     "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
@@ -121,6 +124,8 @@ def _find_described_kind(path: Path) -> str:
     content = read_document(path)
     if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
         return "transformer"
+    if is_recommender_document(content):
+        return "recommender"
     return "tables" if is_table_document(content) else "dlrm"
 
 

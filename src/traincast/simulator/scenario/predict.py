@@ -144,7 +144,9 @@ def _is_divided(resolved: Resolved) -> bool:
     trained = resolved.source == "dlrm" and resolved.scenario.mode != "inference"
     if trained and (resolved.gpus > 1 or resolved.plan is not None):
         return True
-    return resolved.source in ("program", "tables") or resolved.scenario.program is not None
+    return (
+        resolved.source in ("program", "tables") or resolved.plan is not None or resolved.scenario.program is not None
+    )
 
 
 def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
@@ -167,9 +169,12 @@ def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload
         return _load_recommender(resolved, platform)
     from traincast.models.sharded_dlrm.recommender import is_shardable
     from traincast.simulator.scenario.programs import shard_workload
+    from traincast.simulator.scenario.tables import place_captured
 
     check_eager(resolved.name, gpus, scenario)
     step = load_single_gpu_step(scenario, resolved.source)
+    if resolved.plan is not None:
+        return place_captured(step, resolved.plan, platform, program)
     if not is_shardable(step):
         raise make_no_program_error(resolved.name)
     return shard_workload(step, gpus, platform, program)
@@ -219,7 +224,7 @@ def _load_resized(variant: Scenario, kind: str, content: str, batch_size: int | 
     """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
     on sizes: a step with compiled regions is loaded at each."""
     own = _load_at_own_size(variant, kind, content)
-    if "compiled" in own.meta:
+    if "compiled" in own.meta or kind == "recommender":
         return load_single_gpu_step(variant.replace(batch_size=batch_size, seq_len=seq_len), kind)
     return own.resized(batch_size=batch_size, seq_len=seq_len)
 

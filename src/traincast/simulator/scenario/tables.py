@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,13 @@ from traincast.models.embeddings.documents import ASSUMED_DIM, lacks_width
 from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
 from traincast.models.placement.plan import Plan, load_plans, read_plan_from_json
+from traincast.models.sharded_dlrm.captured_dense import split_recommender
 from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.step import AnyDense, build_sharded_dlrm
 from traincast.simulator.scenario.dlrm_file import read_dlrm
+from traincast.simulator.scenario.kinds import find_source_kind
+from traincast.simulator.scenario.programs import PIPELINED, TORCHREC
+from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.files.reading import parse_json, read_document
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 2048
 """Samples per GPU of a set of tables, which has no batch of its own."""
+_STEPS = ("model", "workload", "recommender")  # kinds of which a step of one GPU has tables and all else
 _LISTS = ("bottom_mlp", "top_mlp")
 
 
@@ -65,8 +71,18 @@ def load_dense(path: Path) -> Dense:
     return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
 
 
-def load_recommender(source: str) -> tuple[tuple[Table, ...], Dense | None, list[str]]:
-    """The tables of a set or of a DLRM, the dense part of the latter, and what was assumed."""
+def load_recommender(
+    source: str | Workload | tuple[Table, ...], batch_size: int | None = None
+) -> tuple[tuple[Table, ...], AnyDense | None, list[str]]:
+    """The tables of a set, of a DLRM or of a captured step, the dense part of the last two, and what was assumed. Steps
+    that can be resized are, to `batch_size` samples."""
+    if isinstance(source, tuple):
+        return source, None, []
+    if isinstance(source, Workload) or find_source_kind(source) in _STEPS:
+        from traincast.simulator.scenario.scenario import Scenario
+
+        step = load_single_gpu_step(Scenario(workload=source, batch_size=batch_size))
+        return *split_recommender(step), [f"assumed: {text}" for text in step.assumptions]
     path = Path(source)
     written = path.suffix in (".yaml", ".yml", ".json") and path.is_file()
     content = read_document(path) if written else None
@@ -80,10 +96,26 @@ def load_recommender(source: str) -> tuple[tuple[Table, ...], Dense | None, list
     return load_tables(source), None, [ASSUMED_DIM] if lacks_width(content) else []
 
 
+def place_captured(step: Workload, plan: Plan, platform: Platform, program: str | None) -> tuple[Workload, str]:
+    """A step of one GPU with its tables where a plan has them, and what is to be said about it."""
+    if program not in (None, TORCHREC, PIPELINED):
+        raise TraincastError(f"a `plan` is for TorchRec's program, not '{program}'; leave out one of them")
+    tables, dense = split_recommender(step)
+    _check_placed(tables, plan, step.name)
+    placed = build_sharded_dlrm(
+        dense, tables, plan, batch_size=dense.program.batch_size, pipelined=program == PIPELINED, name=step.name,
+        gpus_per_node=min(platform.gpus_per_node, plan.world_size),
+    )  # fmt: skip
+    return placed, f"{step.name} is sharded under the plan that was given, the rest under DDP"
+
+
+def _check_placed(tables: Sequence[Table], plan: Plan, name: str) -> None:
+    if tuple(table.name for table in tables) != plan.tables:
+        raise TraincastError(f"the `plan` places other tables than those of {name}; give one made for it")
+
+
 def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
     """One training step of a set of tables under a plan, and what it leaves out."""
-    from traincast.models.sharded_dlrm.step import build_sharded_dlrm
-
     if plan is None:
         raise TraincastError(
             f"{scenario.workload} is a set of tables, and nothing says where they go; give a `plan`, or let "
@@ -91,8 +123,7 @@ def build_tables_step(scenario: Scenario, plan: Plan | None, platform: Platform,
         )
     loaded, _, assumed = load_recommender(str(scenario.workload))
     tables = check_tables(retype_tables(loaded, scenario.dtype))
-    if tuple(table.name for table in tables) != plan.tables:
-        raise TraincastError(f"the `plan` places other tables than those of {scenario.workload}; give one made for it")
+    _check_placed(tables, plan, str(scenario.workload))
     dense = None if scenario.dense is None else load_dense(Path(scenario.dense))
     step = build_sharded_dlrm(
         dense, tables, plan, batch_size=scenario.batch_size or DEFAULT_BATCH,

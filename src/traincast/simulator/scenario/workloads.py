@@ -5,6 +5,7 @@ Writers of programs are imported when a step needs them: most predictions read o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ def load_single_gpu_step(scenario: Scenario, kind: str | None = None) -> Workloa
     if kind == "tables":
         raise TraincastError(f"{scenario.workload} is a set of embedding tables, not a step; name a model")
     source = scenario.workload
+    if kind == "recommender":
+        return _build_described_recommender(Path(str(source)), scenario)
     if isinstance(source, Workload):
         return _resize_and_compile(_load_captured(source, f"workload '{source.name}'", scenario), scenario)
     return _resize_and_compile(_load_named(str(source), kind, scenario), scenario)
@@ -81,6 +84,24 @@ def _resize_and_compile(workload: Workload, scenario: Scenario) -> Workload:
     from traincast.transforms.fusion import compile_regions
 
     return compile_regions(resized, make_lowering_context(resized))
+
+
+def _build_described_recommender(path: Path, scenario: Scenario) -> Workload:
+    """A described recommender at the batch size asked for, under autocast where a 16-bit type is."""
+    from traincast.models.recommenders.description import load_recommender_description
+    from traincast.models.recommenders.families import build_recommender_workload
+    from traincast.transforms.retyping.edit import with_autocast
+
+    if scenario.mode == "inference" or scenario.dtype in ("fp8", "fp4"):
+        raise TraincastError(f"{path.name} is written as a step of training in fp32, tf32, fp16 or bf16")
+    what = load_recommender_description(path)
+    if scenario.optimizer not in (None, "none"):
+        what = replace(what, optimizer=str(scenario.optimizer))
+    step = build_recommender_workload(what, batch_size=scenario.samples_per_pass)
+    if scenario.dtype in ("fp16", "bf16"):
+        step, _ = with_autocast(step, "float16" if scenario.dtype == "fp16" else "bfloat16")
+    step = remove_phase(step, Phase.OPTIMIZER) if scenario.optimizer == "none" else step
+    return compile_workload(step) if scenario.is_compiled else step
 
 
 def _load_captured(workload: Workload, name: str, scenario: Scenario) -> Workload:

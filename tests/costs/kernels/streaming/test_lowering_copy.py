@@ -66,7 +66,12 @@ def test_host_casts_before_the_transfer():
 
 
 def test_to_host_waits_unless_pinned_and_asynchronous():
-    assert STREAM_SYNCHRONIZE in _copy(tensor(64), tensor(64, device="cpu"), non_blocking=True)
+    into = {"self": tensor(64, device="cpu"), "src": tensor(64)}
+    assert STREAM_SYNCHRONIZE in lowered("aten::copy_", into, tensor(64, device="cpu"), non_blocking=True)
+    # a fresh copy that need not wait is made in pinned memory
+    (copy,) = _copy(tensor(64), tensor(64, device="cpu"), non_blocking=True)
+    assert copy.kind == "d2h_pinned"
+    assert STREAM_SYNCHRONIZE in _copy(tensor(64), tensor(64, device="cpu"))
     assert STREAM_SYNCHRONIZE in _copy(tensor(64), tensor(64, device="cpu:pinned"))
     assert STREAM_SYNCHRONIZE not in _copy(tensor(64), tensor(64, device="cpu:pinned"), non_blocking=True)
 

@@ -1,9 +1,10 @@
 """Where embedding tables go: searches for the plan with the fastest step, and says why others are slower.
 
 TABLES is a YAML, JSON, CSV or Parquet file of tables (rows or num_embeddings, ...), names with rows, TorchRec's
-configs, a DLRM in YAML (its dense part is then in the step), or a built-in set: mlperf-dlrm, mlperf-dlrm-v2,
-dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description; several, separated
-by commas, are compared.
+configs, a DLRM in YAML (its dense part is then in the step), a built-in set (mlperf-dlrm, mlperf-dlrm-v2,
+dlrm-2021-856, dlrm-2022-788), or a script that trains with TorchRec: it is captured as one rank runs it, and what it
+does besides its tables is in the step ('shard train.py --on ... --gpus 64 -- arguments of the script'). PLATFORM is a
+node (see 'traincast platforms') or your own description; several, separated by commas, are compared.
 Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit code 1: not even the best plan fits.
 """
 
@@ -30,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", metavar="TABLES")
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--gpus", type=int, metavar="N", required=True)
-    parser.add_argument("--batch-size", type=int, default=2048, metavar="N", help="samples per GPU (default 2048)")
+    parser.set_defaults(arguments=[])
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="samples per GPU (default 2048; of a script its own)"
+    )
     parser.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="type of all tables (default: as they say)")
     parser.add_argument(
         "--dense", type=parse_path, metavar="FILE", help="dense part of the model in YAML (default: none)"
@@ -85,5 +89,6 @@ def _search(args: argparse.Namespace, place: str) -> ShardingResult:
             time_limit=args.time_limit,
             torchrec=not args.no_torchrec,
             processes=args.processes,
+            arguments=args.arguments,
             progress=progress,
         )

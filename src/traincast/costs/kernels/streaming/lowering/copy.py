@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from traincast.costs.kernels.operands import (
@@ -44,10 +45,14 @@ _MOVED = {
     "aten::expand_copy",
 )
 def lower_copy(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A copy of the input in another type, layout or place; nothing where `to` or `contiguous` hand back the input."""
+    """A copy of the input in another type, layout or place; nothing where `to` or `contiguous` hand back the input. A
+    copy to the host that need not wait goes to pinned memory, which `to` takes for it."""
     source, target = signature.inputs[0], signature.outputs[0]
     unchanged = source == target and signature.name in ("aten::contiguous", "aten::to")
-    return () if unchanged else _make_transfer(source, target, bool(signature.scalar("non_blocking", False)))
+    unwaited = bool(signature.scalar("non_blocking", False))
+    if unwaited and is_on_device(source) and target.device == "cpu":
+        target = replace(target, device="cpu:pinned")
+    return () if unchanged else _make_transfer(source, target, unwaited)
 
 
 @lowers("aten::copy_", "aten::copy")

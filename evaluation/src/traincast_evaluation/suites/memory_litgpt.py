@@ -1,0 +1,50 @@
+"""Peak memory of LitGPT's fine-tuning recipes on A10G: its own steps, captured, against the figures it publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from traincast.hardware.catalog import load_device
+from traincast.ir.file import load_workload
+from traincast.ir.memory import compute_peak_memory
+from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast_evaluation.suites.cases import LeftOut
+from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
+from traincast_evaluation.suites.published import read_rows
+
+_A10G_BYTES = 22.2 * (1 << 30)  # what PyTorch says an A10G of AWS has
+_NAMES = {"gemma2b": "gemma-2-2b", "gemma2-9b": "gemma-2-9b"}  # folders of the table that are called otherwise
+_IMPOSSIBLE = {"llama-3.2-1b-full", "llama-3.2-3b-full", "phi-3-full"}
+_IMPOSSIBLE_REASON = "its figure is below weights, gradients and AdamW's states on the one GPU it is said to be of"
+
+
+def list_litgpt_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
+    """Every row of the table: allocated memory, or that the run was out of it."""
+    path = data / "iterations" / "litgpt_memory_a10g.csv"
+    for row in read_rows(path) if path.exists() else ():
+        config = Path(row["config"])
+        capture = f"{_NAMES.get(config.parent.name, config.parent.name)}-{config.stem}"
+        name = f"{config.parent.name}/{config.stem} {row['micro_batch']} on {row['machine']}"
+        out = row["out_of_memory"].lower() == "true"
+        if capture in _IMPOSSIBLE and not out:
+            yield LeftOut(name=name, group="litgpt", reason=_IMPOSSIBLE_REASON)
+            continue
+        held = sha256(f"memory 2026-11|litgpt|{row['model']}".encode()).digest()[0] % 3 == 0  # whole models
+        measured = None if out else row.positive("memory_gb") * 1e9
+        yield make_outcome(name, "litgpt", "allocated", measured, _load_memory(capture), held_back=held)
+
+
+@cache
+def _load_memory(name: str) -> DeviceMemory:
+    """The memory of the captured step of a recipe, on the GPUs that the recipe asks for: tables of adapters were made
+    on four GPUs as on one, with one in use."""
+    with as_file(files("traincast_evaluation") / "suites" / "captured_litgpt" / f"{name}.tc") as path:
+        workload = load_workload(path)
+    device = replace(load_device("a10"), memory_bytes=_A10G_BYTES)
+    communicators = 1 if len(workload.ranks) > 1 else 0
+    return make_device_memory(compute_peak_memory(workload.programs[0]), device, communicators=communicators)

@@ -1,0 +1,1 @@
+"""Recommenders other than DLRMs, described in YAML and written without torch."""
