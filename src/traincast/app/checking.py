@@ -250,9 +250,14 @@ def _read_baseline(path: Path, *, missing_is_empty: bool) -> dict[str, Any]:
     numbers = [*MEASURES.values()]
     if not isinstance(rows, dict) or not all(
         isinstance(row, dict) and isinstance(row.get("scenario"), dict)
-        and all(isinstance(row.get(name), int | float) for name in numbers)
-        and all(isinstance(row.get(name), dict) for name in ("by_op", "by_module"))
+        and all(_is_number(row.get(name)) for name in numbers)
+        and all(isinstance(row.get(name), dict) and all(map(_is_number, row[name].values()))
+                for name in ("by_op", "by_module"))
         for row in rows.values()
     ):  # fmt: skip
         raise TraincastError(f"'{format_path(path)}' is no baseline of 'traincast check'; write it with `update`")
     return rows
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -155,7 +155,7 @@ class Regions:
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         _, loss = self._stack.pop()
-        if not self._stack and self.watch is not None and self.watch.watching and not loss:
+        if not self._stack and self.watch is not None and not loss:
             self.watch.note_model_result(output)
         if not self._stack and not loss and not self._backward:
             self._model_done = True
