@@ -36,6 +36,7 @@ _GPU = (
 )
 
 
+_WHOLE = ("aten::index_select",)  # what it does inside is a CPU's own
 # FBGEMM's update of copied tables makes their gradient inside one op on a GPU
 _OF_CPU_ONLY = [("aten::zeros_like", [((sharded_steps.ROWS * sum(sharded_steps.SETUPS["copied"].dims),), "float32")])]
 
@@ -115,7 +116,7 @@ def list_real_ops(nodes: Any) -> Any:
             tensors = [(shape, dtype) for shape, dtype in tensors_of(node) if shape or dtype == "float32"]
             if (node.name, tensors[:1]) not in _OF_CPU_ONLY:
                 yield name_op(node.name), tensors
-        else:
+        elif node.name not in _WHOLE:
             yield from list_real_ops(node.children)
 
 
