@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.traces.timelines import event, linked, step
+from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.outputs import derive_outputs, infer_window, split_out
 from traincast.traces.signatures import SignatureReader
@@ -134,3 +134,24 @@ def test_a_lookup_and_its_gradient_complete_each_other(tmp_path):
 def test_a_concatenation_without_shapes_is_unknown(tmp_path):
     found = signatures(tmp_path, op("aten::cat", 0, 10, [[], []], ["TensorList", "Scalar"]))
     assert found["aten::cat"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "values", "shape"),
+    [
+        ("aten::mean", [[8, 64, 32, 32]], ["", "[1]", "True", ""], (8, 1, 32, 32)),
+        ("aten::sum", [[8, 64, 32]], ["", "[-1, 0]", "False", ""], (1, 64, 1)),
+        ("aten::argmax", [[8, 64]], ["", "1", "False"], (8, 1)),
+        ("aten::upsample_bilinear2d", [[2, 4, 16, 16]], ["", "[64, 32]", "False", ""], (2, 4, 64, 32)),
+    ],
+)
+def test_results_follow_from_recorded_dimensions_and_sizes(tmp_path, name, dims, values, shape):
+    recorded = {
+        "Input Dims": [*dims, *([[]] * (len(values) - 1))], "Concrete Inputs": values,
+        "Input type": ["float", "ScalarList", *(["Scalar"] * (len(values) - 2))],
+    }  # fmt: skip
+    tied = linked(tmp_path, step(event("cpu_op", name, 10, 30, **recorded), launch(1, 20), kernel(1, 30, 5)))
+    row = next(row for row in tied.host.tolist() if tied.get_name(row) == name)
+    signature = SignatureReader(tied).get_signature(row)
+    assert signature is not None
+    assert signature.outputs[0].shape == shape

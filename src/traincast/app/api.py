@@ -24,6 +24,7 @@ from traincast.app.machine import bench as bench
 from traincast.app.machine import fit_store as fit_store
 from traincast.app.machine import measure as measure
 from traincast.app.machine import refine as refine
+from traincast.app.machine import refine_from_traces as refine_from_traces
 from traincast.app.machine import self_check as self_check
 from traincast.utils.results import write_pages_with
 

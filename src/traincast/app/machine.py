@@ -119,6 +119,14 @@ def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = 
     return run(Path(store), None if out is None else Path(out), clock)
 
 
+def refine_from_traces(*files: str | Path, platform: str, out: str | Path | None = None) -> Refined:
+    """Corrects the shipped models of a built-in GPU and its host by traced runs of your own, and writes a platform
+    (`out`, .toml) that predictions take. Every other step is fitted to; the result says how far the others are off."""
+    from traincast.calibration.refine_traces import refine_from_traces as run
+
+    return run(files, platform, None if out is None else Path(out))
+
+
 def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -> Refined:
     """Corrects the shipped model of a built-in GPU by a store that `bench` filled on one, and writes a platform (`out`,
     .toml) that predictions take. The fewer samples a family has, the less it is corrected. Needs polars."""

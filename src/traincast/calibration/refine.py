@@ -134,9 +134,23 @@ def _predict_overhead(sample: Sample, host: HostProfile) -> float:
 def _shrink_correction(family: str, logs: Any) -> FamilyCorrection:
     """Shrunk towards no correction: the shipped model counts as `SHIPPED_COUNTS_AS` samples. The middle is a median."""
     middle = float(np.median(logs))
-    factor = math.exp(middle * len(logs) / (len(logs) + SHIPPED_COUNTS_AS))
+    factor = shrink_factor(middle, len(logs))
     before, after = (100 * float(np.mean(np.abs(scale * np.exp(-logs) - 1.0))) for scale in (1.0, factor))
     return FamilyCorrection(family, len(logs), math.exp(middle), factor, before, after)
+
+
+def shrink_factor(log_ratio: float, samples: int) -> float:
+    """The factor by which so many samples, that take exp(`log_ratio`) times what was predicted, correct a model."""
+    return math.exp(log_ratio * samples / (samples + SHIPPED_COUNTS_AS))
+
+
+def write_refined_platform(out: Path | None, key: str, source: str, rows: Iterable[FamilyCorrection]) -> Path:
+    """Writes corrections of a built-in GPU as a platform; `source` is what they are from."""
+    path = out or Path(f"{Path(key).stem}-refined.toml")
+    lines = [f"refines = {json.dumps(key)}", f"source = {json.dumps(source)}", "[corrections]"]
+    lines += [f"{json.dumps(row.family)} = {row.factor:.4f}" for row in rows]
+    write_bytes(path, ("\n".join(lines) + "\n").encode())
+    return path
 
 
 def _find_only_kernel(sample: Sample) -> KernelCall | None:
@@ -180,10 +194,7 @@ def refine_platform(folder: Path, key: str, out: Path | None) -> Refined:
             f"'{wild[0].family}' takes {wild[0].measured:.3g} times what {key} predicts: the store is of a "
             f"'{store.identity.name}'; name the platform that it is"
         )
-    path = out or Path(f"{Path(key).stem}-refined.toml")
-    lines = [f"refines = {json.dumps(key)}", f"source = {json.dumps(store.identity.name)}", "[corrections]"]
-    lines += [f"{json.dumps(row.family)} = {row.factor:.4f}" for row in rows]
-    write_bytes(path, ("\n".join(lines) + "\n").encode())
+    path = write_refined_platform(out, key, store.identity.name, rows)
     return Refined(key, path, rows, _write_notes(store.identity.name, locked, platform))
 
 

@@ -33,6 +33,11 @@ def get_late_start_seconds() -> float:
     return 1e-6 * float(profile["start_us"])
 
 
+def slow_down_beside(seconds: FloatArray, share: FloatArray) -> FloatArray:
+    """Seconds that kernels of these lengths alone take longer when a transfer runs alongside this share of them."""
+    return np.asarray(share * (get_late_start_seconds() + SHIPPED.beside * seconds))
+
+
 class Overlap:
     """The kernels of a rank group and the transfers that may be alongside them, in the order in which the simulation
     has them."""

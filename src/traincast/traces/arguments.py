@@ -20,7 +20,7 @@ DTYPES = {
 }  # fmt: skip
 _NOT_A_TENSOR = frozenset({"Scalar", "Int", "Bool", "Double", "Device", "Stream", "Number", "None", "String", "Long"})
 _ELEMENT = re.compile(r"Tensor\(([^()]*)\)")
-_NUMBERS = re.compile(r"\[?((?:\d{1,9}(?:, ?)?)+)\]?")
+_NUMBERS = re.compile(r"\[?((?:-?\d{1,9}(?:, ?)?)+)\]?")
 _MAX_DIMENSION = 1 << 48  # no memory holds a tensor with a longer side; products of sizes stay small
 
 

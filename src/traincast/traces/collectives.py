@@ -29,6 +29,8 @@ class Collective:
     """One collective kernel. `message_bytes` is this rank's input (-1 unknown), splits are elements per rank.
 
     `group` is the process group's name, `group_ranks` its members; both are empty where the trace does not say.
+    `meeting` is what all ranks of one collective have in common and no other has: Kineto's `Comms Id`, else the group
+    and its `Seq` ("" where neither was recorded).
     """
 
     row: int
@@ -43,6 +45,7 @@ class Collective:
     group_ranks: tuple[int, ...] = ()
     in_splits: tuple[int, ...] = ()
     out_splits: tuple[int, ...] = ()
+    meeting: str = ""
 
 
 def find_collectives(linked: Linked) -> list[Collective]:
@@ -116,8 +119,19 @@ def _read_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         "group_ranks": _read_integers(metadata.get("group_ranks")),
         "in_splits": _read_integers(metadata.get("in_split")),
         "out_splits": _read_integers(metadata.get("out_split")),
+        "meeting": _read_meeting(metadata),
         **sizes,
     }
+
+
+def _read_meeting(metadata: dict[str, Any]) -> str:
+    shared, order = metadata.get("comms_id"), metadata.get("seq")
+    if isinstance(shared, (int, str)) and shared not in ("", -1):
+        return escape_text(f"id {shared}")
+    if isinstance(order, int) and order >= 0 and metadata.get("group") not in (None, ""):
+        ranks = metadata.get("group_ranks", "")
+        return escape_text(f"{metadata['group']} {ranks} {metadata['name']} {order}")
+    return ""
 
 
 def _normalise_kind(name: str) -> str:

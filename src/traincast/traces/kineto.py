@@ -234,7 +234,7 @@ def _encode_details(a: Arguments) -> bytes:
     collective = {
         "name": a.collective, "dtype": a.dtype, "in_elements": a.in_elements, "out_elements": a.out_elements,
         "in_split": a.in_split, "out_split": a.out_split, "group": a.group, "group_ranks": a.group_ranks,
-        "group_size": a.group_size,
+        "group_size": a.group_size, "seq": a.order, "comms_id": a.meeting,
     }  # fmt: skip
     return b'%b,"collective":%b}' % (shapes, msgspec.json.encode(collective))
 

@@ -25,7 +25,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
     "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
     "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
-    "registers": "registers per thread", "shared": "shared memory",
+    "registers": "registers per thread", "shared": "shared memory", "order": "Seq", "meeting": "Comms Id",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
 
@@ -58,6 +58,8 @@ class Arguments(msgspec.Struct, gc=False, rename={
     reserved: Any = -1
     device_type: Any = -1
     device_id: Any = 0
+    order: Any = -1
+    meeting: Any = ""
     grid: msgspec.Raw = _RAW
     block: msgspec.Raw = _RAW
     registers: msgspec.Raw = _RAW

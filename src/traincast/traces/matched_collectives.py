@@ -52,7 +52,8 @@ class Matches:
 
 
 def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collective]]) -> Matches:
-    """Matches the collectives of ranks by step, communicator and order, and aligns the clocks.
+    """Matches the collectives of ranks by what newer traces number them with, else by step, communicator and order, and
+    aligns the clocks.
 
     Traces that do not name process groups are matched by the order in which their communication streams came into use.
     A call whose order cannot be right, since kinds or sizes differ, is left unmatched with all of its communicator's
@@ -60,10 +61,12 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     """
     queues: dict[_Communicator, dict[int, list[Collective]]] = {}
     notes: list[str] = []
+    matched = _match_by_meeting(calls)
+    done = {(index, call.row) for match in matched for index, call in zip(match.members, match.calls, strict=True)}
     for index, (linked, made) in enumerate(zip(ranks, calls, strict=True)):
         for key, call in _add_communicator_keys(linked, made):
-            queues.setdefault(key, {}).setdefault(index, []).append(call)
-    matched: list[Match] = []
+            if (index, call.row) not in done:
+                queues.setdefault(key, {}).setdefault(index, []).append(call)
     for key, queue in queues.items():
         if len(queue) > 1:
             problem = _find_disagreement(queue)
@@ -81,6 +84,20 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     if 1e9 * spread > _APART_NS:
         notes.append(f"collectives end up to {1e6 * spread:.0f} us apart after their clocks were aligned")
     return Matches(collectives=tuple(matched), offset=offset, spread=spread, notes=tuple(notes))
+
+
+def _match_by_meeting(calls: Sequence[Sequence[Collective]]) -> list[Match]:
+    """Collectives whose ranks recorded what they have in common (see `Collective.meeting`), each once on every rank."""
+    meetings: dict[str, dict[int, list[Collective]]] = {}
+    for index, made in enumerate(calls):
+        for call in made:
+            if call.meeting and call.kind in _KINDS and call.step >= 0:
+                meetings.setdefault(call.meeting, {}).setdefault(index, []).append(call)
+    return [
+        Match(members=tuple(sorted(met)), calls=tuple(met[index][0] for index in sorted(met)))
+        for met in meetings.values()
+        if len(met) > 1 and all(len(made) == 1 for made in met.values())
+    ]
 
 
 def _add_communicator_keys(linked: Linked, calls: Sequence[Collective]) -> list[tuple[_Communicator, Collective]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from traincast.ir.ops import TensorSpec
-from traincast.traces.arguments import make_contiguous_tensor
+from traincast.traces.arguments import RecordedArguments, make_contiguous_tensor
 
 # ops that take this many tensors; one more is the tensor that the result is written into
 _UNARY = frozenset({
@@ -20,6 +21,10 @@ _COMPARES = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite"}
 )
 _REDUCES = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::any", "aten::all", "aten::norm"})
+# those whose second argument is a list of dimensions, or one of them
+_REDUCES_ONE = frozenset({"aten::any", "aten::all", "aten::max", "aten::min", "aten::argmax", "aten::argmin"})
+_REDUCES_DIMS = _REDUCES_ONE | {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::logsumexp"}
+_UPSAMPLE = re.compile(r"aten::_?upsample_\w+?[123]d\w*$")
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
 _LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
 _BAGS = frozenset({"aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"})
@@ -51,6 +56,32 @@ def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -
         return (make_contiguous_tensor((*inputs[1].shape, first.shape[-1]), first.dtype),)
     dtype = "bool" if name.removeprefix("aten::") in _COMPARES else _promote_dtype(inputs)
     return (make_contiguous_tensor(_broadcast_shapes(inputs), dtype),)
+
+
+def find_reduced_dims(name: str, source: TensorSpec, recorded: RecordedArguments) -> tuple[int, ...] | None:
+    """The dimensions that a reduction was told to reduce, counted from the first; None where that was not recorded."""
+    if name not in _REDUCES_DIMS or not source.shape:
+        return None
+    text = recorded.values[1] if len(recorded.values) > 1 else ""
+    dims = recorded.get_integers(1) if text.startswith("[") or name in _REDUCES_ONE else None
+    rank = len(source.shape)
+    if not dims or not all(-rank <= dim < rank for dim in dims):
+        return None
+    return tuple(sorted({dim % rank for dim in dims}))
+
+
+def infer_sized_output(name: str, source: TensorSpec, recorded: RecordedArguments) -> TensorSpec | None:
+    """The result of an op that was told its size, or which dimensions to reduce; None for others."""
+    dims = find_reduced_dims(name, source, recorded)
+    if dims is not None:
+        kept = tuple(1 if axis in dims else size for axis, size in enumerate(source.shape))
+        return make_contiguous_tensor(kept, "int64" if "arg" in name else source.dtype)
+    if not _UPSAMPLE.match(name):
+        return None
+    size = recorded.get_integers(2 if name.endswith("_backward") else 1)
+    whole = size if name.endswith("_backward") else (*source.shape[:2], *(size or ()))
+    sound = whole is not None and len(whole) == len(source.shape) and all(length > 0 for length in whole)
+    return make_contiguous_tensor(tuple(whole or ()), source.dtype) if sound else None
 
 
 def _promote_dtype(inputs: Sequence[TensorSpec]) -> str:

@@ -13,7 +13,13 @@ from traincast.traces.arguments import RecordedArguments, make_contiguous_tensor
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.outputs import derive_outputs, infer_window, split_out
+from traincast.traces.outputs import (
+    derive_outputs,
+    find_reduced_dims,
+    infer_sized_output,
+    infer_window,
+    split_out,
+)
 from traincast.utils.arrays import BoolArray, IntArray
 
 _CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
@@ -142,14 +148,19 @@ class SignatureReader:
         scope = int(self.linked.scope[row])
         backward = bool(scope >= 0 and _GRADIENT.search(self.linked.get_name(scope)))
         backward = backward or self._is_under_gradient(row)
-        outputs = (out,) if out is not None else recorded.outputs or derive_outputs(name, inputs, backward=backward)
+        sized = infer_sized_output(name, inputs[0], recorded)
+        derived = (sized,) if sized is not None else derive_outputs(name, inputs, backward=backward)
+        outputs = (out,) if out is not None else recorded.outputs or derived
         if not recorded.strided:
             inputs = self._restore_operand_order(name, inputs, scope, backward)
             source = inputs[-1]
             if strided and _COPY.match(name) and source.dtype == outputs[0].dtype and len(source.shape) > 1:
                 inputs = (*inputs[:-1], replace(source, stride=_compute_transposed_strides(source.shape)))
         scalars: tuple[tuple[str, Scalar], ...] = ()
-        if name in ("aten::sum", "aten::mean") and outputs[0].numel > 1:
+        reduced = find_reduced_dims(name, inputs[0], recorded)
+        if reduced is not None:
+            scalars = (("dim", reduced),)
+        elif name in ("aten::sum", "aten::mean") and outputs[0].numel > 1:
             scalars = (("dim", (0,)),)
         if name in ("aten::_index_put_impl_", "aten::index_put_"):
             scalars = (("accumulate", backward),)

@@ -51,7 +51,7 @@ def find_overlapped_pairs(linked: Linked) -> list[Pair]:
     rows = linked.device[(linked.launch[linked.device] >= 0) & (linked.step[linked.device] >= 0)]
     family = linked.find_families(rows)
     computes = (family != COMMUNICATION) & (linked.events["kind"][rows] == Kind.KERNEL)
-    beside, elsewhere = _compute_overlaps(linked, rows)
+    beside, elsewhere = compute_overlaps(linked, rows)
     length = np.maximum(linked.events["duration"][rows].astype(np.float64), 1.0)
     alone = computes & (beside + elsewhere < _ALONE * length)
     with_comm = computes & (beside > _BESIDE * length) & (elsewhere < (1.0 - _BESIDE) * length)
@@ -78,7 +78,7 @@ def _has_details(details: bytes) -> bool:
     return recorded is not None and not recorded.incomplete
 
 
-def _compute_overlaps(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+def compute_overlaps(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
     """For every kernel the nanoseconds that collectives, and that anything else on other streams, ran alongside it."""
     device = linked.device
     start, end, stream = linked.events["start"][device], linked.end[device], linked.stream[device]

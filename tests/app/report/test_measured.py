@@ -44,9 +44,10 @@ volta_sgemm_128x64             gemm             1    400.0  0.400  95.2%
 vectorized_elementwise_kernel  elementwise      1     20.0  0.020   4.8%
 
 Rates by op and shape
-op        shapes       in    count  mean us     ms  TFLOP/s  of peak  TB/s  of peak
-────────  ───────────  ────  ─────  ───────  ─────  ───────  ───────  ────  ───────
-aten::mm  64x64 64x64  fp32      1    400.0  0.400      0.0           0.00
+op         shapes       in    count  mean us     ms  TFLOP/s  of peak  TB/s  of peak
+─────────  ───────────  ────  ─────  ───────  ─────  ───────  ───────  ────  ───────
+aten::mm   64x64 64x64  fp32      1    400.0  0.400      0.0           0.00
+aten::add  64 64        fp32      1     20.0  0.020                    0.00
 
 Launches: from the call to its kernel
 step  calls  waiting before  at most  held by a full queue  delay us  95 % below us  kernels < 10 us  their ms

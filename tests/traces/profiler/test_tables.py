@@ -17,6 +17,7 @@ from traincast.traces.profiler.launches import make_graph_rows, make_launch_rows
 from traincast.traces.profiler.memory import make_memory_points, make_memory_rows
 from traincast.traces.profiler.places import make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import make_rate_rows
+from traincast.traces.profiler.streams import make_queue_points, make_stream_rows
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.signatures import SignatureReader
 
@@ -51,7 +52,9 @@ def test_rates_of_a_product_follow_from_its_shapes_and_time(tmp_path):
     devices = [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]
     path.write_text(json.dumps({"traceEvents": small_events(), "deviceProperties": devices}))
     tied = link_trace(read_kineto(path))
-    (row,) = make_rate_rows(tied, SignatureReader(tied))  # the sum is no product
+    row, summed = make_rate_rows(tied, SignatureReader(tied))
+    assert (summed.op, summed.family, summed.of_flops) == ("aten::add", "elementwise", None)  # it only moves data
+    assert summed.of_bandwidth is not None
     assert (row.op, row.shapes, row.family, row.count) == ("aten::mm", "64x64 64x64", "gemm", 1)
     assert row.flops == 2 * 64**3
     assert row.bytes == 3 * 64 * 64 * 4
@@ -62,7 +65,7 @@ def test_rates_of_a_product_follow_from_its_shapes_and_time(tmp_path):
 
 def test_a_device_nobody_knows_has_rates_without_shares(tmp_path):
     tied = linked(tmp_path, small_events())
-    (row,) = make_rate_rows(tied, SignatureReader(tied))
+    row, _ = make_rate_rows(tied, SignatureReader(tied))
     assert row.tflops > 0
     assert row.of_flops is None
     assert row.of_bandwidth is None
@@ -155,3 +158,18 @@ def test_allocations_that_make_no_sense_are_left_out(tmp_path):
     bad = [allocation(10, "many"), allocation(10, 1 << 80), {"ph": "i", "name": "[memory]", "ts": 5}]
     events = step(op("aten::mm", 10, 5, [[4, 4], [4, 4]]), launch(1, 10), kernel(1, 20, 30), *bad)
     assert len(linked(tmp_path, events).trace.memory) == 0
+
+
+def test_streams_have_busy_and_idle_time_and_rates_of_copies(tmp_path):
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 400, 100, 9, correlation=3, stream=9, bytes=1_000_000)
+    events = step(
+        launch(1, 10), kernel(1, 20, 100), launch(2, 200), kernel(2, 220, 50), launch(3, 300, name="cudaMemcpyAsync"),
+        copy,
+    )  # fmt: skip
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    tied = link_trace(read_kineto(path))
+    first, second = make_stream_rows(tied)
+    assert (first.stream, first.kernels, first.total, first.idle) == pytest.approx((7, 2, 150e-6, 100e-6))
+    assert (second.stream, second.bytes_per_second) == pytest.approx((9, 10e9))
+    assert [point.waiting for point in make_queue_points(tied, launch_queue(tied))] == [0, 0, 0]

@@ -331,3 +331,44 @@ def test_frames(trace_file):
     assert frames["kernels"]["family"].to_list() == ["gemm", "elementwise", "elementwise"]
     assert frames["kernels"]["predicted_us"].null_count() == 0
     assert frames["prediction"]["measured_ms"].to_list() == pytest.approx([2.0])
+
+
+def nested_events(outer):
+    """A layer norm of a nested tensor, whose shapes are not recorded, that calls itself with a plain one."""
+    shapes = {"Input Dims": [[1024, 512, 256], [], [256], [256], []],
+              "Input type": ["float", "ScalarList", "float", "float", "Scalar"]}  # fmt: skip
+    around = {"Input Dims": [outer, [], [256], [256], []], "Input type": ["", "ScalarList", "float", "float", "Scalar"]}
+    return step(
+        event("cpu_op", "aten::native_layer_norm", 10, 60, **around),
+        event("cpu_op", "aten::native_layer_norm", 12, 50, **shapes),
+        launch(1, 20), kernel(1, 30, 1500, name="vectorized_layer_norm_kernel"), length=3000,
+    )  # fmt: skip
+
+
+def test_ops_of_nested_tensors_are_priced_by_the_plain_ones_inside(tmp_path):
+    tied = linked(tmp_path, nested_events([]))
+    found = predict_kernels(tied, SignatureReader(tied), load_platform("v100").device)
+    least = 2 * 4 * 1024 * 512 * 256 / 900e9
+    assert least < found.predicted[0] < 2 * least
+
+
+def test_kernels_beside_a_collective_are_predicted_longer(tmp_path):
+    def make(folder, collective):
+        folder.mkdir()
+        events = [op("aten::mm", 10, 30, [[512, 512], [512, 512]]), launch(1, 20), kernel(1, 100, 60, name="sgemm")]
+        if collective:
+            events += [launch(2, 40), kernel(2, 50, 500, stream=20, name="ncclDevKernel_AllReduce")]
+        tied = linked(folder, step(*events))
+        return predict_kernels(tied, SignatureReader(tied), load_platform("v100").device).predicted.min()
+
+    assert make(tmp_path / "with", True) > make(tmp_path / "alone", False) + 1e-6
+
+
+def test_copies_of_the_host_stay_as_measured_while_the_host_does(tmp_path):
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 40, 90, 7, correlation=2, stream=7, bytes=1_000_000)
+    events = step(op("aten::to", 10, 60, [[250_000]]), launch(2, 20, name="cudaMemcpyAsync"), copy)
+    tied = linked(tmp_path, events)
+    reader, device = SignatureReader(tied), load_platform("v100").device
+    kept, priced = (predict_kernels(tied, reader, device, own_host=own) for own in (True, False))
+    assert kept.predicted[0] == kept.measured[0] != priced.predicted[0]
+    assert Known(kept.known[0]) == Known.HOST_COPY

@@ -84,3 +84,15 @@ def test_kernels_outside_of_any_op_go_by_their_own_name(tmp_path):
     path = write_trace(tmp_path / "a.json", step(launch(1, 10), kernel(1, 20, 30), event("cpu_op", "aten::view", 1, 2)))
     (row,) = compared(path, path).ops
     assert row.name == "gemm"
+
+
+def test_the_call_tree_tells_the_same_op_under_two_callers_apart(tmp_path):
+    def make(name, inner_us):
+        events = step(
+            op("aten::linear", 10, 60, [[8, 8]]), op("aten::mm", 12, 50, [[8, 8]]), launch(1, 20),
+            kernel(1, 40, 100), op("aten::mm", 200, 50, [[8, 8]]), launch(2, 210), kernel(2, 230, inner_us),
+        )  # fmt: skip
+        return analyse_traces([write_trace(tmp_path / name, events)])
+
+    changes = {c.name: 1e6 * c.change for c in compare_reports(make("a.json", 50), make("b.json", 80)).calls}
+    assert changes == {"aten::mm": pytest.approx(30), "aten::linear > aten::mm": pytest.approx(0)}

@@ -17,10 +17,17 @@ def notes(path, *others):
 
 
 def test_a_run_without_kernels_says_so_and_names_what_was_not_understood(tmp_path):
-    events = step(event("cpu_op", "aten::mm", 10, 50), event("mtia_ccp_events", "mm", 30, 20))
+    events = step(event("cpu_op", "aten::mm", 10, 50), event("glow_runtime", "mm", 30, 20))
     said = notes(write_trace(tmp_path / "t.json", events))
     assert "no kernels, copies or memsets" in said
-    assert "1 of category 'mtia_ccp_events'" in said
+    assert "1 of category 'glow_runtime'" in said
+
+
+def test_rows_of_mtia_are_a_device_and_categories_that_are_not_read_are_named(tmp_path):
+    events = step(event("mtia_ccp_events", "mm", 30, 200, tid=4), event("cuda_profiler_range", "counters", 30, 20))
+    report = analyse_traces([write_trace(tmp_path / "t.json", events)]).ranks[0]
+    assert report.steps[0].active == pytest.approx(200e-6)
+    assert "events that are not read: 1 of 'cuda_profiler_range'" in " ".join(report.notes)
 
 
 def test_two_devices_in_one_process_are_told_apart(tmp_path):

@@ -17,10 +17,11 @@ from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
-from traincast.traces.replay.kernels import KEPT, TracedKernels
+from traincast.traces.replay.kernels import KEPT, Known, TracedKernels
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
+from traincast.utils.arrays import BoolArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.fitting.host_profile import build_host_profile
@@ -28,11 +29,14 @@ from traincast_evaluation.fitting.host_profile import build_host_profile
 _FOLDER = "traces"
 _SUITE = "traces"
 _UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its files do not
+_MIXED = "public_mixed"  # a file of each source
 _TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
 _ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
 _LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
 _LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
 _OWN_TIMES, _OWN_PROFILE = "own host times", "own host profile"
+_HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
+_MODELLED = 0.7  # share of kernel time from shapes, from which on a trace's kernels count
 _SCALED = ", scaled"  # the profile made slower or faster as the trace's own launch calls say
 _HOSTS = (*(f"{host}{scaled}" for host in _LEFT_OUT for scaled in ("", _SCALED)), _OWN_TIMES, _OWN_PROFILE)
 _GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
@@ -43,7 +47,8 @@ class _Traced:
     """The steps of one rank in milliseconds: measured, replayed, and predicted with each of `_HOSTS`.
 
     `steps` says whether it has steps: a trace of one iteration counts, one that begins with the set-up of the device
-    does not. `modelled` says that less than half of its kernel time is kept as measured."""
+    does not. `modelled` says that less than half of its kernel time is kept as measured. `on_device` are the kernels
+    that are no copies to or from the host, `interval` the one of the mean step with the host's own times."""
 
     folder: str
     names: list[str]
@@ -52,6 +57,8 @@ class _Traced:
     predicted: dict[str, list[float]]
     device: str
     kernels: TracedKernels
+    on_device: BoolArray
+    interval: tuple[float, float]
     modelled: bool
     steps: bool
 
@@ -74,7 +81,7 @@ def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[Error
         rows += _summarise_steps(f"predicted, {host}", chosen)
         modelled = [pair for pair in chosen if pair[0].modelled and pair[0].steps]
         rows += [_summarise_traced(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
-    return [*rows, *_summarise_kernels(traced)]
+    return [*rows, *_summarise_intervals(traced), *_summarise_totals(traced), *_summarise_kernels(traced)]
 
 
 def _iterate_runs(folder: Path) -> Iterator[list[Path]]:
@@ -87,6 +94,7 @@ def _iterate_runs(folder: Path) -> Iterator[list[Path]]:
             yield files
         else:
             yield from ([file] for file in files)
+            yield from (sorted(ranks.glob("*.json.gz")) for ranks in sorted(inside.iterdir()) if ranks.is_dir())
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,11 @@ class _Others:
 
 
 def _read_origin(linked: Linked) -> tuple[str, str]:
-    """Source and device of a trace: the first part of its folder's name, and the device's key."""
+    """Source and device of a trace: the first part of its folder's name (of its own where a folder has many sources),
+    and the device's key."""
     folder = linked.trace.path.parent.name
-    return folder.partition("_")[0], _UNNAMED.get(folder) or find_device_by_name(linked.trace.device_name).key
+    source = linked.trace.path.name if folder == _MIXED else folder
+    return source.partition("_")[0], _UNNAMED.get(folder) or find_device_by_name(linked.trace.device_name).key
 
 
 def _name_generation(device: str) -> str:
@@ -172,11 +182,14 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
         scale = compute_host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
         made = attribute_error(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
         predicted[host] = [1e3 * step.unscaled for step in made.steps]
+        if host == _OWN_TIMES:
+            interval = made.interval
         if host in _LEFT_OUT:
             predicted[f"{host}{_SCALED}"] = [1e3 * step.full for step in made.steps]
         kernels = made.kernels  # whatever the host
     name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
     kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
+    copies = [bool(_HOST_COPY.search(linked.get_name(row))) for row in kernels.row.tolist()]
     return _Traced(
         folder=folder,
         names=[f"{name} step {step.number}" for step in replayed],
@@ -185,6 +198,8 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
         predicted=predicted,
         device=device,
         kernels=kernels,
+        on_device=~np.array(copies, dtype=np.bool_),
+        interval=(1e3 * interval[0], 1e3 * interval[1]),
         steps=linked.marked or folder in _ITERATIONS,
         modelled=kept < 0.5 * float(kernels.measured.sum()),
     )
@@ -222,6 +237,48 @@ def _summarise_traced(group: str, traced: list[tuple[_Traced, list[float]]]) -> 
         [ms for one, _ in traced for ms in one.measured],
         [name for one, _ in traced for name in one.names],
     )
+
+
+def _summarise_intervals(traced: list[_Traced]) -> list[ErrorRow]:
+    """The mean step of every trace with its own host times, and whether it lies in its 90 % interval."""
+    means = [float(np.mean(one.measured)) for one in traced]
+    predicted = [float(np.mean(one.predicted[_OWN_TIMES])) for one in traced]
+    low, high = (np.array([one.interval[side] for one in traced]) for side in (0, 1))
+    inside = (np.array(means) >= low) & (np.array(means) <= high)
+    names = [one.names[0].rpartition(" step")[0] for one in traced]
+    return [
+        compute_error_row(
+            _SUITE, f"predicted, {_OWN_TIMES}, by trace", predicted, means, names, inside=inside,
+            half_widths=50 * (high - low) / np.array(predicted),
+        )
+    ]  # fmt: skip
+
+
+def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
+    """All modelled kernels of each trace in which they are most of the kernel time; copies to and from the host, and
+    collectives, are none."""
+    found = []
+    for one in traced:
+        computes = one.on_device & (one.kernels.known != Known.COMMUNICATION)
+        modelled = computes & ~np.isin(one.kernels.known, KEPT)
+        measured, whole = (float(one.kernels.measured[rows].sum()) for rows in (modelled, computes))
+        if whole and measured >= _MODELLED * whole:
+            found.append((one, float(one.kernels.predicted[modelled].sum()), measured))
+    rows = []
+    for group, chosen in (("all", found), *_group_by_source(found)):
+        names = [one.names[0].rpartition(" step")[0] for one, _, _ in chosen]
+        rows.append(
+            compute_error_row(
+                _SUITE, f"kernels of a trace, at least {_MODELLED:.0%} modelled, {group}",
+                [p for _, p, _ in chosen], [m for _, _, m in chosen], names,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _group_by_source(found: list[tuple[_Traced, float, float]]) -> list[tuple[str, list[tuple[_Traced, float, float]]]]:
+    folders = list(dict.fromkeys(one.folder for one, _, _ in found))
+    return [(folder, [entry for entry in found if entry[0].folder == folder]) for folder in folders]
 
 
 def _summarise_kernels(traced: list[_Traced]) -> list[ErrorRow]:

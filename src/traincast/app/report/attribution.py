@@ -17,6 +17,7 @@ MOST_STEPS = 20
 
 _WHY = {
     Known.COMMUNICATION: "collectives keep their measured duration",
+    Known.HOST_COPY: "copies from and to the host keep theirs, as the host is the trace's own",
     Known.NO_SHAPES: "the trace does not say what the op worked on",
     Known.NO_OP: "launched outside of any op",
     Known.ESTIMATED: "nobody has modelled the op",
@@ -148,7 +149,7 @@ def _format_kept(attribution: Attribution) -> list[str]:
         named = f" ({', '.join(ops[:4])}{', ...' if len(ops) > 4 else ''})" if ops else ""
         share = seconds / total if total else 0.0
         how = "carried to this GPU from what they took" if attribution.kernels.carried else "measured duration"
-        why = why if known == Known.COMMUNICATION else f"{why}: {how}"
+        why = why if known in (Known.COMMUNICATION, Known.HOST_COPY) else f"{why}: {how}"
         lines.append(f"  {len(mine)} kernels, {share:.0%} of device time: {why}{named}")
     return lines
 

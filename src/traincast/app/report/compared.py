@@ -16,6 +16,7 @@ def format_comparison(comparison: TraceComparison, top: int) -> str:
         ("The step, by what it was spent on", "part", comparison.parts, False),
         ("Kernel time by family", "family", comparison.families, False),
         ("Kernel time by op and shape", "op", comparison.ops, True),
+        ("Kernel time by call tree", "ops, outermost first", comparison.calls, False),
         ("Host time by top-level op", "op", comparison.host, False),
     ):
         lines += [

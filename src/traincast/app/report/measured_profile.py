@@ -56,6 +56,7 @@ def make_profile_tables(rank: RankReport, top: int) -> list[ProfileTable]:
         _make_places("By annotation", profile.annotations, steps, top),
         _make_graphs(profile, steps, top),
         _make_launches(profile, top),
+        _make_streams(profile, steps, top),
         _make_memory(profile, top),
     ]
     return [shown for shown in tables if shown.count]
@@ -75,6 +76,19 @@ def _make_kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     ]
     header = ("kernel", "family", "count", "mean us", "ms", "share")
     return ProfileTable("Kernels with most time (per step)", header, rows, len(profile.kernels), range(2, 6))
+
+
+def _make_streams(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+    rows = [
+        (
+            f"{r.device}/{r.stream}", f"{r.kernels / steps:.0f}", format_milliseconds(r.total / steps),
+            format_milliseconds(r.idle / steps), format_milliseconds(r.gap_longest),
+            f"{1e-9 * r.bytes_per_second:.1f}" if r.bytes else "-",
+        )
+        for r in (profile.streams[:top] if len(profile.streams) > 1 else ())
+    ]  # fmt: skip
+    header = ("device/stream", "kernels", "busy ms", "idle ms", "longest gap ms", "copies GB/s")
+    return ProfileTable("By stream", header, rows, len(profile.streams) if rows else 0, range(1, 6))
 
 
 def _make_rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:

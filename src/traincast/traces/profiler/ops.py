@@ -68,9 +68,21 @@ class OpFinder:
         chain = self.list_enclosing_ops(launch)
         ops = [op for op in chain if not COMPOSITE.match(self.linked.get_name(op))]
         known = [op for op in ops if self._is_lowered(op)]
-        anchor = known[-1] if known else next((op for op in ops if self._has_shapes(op)), chain[0] if chain else -1)
+        anchor = next((op for op in ops if self._has_shapes(op)), chain[0] if chain else -1)
+        anchor = self._skip_nested(known) if known else anchor
         self._anchors[row] = anchor
         return anchor
+
+    def _skip_nested(self, ops: list[int]) -> int:
+        """The outermost of these ops, or the one of the same name inside of it that has larger tensors: shapes of
+        nested tensors are not recorded, and their ops call themselves with plain ones."""
+        name = self.linked.events["name"]
+        return max((op for op in reversed(ops) if name[op] == name[ops[-1]]), key=self._count_elements)
+
+    def _count_elements(self, op: int) -> int:
+        """Elements of the largest tensor that an op was given."""
+        recorded = self.reader.get_recorded(op)
+        return max((spec.numel for spec in recorded.tensors), default=0) if recorded is not None else 0
 
     def list_enclosing_ops(self, launch: int) -> list[int]:
         """The ops that enclose a launch, innermost first."""

@@ -22,7 +22,8 @@ from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
-FAMILIES = ("gemm", "attention", "conv", "embedding")
+_ARITHMETIC = ("gemm", "attention", "conv")  # families whose operations count; all others move data
+FAMILIES = (*_ARITHMETIC, "embedding", "norm", "softmax", "elementwise", "reduction", "copy")
 """The families whose ops are shown with their rates."""
 
 _TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
@@ -79,7 +80,8 @@ def make_rate_rows(linked: Linked, reader: SignatureReader) -> tuple[RateRow, ..
     for op, count, seconds, tf32 in _group_by_shape(linked, rows, anchor):
         signature, items = finder.lower_op(op, replace(context, tf32=tf32), strided=False)
         calls = [item for item in items if isinstance(item, KernelCall) and not item.estimated]
-        main = [call for call in calls if call.family.name in FAMILIES]
+        main = [call for call in calls if call.family.name in _ARITHMETIC]
+        main = main or [call for call in calls if call.family.name in FAMILIES]
         if signature is None or not main:
             continue
         flops, moved, compute = _compute_work(main)
@@ -147,7 +149,7 @@ def _compute_work(calls: list[KernelCall]) -> tuple[float, float, str]:
     for call in calls:
         done = count_work(Calls.of(call.family, [call]))
         if done is not None:
-            counted = float(done[0][0]) if call.family.name != "embedding" else 0.0
+            counted = float(done[0][0]) if call.family.name in _ARITHMETIC else 0.0
             flops, moved = flops + counted, moved + float(done[1][0])
     return flops, moved, calls[0].compute
 

@@ -15,6 +15,7 @@ from traincast.traces.profiler.launches import GraphRow, LaunchRow, make_graph_r
 from traincast.traces.profiler.memory import MemoryPoint, MemoryRow, make_memory_points, make_memory_rows
 from traincast.traces.profiler.places import PlaceRow, make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import RateRow, make_rate_rows
+from traincast.traces.profiler.streams import QueuePoint, StreamRow, make_queue_points, make_stream_rows
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.results import Records
 
@@ -27,7 +28,8 @@ _UNITS = {
     "median": ("median_us", 1e6), "transfer": ("transfer_us", 1e6), "waiting": ("waiting_us", 1e6),
     "bus": ("bus_gbs", 1e-9), "bus_best": ("bus_best_gbs", 1e-9), "seconds": ("ms", 1e3),
     "begin": ("begin_bytes", 1), "peak": ("peak_bytes", 1), "end": ("end_bytes", 1),
-    "reserved": ("reserved_bytes", 1), "allocated": ("allocated_bytes", 1),
+    "reserved": ("reserved_bytes", 1), "allocated": ("allocated_bytes", 1), "gap_longest": ("gap_longest_us", 1e6),
+    "bytes_per_second": ("gbs", 1e-9),
 }  # fmt: skip
 
 
@@ -44,6 +46,8 @@ class ProfileTables:
     graphs: tuple[GraphRow, ...]
     memory: tuple[MemoryRow, ...]
     memory_curve: tuple[MemoryPoint, ...]
+    streams: tuple[StreamRow, ...]
+    queue_curve: tuple[QueuePoint, ...]
 
     def to_dict(self) -> Records:
         """The tables as plain rows; columns say their units."""
@@ -60,21 +64,26 @@ class ProfileTables:
             "graphs": convert_rows(self.graphs),
             "memory": convert_rows(self.memory),
             "memory_curve": convert_rows(self.memory_curve),
+            "streams": convert_rows(self.streams),
+            "queue_curve": convert_rows(self.queue_curve),
         }
 
 
 def profile_tables(linked: Linked, reader: SignatureReader, calls: Sequence[Collective]) -> ProfileTables:
     """Everything of one rank."""
+    queue = launch_queue(linked)
     return ProfileTables(
         kernels=make_kernel_rows(linked),
         rates=make_rate_rows(linked, reader),
         modules=make_module_rows(linked),
         annotations=make_annotation_rows(linked),
         exchanges=make_communication_rows(calls, linked.trace.world_size),
-        launches=make_launch_rows(linked, launch_queue(linked)),
+        launches=make_launch_rows(linked, queue),
         graphs=make_graph_rows(linked),
         memory=make_memory_rows(linked),
         memory_curve=make_memory_points(linked),
+        streams=make_stream_rows(linked),
+        queue_curve=make_queue_points(linked, queue),
     )
 
 

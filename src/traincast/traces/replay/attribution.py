@@ -238,7 +238,7 @@ def attribute_error(
 ) -> Attribution:
     """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
     `own_host` the host's times are those of the trace, and `profile` is not used."""
-    kernels = predict_kernels(linked, reader, platform.device)
+    kernels = predict_kernels(linked, reader, platform.device, own_host=own_host)
     host, shipped = (pool_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
     if own_host:
         host, shipped = host.as_measured(), shipped.as_measured()

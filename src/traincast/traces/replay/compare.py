@@ -56,7 +56,8 @@ class TraceComparison(Result):
     """Two runs by the mean steps of their slowest ranks, in seconds; the largest changes first.
 
     `parts` add up to the step. `families` and `ops` are kernel time (which overlaps, so it need not add up to the
-    step), `ops` by the innermost op with recorded shapes; `host` is the time of top-level ops on the host.
+    step), `ops` by the innermost op with recorded shapes, `calls` by all ops from the outermost to the innermost (the
+    call tree); `host` is the time of top-level ops on the host.
     """
 
     before: RankReport
@@ -66,6 +67,7 @@ class TraceComparison(Result):
     families: tuple[Change, ...]
     ops: tuple[Change, ...]
     host: tuple[Change, ...]
+    calls: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in milliseconds of a step."""
@@ -86,8 +88,9 @@ class TraceComparison(Result):
         )
 
     def records(self) -> Records:
-        """Tables "parts", "families", "ops" and "host"."""
-        return {name: [c.to_dict() for c in getattr(self, name)] for name in ("parts", "families", "ops", "host")}
+        """Tables "parts", "families", "ops", "host" and "calls"."""
+        tables = ("parts", "families", "ops", "host", "calls")
+        return {name: [c.to_dict() for c in getattr(self, name)] for name in tables}
 
 
 def find_slowest_rank(report: TraceReport) -> RankReport:
@@ -106,6 +109,7 @@ def compare_reports(before: TraceReport, after: TraceReport) -> TraceComparison:
         "families": (_sum_families(old), _sum_families(new)),
         "ops": (_sum_ops(old.linked), _sum_ops(new.linked)),
         "host": (_sum_host(old.linked), _sum_host(new.linked)),
+        "calls": (_sum_calls(old.linked), _sum_calls(new.linked)),
     }
     steps = tuple(float(np.mean([step.step for step in rank.steps])) for rank in (old, new))
     changes = {name: _list_changes(first, second) for name, (first, second) in pairs.items()}
@@ -151,6 +155,27 @@ def _sum_ops(linked: Linked) -> Times:
         for row, at in zip(rows.tolist(), op.tolist(), strict=True)
     )
     return _sum_by_key(keys, linked, rows)
+
+
+def _sum_calls(linked: Linked) -> Times:
+    """Kernel time by the names of all ops around the launch, outermost first."""
+    rows = _filter_in_steps(linked, linked.device)
+    named: dict[int, str] = {-1: ""}
+
+    def name_path(row: int) -> str:
+        chain: list[int] = []
+        while row not in named and len(chain) < _DEEPEST:
+            chain.append(row)
+            row = int(linked.parent[row])
+        for inner in reversed(chain):
+            above = named.get(int(linked.parent[inner]), "")
+            is_op = linked.events["kind"][inner] == Kind.OP
+            named[inner] = (f"{above} > " if above else "") + linked.get_name(inner) if is_op else above
+        return named[chain[0]] if chain else named[row]
+
+    launch = linked.launch[rows]
+    above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
+    return _sum_by_key(((name_path(row) or "(no op)", "") for row in above.tolist()), linked, rows)
 
 
 def _find_details(linked: Linked, ops: IntArray) -> list[int]:

@@ -8,21 +8,28 @@ from enum import IntEnum
 
 import numpy as np
 
+from traincast.costs.in_step import SHIPPED
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.cost import OUTSIDE_SIGMA, price_calls
+from traincast.costs.kernels.in_step import convert_seconds_in_step
 from traincast.costs.kernels.registry import LoweringContext
-from traincast.costs.kernels.streaming import MEMCPY
+from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY
+from traincast.costs.kernels.streaming.launches import CHEAP_KINDS
 from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.device import Device
+from traincast.simulator.overlap import slow_down_beside
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.ops import OpFinder, infer_framework_version, make_version_context
 from traincast.traces.replay.unmodelled import carry_kernels, read_grids
 from traincast.traces.signatures import SignatureReader
+from traincast.traces.slowdowns import compute_overlaps
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
-_TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
+_TENSOR_CORES = re.compile(r"tf32|s1688(?!16)", re.IGNORECASE)
+_SECTORS = 2.2  # times that such a copy reads: of A100 traces of two sources; those of H100 say 2.0 to 2.3
+_STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel<")
 
 
 class Known(IntEnum):
@@ -34,10 +41,14 @@ class Known(IntEnum):
     COMMUNICATION = 3  # collectives keep their measured duration
     NO_SHAPES = 4  # the trace does not say what the op worked on: likewise
     NO_OP = 5  # launched outside of any op: likewise
+    HOST_COPY = 6  # between host and device while the host is the trace's own: measured duration
 
 
-KEPT = (Known.ESTIMATED, Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
+KEPT = (Known.ESTIMATED, Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP, Known.HOST_COPY)
+_NOT_CARRIED = (Known.COMMUNICATION, Known.HOST_COPY)  # what other hardware than the GPU sets
 _UNKNOWN_SOURCE = 0.7  # log-sigma of kernels kept as measured on a device that the trace does not name
+_OTHER_MACHINE = 0.3  # log-sigma of collectives and copies kept as measured beside another device
+_HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
 _OP_SIGMA = 0.15  # on top where an op's total is split over other kernels than lowering knows
 _IN_STEP = 0.12  # on top of a model's own, which was fitted to kernels measured alone
 
@@ -63,8 +74,8 @@ class TracedKernels:
 
     @property
     def modelled(self) -> float:
-        """Share of the measured kernel time, collectives left out, that was predicted from shapes."""
-        computes = self.known != Known.COMMUNICATION
+        """Share of the measured time, collectives and kept copies left out, that was predicted from shapes."""
+        computes = ~np.isin(self.known, _NOT_CARRIED)
         whole = float(self.measured[computes].sum())
         return float(self.measured[~np.isin(self.known, KEPT)].sum()) / whole if whole else 0.0
 
@@ -80,16 +91,26 @@ class TracedKernels:
         return float(np.sqrt(sum(value**2 for value in groups.values()))) / whole if whole else 0.0
 
 
-def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> TracedKernels:
-    """Predicts every kernel whose op recorded its shapes; all others keep what was measured."""
+def predict_kernels(
+    linked: Linked, reader: SignatureReader, device: Device, *, own_host: bool = False
+) -> TracedKernels:
+    """Predicts every kernel whose op recorded its shapes; all others keep what was measured. With `own_host` so do
+    copies from and to the host: its memory and its link are those of the trace."""
     version = infer_framework_version(linked)
     rows = linked.device[linked.launch[linked.device] >= 0]
     matcher = _Matcher(linked, OpFinder(linked, reader), make_version_context(version), rows)
     matcher.match_all()
     measured = 1e-9 * linked.events["duration"][rows]
     families = linked.find_families(rows)
-    kept = np.isin(matcher.known, [int(known) for known in KEPT if known != Known.COMMUNICATION])
     predicted, sigma = matcher.predict_seconds(measured, device)
+    if own_host:
+        copied = np.array([bool(_HOST_COPY.search(linked.get_name(row))) for row in rows.tolist()], dtype=np.bool_)
+        copied &= matcher.known == Known.MODEL
+        matcher.known[copied], predicted[copied], sigma[copied] = Known.HOST_COPY, measured[copied], 0.0
+    kept = np.isin(matcher.known, [int(known) for known in KEPT if known not in _NOT_CARRIED])
+    beside = compute_overlaps(linked, rows)[0] / np.maximum(linked.events["duration"][rows], 1.0)
+    slowed = ~np.isin(matcher.known, KEPT)
+    predicted[slowed] += slow_down_beside(predicted, beside)[slowed]
     source = _find_source(linked.trace.device_name)
     if source is not None and source.key != device.key:
         names = [linked.get_name(row) for row in rows[kept].tolist()]
@@ -97,6 +118,7 @@ def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> 
             measured[kept], families[kept].tolist(), names, read_grids(linked, rows[kept]), source, device
         )
         predicted[kept], sigma[kept] = found.seconds, found.sigma
+        sigma[np.isin(matcher.known, _NOT_CARRIED)] = _OTHER_MACHINE
     elif source is None:
         sigma[kept] = _UNKNOWN_SOURCE
     return TracedKernels(
@@ -153,7 +175,8 @@ class _Matcher:
             self.known[indices] = Known.ESTIMATED if calls else Known.NO_SHAPES
             return
         if len(calls) == len(indices):
-            self.single |= dict(zip(indices, calls, strict=True))
+            names = [self.linked.get_name(int(self.rows[index])) for index in indices]
+            self.single |= dict(zip(indices, map(_follow_name, calls, names), strict=True))
             known = Known.MODEL
         else:
             self.groups.append((indices, calls))
@@ -177,6 +200,20 @@ class _Matcher:
         return predicted, sigma
 
 
+def _follow_name(call: KernelCall, name: str) -> KernelCall:
+    """The call as the kernel that ran says: operands that are not laid out alike run a kernel of their own, element by
+    element, whose copies fetch what they read more than once."""
+    if not _STRIDED.search(name):
+        return call
+    if call.family is ELEMENTWISE and call.kind in CHEAP_KINDS:
+        return replace(call, kind="strided")
+    if call.family is not COPY:
+        return call
+    read = COPY.fields.index("bytes_read")
+    values = tuple(_SECTORS * value if place == read else value for place, value in enumerate(call.values))
+    return replace(call, values=values)
+
+
 def _find_source(name: str) -> Device | None:
     """The device that a trace names, where it is known."""
     try:
@@ -186,13 +223,16 @@ def _find_source(name: str) -> Device | None:
 
 
 def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, tuple[float, float]]:
-    """Device seconds of every distinct call, and their log-sigma."""
+    """Device seconds of every distinct call in a step, and their log-sigma."""
     by_family: dict[str, list[KernelCall]] = {}
     for call in dict.fromkeys(calls):
         by_family.setdefault(call.family.name, []).append(call)
     prices: dict[KernelCall, tuple[float, float]] = {}
     for members in by_family.values():
-        estimate, _ = price_calls(Calls.of(members[0].family, members), device)
+        columns = Calls.of(members[0].family, members)
+        estimate, _ = price_calls(columns, device)
+        seconds = estimate.seconds * device.corrections.get(members[0].family.name, 1.0)
+        seconds = convert_seconds_in_step(columns, members, seconds, device, SHIPPED)
         spread = np.hypot(estimate.sigma, np.where(estimate.in_domain, _IN_STEP, np.hypot(_IN_STEP, OUTSIDE_SIGMA)))
-        prices |= dict(zip(members, zip(estimate.seconds.tolist(), spread.tolist(), strict=True), strict=True))
+        prices |= dict(zip(members, zip(seconds.tolist(), spread.tolist(), strict=True), strict=True))
     return prices

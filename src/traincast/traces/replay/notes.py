@@ -61,9 +61,20 @@ def note_devices(linked: Linked) -> list[str]:
         others = [f"{count} of category '{name}'" for name, count in linked.trace.unread]
         known = f"; events that are not understood: {', '.join(others)}" if others else ""
         return [
-            "the trace has no kernels, copies or memsets: a run on the CPU, a device that is not understood (MTIA), or "
+            "the trace has no kernels, copies or memsets: a run on the CPU, a device that is not understood, or "
             f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
         ]
+    return _note_several_devices(linked) + _note_unread(linked)
+
+
+def _note_unread(linked: Linked) -> list[str]:
+    """Events of categories that are not read, by name."""
+    named = [f"{count} of '{name}'" for name, count in linked.trace.unread]
+    return [f"events that are not read: {', '.join(named)}"] if named else []
+
+
+def _note_several_devices(linked: Linked) -> list[str]:
+    device = linked.device
     numbers = np.unique(linked.events["device"][device])
     merged = len(np.unique(number_processes(linked.trace, device)))
     if merged > len(numbers):

@@ -211,7 +211,8 @@ class TraceReport(Result):
 
     def records(self) -> Records:
         """Tables "steps", "kernels", "overheads", "collectives", "critical_path", those of a profiler's page
-        ("top_kernels", "rates", "modules", "annotations", "exchanges", "launches", "graphs", "memory", "memory_curve")
+        ("top_kernels", "rates", "modules", "annotations", "exchanges", "launches", "graphs", "memory", "memory_curve",
+        "streams", "queue_curve")
         and, where the run was predicted, "prediction" (one row per step); of several ranks also "together" (one row per
         step, replayed and predicted with all ranks), "shared_exchanges" and "path_over_ranks". Every row but those has
         a `rank`."""

@@ -1,10 +1,10 @@
 """Kernels that nobody modelled, on another device: what a kernel takes there that takes as long on the traced one.
 
 What such a kernel computed is not known, but what it ran against is told by what the trace shows: its family and the
-type it computed in (its name), how many blocks it had (its grid), and how long it took. A kernel of known work with the
-same family, type and blocks is made as large as takes as long on the traced device, and priced on the other one. So
-what both devices are known for (rates, caches, the least time of a kernel, parts of a device that few blocks leave
-idle) is in it.
+type it computed in (its name), how many elements it had (its grid, of element-wise ones), and how long it took. A
+kernel of known work with the same family and type is made as large as takes as long on the traced device, and priced on
+the other one. So what both devices are known for (rates, caches, the least time of a kernel) is in it. Blocks of
+products were tried too and told nothing more: libraries divide them anew on every device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from traincast.traces.link import Linked
 from traincast.utils.arrays import FloatArray, IntArray
 
 _BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
-_SIZES = np.exp2(np.arange(4.0, 33.0, 0.5))  # of the kernels compared with: of the sum, or of all elements
+_SIZES = np.exp2(np.arange(4.0, 33.0, 0.5))  # of the kernels compared with: elements of streams
+# sides of matrices, which libraries load whole: multiples of eight
+_SIDES = tuple(int(2**power * part) for power in range(4, 16) for part in (1.0, 1.25, 1.5, 1.75) if power > 4)
 _LOG_SIZES = np.log(_SIZES)
-_BLOCK_STEP = 2.0  # blocks are told apart by half powers of two
-_TILE = re.compile(r"(?<!\d)(\d{2,3})x(\d{2,3})(?!\d)")
-_USUAL_TILE = 128.0 * 128.0
-SIGMA = {"arithmetic": 0.20, "memory": 0.16, "other": 0.35}
+SIGMA = {"arithmetic": 0.30, "memory": 0.22, "other": 0.45}
 """Log-sigma of a kernel's time carried to another device, by what bounds its family: see docs/evidence/traces.md."""
 _OTHER_VENDOR = 0.25  # on top where libraries and compilers differ too: another vendor's
 # the first that matches counts
@@ -109,15 +108,14 @@ def carry_kernels(
         return Carried(seconds.copy(), np.zeros(len(seconds)))
     curves = _Curves(source, target)
     # AMD's tools count threads where they say blocks, for some kernels
-    blocks, threads = (column if source.vendor == "nvidia" else 0 * column for column in (grids.blocks, grids.threads))
+    threads = grids.blocks * grids.threads * (source.vendor == "nvidia")
     carried, sigma = seconds.copy(), np.zeros(len(seconds))
     for i, (family, name) in enumerate(zip(families, names, strict=True)):
         bound = "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
-        product = find_compute_type(name), _count_outputs(name, float(blocks[i]))
-        stream = _count_elements(name, float(blocks[i] * threads[i]))
+        elements = _count_elements(name, float(threads[i]))
         found = [
-            curves.carry_product(float(seconds[i]), *product) if kind == "arithmetic"
-            else curves.carry_stream(float(seconds[i]), stream)
+            curves.carry_product(float(seconds[i]), find_compute_type(name)) if kind == "arithmetic"
+            else curves.carry_stream(float(seconds[i]), elements)
             for kind in (("arithmetic", "memory") if bound == "other" else (bound,))
         ]  # fmt: skip
         carried[i] = float(np.exp(np.mean(np.log(found))))
@@ -132,41 +130,31 @@ def _count_elements(name: str, threads: float) -> float:
     return 4.0 * threads if "elementwise_kernel" in name else 0.0
 
 
-def _count_outputs(name: str, blocks: float) -> float:
-    """Elements of a product's result: tiles as the kernel's name says, times blocks; 0 where these are not known. To
-    half a power of two, which is near enough to tell how much of a device they fill."""
-    if not blocks:
-        return 0.0
-    tile = _TILE.search(name)
-    outputs = blocks * (float(tile[1]) * float(tile[2]) if tile else _USUAL_TILE)
-    return float(np.exp2(np.round(_BLOCK_STEP * np.log2(max(outputs, 1.0))) / _BLOCK_STEP))
-
-
 class _Curves:
     """Times of kernels of growing size on two devices, by what bounds them."""
 
     def __init__(self, source: Device, target: Device) -> None:
         self.source, self.target = source, target
-        self._made: dict[tuple[str, str, float], tuple[FloatArray, FloatArray]] = {}
+        self._made: dict[tuple[str, str], tuple[FloatArray, FloatArray]] = {}
 
-    def carry_product(self, seconds: float, compute: str, outputs: float) -> float:
-        """Seconds on the target of a product that takes `seconds` on the source; `outputs` 0: not known."""
-        here, there = self._find_times("product", compute, outputs)
+    def carry_product(self, seconds: float, compute: str) -> float:
+        """Seconds on the target of a product that takes `seconds` on the source."""
+        here, there = self._find_times("product", compute)
         return _read_across(seconds, here, there)
 
     def carry_stream(self, seconds: float, elements: float) -> float:
         """Likewise of a kernel that streams memory, of so many elements (0: not known)."""
-        here, there = self._find_times("stream", "", 0.0)
+        here, there = self._find_times("stream", "")
         if elements:  # what as many elements take on both
             at = np.log(elements)
             return seconds * float(np.exp(np.interp(at, _LOG_SIZES, there) - np.interp(at, _LOG_SIZES, here)))
         return _read_across(seconds, here, there)
 
-    def _find_times(self, kind: str, compute: str, outputs: float) -> tuple[FloatArray, FloatArray]:
+    def _find_times(self, kind: str, compute: str) -> tuple[FloatArray, FloatArray]:
         """Logarithms of seconds on source and target, by size."""
-        key = kind, compute, outputs
+        key = kind, compute
         if key not in self._made:
-            calls = _make_products(compute, outputs) if kind == "product" else _make_streams()
+            calls = _make_products(compute) if kind == "product" else _make_streams()
             here, there = (price_calls(calls, device)[0].seconds for device in (self.source, self.target))
             self._made[key] = np.log(np.maximum.accumulate(here)), np.log(np.maximum.accumulate(there))
         return self._made[key]
@@ -178,17 +166,11 @@ def _read_across(seconds: float, here: FloatArray, there: FloatArray) -> float:
     return float(np.exp(np.interp(inside, here, there) + at - inside))
 
 
-def _make_products(compute: str, outputs: float) -> Calls:
-    """Products of square results: of these elements with growing sums, or, where they are not known, of cubes."""
-    side = max(float(np.sqrt(outputs)), 1.0)
-    largest = 2.0**20 if outputs else 2.0**15
-    sizes = _SIZES[largest >= _SIZES]
+def _make_products(compute: str) -> Calls:
+    """Products of square matrices of growing size."""
     return Calls.of(GEMM, [
-        GEMM.call(
-            "mm", compute, batch=1, m=round(side if outputs else size), n=round(side if outputs else size),
-            k=round(size), trans_a=0, trans_b=0, bias=0,
-        )
-        for size in sizes.tolist()
+        GEMM.call("mm", compute, batch=1, m=size, n=size, k=size, trans_a=0, trans_b=0, bias=0)
+        for size in _SIDES
     ])  # fmt: skip
 
 

@@ -200,6 +200,17 @@ def test_channels_that_do_not_fill_an_instruction_are_padded_in_channels_last():
     assert odd > 1.5 * whole
 
 
+@pytest.mark.parametrize("compute", ["fp16", "tf32"])
+def test_wide_windows_over_channels_that_do_not_fill_loads_are_fed_slowly(compute):
+    """Class scores of detectors: 81 classes of 4 boxes."""
+    device = load_device("a100-40gb")
+    whole, odd = seconds(device, *(conv(64, 1024, f, 38, compute=compute, channels_last=1) for f in (320, 324)))
+    cycles = device.num_sms * 1e6 * device.boost_clock_mhz
+
+    assert odd > 2 * whole
+    assert 200 < 2 * 64 * 38 * 38 * 9 * 1024 * 324 / (odd * cycles) < 280
+
+
 def test_units_that_wait_for_their_sums_come_near_their_peak_in_pointwise_convolutions():
     device = load_device("rtx-3090")
     (took,) = seconds(device, conv(256, 1024, 1024, 28, 1, compute="fp16", channels_last=1))

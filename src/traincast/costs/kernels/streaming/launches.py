@@ -18,7 +18,7 @@ from traincast.ir.ops import TensorSpec
 
 STREAM_SYNCHRONIZE = Control(ControlKind.STREAM_SYNCHRONIZE)
 _LEAVES_L2 = 4 << 20  # bytes of one operand that are pushed out before they come round again
-_CHEAP = frozenset({"add", "mul", "div", "relu", "copy", "compare"})  # cheaper than offsets are
+CHEAP_KINDS = frozenset({"add", "mul", "div", "relu", "copy", "compare"})  # cheaper than offsets are
 
 
 def make_elementwise_call(
@@ -50,7 +50,7 @@ def make_iterated_call(
     tensors = [spec for spec in (*reads, *writes) if spec.numel > 1]
     alike = is_dense(result) and all(has_same_layout(spec, result) for spec in tensors)
     read = sum(_count_read_bytes(spec, result.shape) for spec in reads)
-    simulated = kind if alike or kind not in _CHEAP else "strided"
+    simulated = kind if alike or kind not in CHEAP_KINDS else "strided"
     return make_elementwise_call(simulated, reads, writes, compute=compute, bytes_read=read)
 
 
