@@ -103,7 +103,7 @@ def pair_field(scenario: Scenario, info: FieldInfo, rng: random.Random) -> Pair 
         return None
     laws = info.laws
     return Pair(
-        law=info.option, first=first, second=second, same="same time" in laws,
+        law=info.name, first=first, second=second, same="same time" in laws,
         slower="second" if "slower" in laws else "first" if "faster" in laws else None,
         larger="second" if "more memory" in laws else "first" if "less memory" in laws else None,
     )  # fmt: skip
