@@ -41,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     logs = {name: read_lines(getattr(args, name)) for name in ("mutants", "laws", "siege", "interruptions")}
-    parts = [HEAD, write_tests(), *map(_wrap, write_runs(logs)), write_exceptions()]
+    parts = [HEAD, write_tests(), *map(_wrap, write_runs(logs))]
     PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return 0
 
@@ -98,7 +98,8 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         f"**{sum(row['answered'] for row in laws):,} scenarios** of all models and platforms in "
         f"{sum(each.values()) - each['every answer']:,} pairs under {len(each) - 1} laws, "
         f"{sum(row['rejected'] for row in laws):,} more refused by name. Unexplained: "
-        f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained below: "
+        f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
+        "`evaluation/src/traincast_evaluation/laws/exceptions.py`: "
         f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items())) or 'none'}.",
         write_siege(siege[-1]),
         "## Interruptions\n\n"
@@ -128,15 +129,6 @@ def write_siege(last: dict[str, Any]) -> str:
         f"{held['last_third']} in the last. No process and no file was left. As the run wrote it down: "
         f"{problems.replace('|', '/')}."
     )
-
-
-def write_exceptions() -> str:
-    """Where laws do not hold."""
-    from traincast_evaluation.laws.exceptions import EXCEPTIONS
-
-    lines = ["## Exceptions of laws", "", "| law | by at most | why |", "|---|---|---|"]
-    lines += [f"| {one.law.replace('_', ' ')} | {one.most:g} times | {one.physics} |" for one in EXCEPTIONS]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
