@@ -77,6 +77,9 @@ def test_samples_are_those_of_the_model_and_not_of_what_prepares_data_or_of_what
         fake = model(torch.rand(6, 8, device="cuda"))
         discriminator(real).sum().backward()
         discriminator(fake.detach()).sum().backward()
+        between = (real + fake.detach()).requires_grad_()  # the gradient penalty of a WGAN
+        slope, = torch.autograd.grad(discriminator(between).sum(), between, create_graph=True)
+        slope.square().sum().backward()
         of_d.step()
         discriminator(fake).sum().backward()
         of_g.step()

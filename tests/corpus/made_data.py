@@ -52,9 +52,9 @@ def _write_sequences(path: Path, draw: random.Random) -> None:
 def _write_images(path: Path, draw: random.Random) -> None:
     from PIL import Image
 
-    for label in ("cat", "dog"):
+    for label in ("bird", "cat", "cow", "dog", "fish", "horse"):
         (path / label).mkdir(exist_ok=True)
-        for number in range(400):
+        for number in range(140):
             colour = (draw.randrange(256), draw.randrange(256), draw.randrange(256))
             Image.new("RGB", (256, 256), colour).save(path / label / f"{number}.jpg")
 

@@ -114,6 +114,8 @@ class UpdateWatch:
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
             return  # one of many samples that run at once
+        if tensors and tensors[0].requires_grad:
+            return  # made from data (a gradient penalty's), and no data
         if not torch.is_grad_enabled():
             self.current.evaluations += not model.training
             return

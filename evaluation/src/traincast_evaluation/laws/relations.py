@@ -103,7 +103,7 @@ def pair_field(scenario: Scenario, info: FieldInfo, rng: random.Random) -> Pair 
         return None
     laws = info.laws
     return Pair(
-        law=info.option, first=first, second=second, same="same time" in laws,
+        law=info.name, first=first, second=second, same="same time" in laws,
         slower="second" if "slower" in laws else "first" if "faster" in laws else None,
         larger="second" if "more memory" in laws else "first" if "less memory" in laws else None,
     )  # fmt: skip
@@ -191,8 +191,8 @@ def pair_weak(scenario: Scenario) -> Pair | None:
 def pair_strong(scenario: Scenario) -> Pair | None:
     """A layout, and the same on twice the GPUs with the same samples, where no slower link comes in: no jump."""
     gpus, whole = scenario.gpus, scenario.global_batch
-    if gpus is None or whole is None or find_kind(scenario) != "parallel":
-        return None
+    if gpus is None or whole is None or find_kind(scenario) != "parallel" or _count_data(scenario) < 2:
+        return None  # where nothing is reduced yet, data parallelism begins with the second rank
     per_node = resolve(scenario).platform.gpus_per_node
     if gpus <= per_node < 2 * gpus:
         return None

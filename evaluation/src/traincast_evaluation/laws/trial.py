@@ -103,17 +103,17 @@ def _ask(side: Side, scenario: Scenario, trial: Trial, law: str = "") -> Predict
     result = predict_side(side)
     trial.answered += 1
     trial.tried["every answer"] += 1
-    for broken, shown in check_answer(result):
+    for broken, shown, factor in check_answer(result):
         if law.startswith("speed:") and broken in ROOFS:  # somebody has written a faster kernel
             continue
-        _note(trial, broken, side if isinstance(side, Scenario) else scenario, shown, 1.0)
+        _note(trial, broken, side if isinstance(side, Scenario) else scenario, shown, factor)
     return result
 
 
 def _note(trial: Trial, law: str, scenario: Scenario, shown: str, factor: float) -> None:
     known = find_exception(law, scenario, factor)
     command = format_predict_command(scenario)
-    trial.violations.append(Violation(law, command, shown, round(factor, 6), known.physics if known else ""))
+    trial.violations.append(Violation(law, command, shown, round(min(factor, 1e6), 6), known.physics if known else ""))
 
 
 def read_trials(log: Path) -> dict[int, dict[str, Any]]:

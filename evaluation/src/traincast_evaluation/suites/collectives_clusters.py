@@ -24,7 +24,7 @@ _WITHOUT_PLUG_IN = "env set 2"  # Polaris with variables of GPUDirect, yet witho
 CLUSTERS = {  # the node that each is; a cluster whose network is not known is not predicted
     "ALCF Polaris": "polaris-a100",
     "ALCF Sophia": "dgx-a100",  # HDR InfiniBand, rails
-    "CSCS Alps": "alps-gh200",
+    "CSCS Alps": "gh200-alps",
     "GCP A3 Mega": "gcp-a3-mega-h100",
     "CoreWeave": "dgx-h100",  # NDR InfiniBand
     "AMD AAC8": "mi300x-platform",

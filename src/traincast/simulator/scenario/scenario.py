@@ -237,9 +237,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "memory", "in host memory: parameters,optimizer,activations (copies cost no time here)", default="nothing",
         law="same time, less memory"
     )] | None = None
-    loss: Annotated[Literal["chunked", "fused"], _describe(
-        "memory", "fp32 logits, or all logits (Liger), in chunks; timed as the plain loss", default="all at once",
-        law="same time, less memory"
+    loss: Annotated[Literal["eager", "chunked", "fused"], _describe(
+        "memory", "not compiled; in chunks; or with logits in chunks (Liger): timed as the plain loss",
+        default="as the layers", law="same time"
     )] | None = None
     update_in_backward: Annotated[bool, _describe(
         "memory", "gradients update weights in backward, and go", law="less memory"
