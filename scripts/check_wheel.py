@@ -7,6 +7,7 @@ Dependencies are installed in the versions of requirements/run.lock, from wherev
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EPOCH = "1577836800"  # 2020-01-01: the time of every file in the wheel, so that the same commit gives the same bytes
 MOST_BYTES = 12_000_000
 """What the wheel may weigh."""
 EXPECTED = (
@@ -36,6 +38,7 @@ NEEDING = (
 def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
     """What a command prints; it must end with the exit code expected. Nothing of this checkout is on its path."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    clean.setdefault("SOURCE_DATE_EPOCH", EPOCH)
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True)
     if done.returncode != expect:
         raise SystemExit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -50,6 +53,19 @@ def build(project: Path, folder: Path) -> Path:
     shutil.rmtree(project / "build", ignore_errors=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def check_reproducible(folder: Path) -> str:
+    """The SHA-256 of the wheel, which two builds from copies of the last commit in different folders both have."""
+    digests = []
+    for name in ("one", "another"):
+        copy = folder / name
+        copy.mkdir(parents=True)
+        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "--extract", "--directory", copy], input=archive, check=True)
+        digests.append(hashlib.sha256(build(copy, folder / f"{name}-wheel").read_bytes()).hexdigest())
+    assert len(set(digests)) == 1, f"two builds of one commit differ: {', '.join(digests)}"
+    return digests[0]
 
 
 def check_content(wheel: Path) -> None:
@@ -122,6 +138,7 @@ def main() -> None:
         folder = Path(scratch)
         wheel = build(ROOT, folder / "wheel")
         check_content(wheel)
+        digest = check_reproducible(folder / "again")
         run(sys.executable, "-m", "venv", folder / "empty", cwd=folder)
         programs = folder / "empty" / "bin"
         pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
@@ -130,7 +147,7 @@ def main() -> None:
         try_without_evaluation(programs / "traincast", folder)
         run(*pip, "--no-deps", build(ROOT / "evaluation", folder / "evaluation"), cwd=folder)
         try_evaluation(programs / "traincast", folder)
-        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, installs and answers")
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, sha256 {digest}, installs and answers")
 
 
 if __name__ == "__main__":

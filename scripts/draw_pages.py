@@ -24,11 +24,11 @@ IMAGES = ROOT / "docs" / "images"
 DATA = Path(os.environ.get("TRAINCAST_DATA", ROOT.parent / "shared" / "data"))
 TRACE = DATA / "traces" / "kineto_resnet50_v100" / "num_workers_4.json.gz"
 REPORTS = {
-    "report-dlrm-v2": ("dlrm-v2", "--on", "dgx-h100", "--gpus", "8", "--price", "2.50"),
+    "report-dlrm": ("dlrm-default", "--on", "v100", "--batch-size", "2048", "--price", "2.50"),
     "report-resnet": (str(TRACE), "--on", "v100"),
 }
-SECTIONS = {"report-dlrm-v2": ("answer", "timeline"), "report-resnet": ("answer", "why", "timeline")}
-WIDTH, MOST_HEIGHT = 1100, 2600
+SECTIONS = {"report-dlrm": ("answer", "why", "timeline"), "report-resnet": ("answer", "why", "timeline")}
+WIDTH, MOST_HEIGHT = 1280, 2600
 _AS_WEBP = """
 const [text, done] = arguments, image = new Image();
 image.onload = () => { const c = document.createElement('canvas'); c.width = image.width; c.height = image.height;

@@ -4,7 +4,11 @@
 (docs/evidence/capturing.md has its sums), `--only WORDS` takes those whose name has the words (given several times: any
 of them), `--against-cpu` also compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether
 they can be resized, which takes most of the time. What is not installed is skipped.
-Exit code 1 if a set-up fails that should not.
+
+`--public DIR` takes the public training scripts of tests/corpus/public.toml instead, at fixed commits, from clones in
+DIR (`git clone` them there as owner+name): outcome, size freedom, samples of an update against the script's own
+arithmetic, and time. `--work DIR` is where they run (default: a temporary folder), `--limit SECONDS` bounds each.
+Exit code 1 if a set-up fails that should not, or a script fails raw.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ from textwrap import fill
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.corpus.public import Trial, check_out, list_scripts, try_script  # noqa: E402
 from tests.corpus.running import Outcome, load, run  # noqa: E402
 from tests.corpus.setups import Setup  # noqa: E402
+from tests.corpus.torchvision_ops import define_missing  # noqa: E402
 
 INTRODUCTION = """# What has been captured
 
@@ -98,13 +104,70 @@ def write(page: Path, rows: list[str], counts: Counter[str]) -> None:
     page.write_text("\n".join(text), encoding="utf-8")
 
 
+def try_public(sources: Path, work: Path, options: argparse.Namespace) -> int:
+    """Captures and predicts the public scripts; a line each, and their sums."""
+    define_missing()
+    import traincast.capturing  # noqa: F401  # once for all: each script runs in a process forked from this one
+
+    trials: list[Trial] = []
+    work.mkdir(parents=True, exist_ok=True)
+    for script in list_scripts():
+        if options.only and not any(words.lower() in script.name for words in options.only):
+            continue
+        folder = check_out(script, sources, work)
+        if folder is None:
+            trials.append(Trial(script.name, "absent", f"no clone of {script.repository} in {sources}"))
+        else:
+            trials.append(try_script(script, folder, limit=options.limit))
+        print(describe_trial(trials[-1]), flush=True)
+        if options.out:
+            head = ["| script | outcome | ops | samples, stated | s | CPU s |", "|---|---|---:|---|---:|---:|"]
+            options.out.write_text(
+                "\n".join([*head, *map(trial_row, trials), "", sum_up(trials), ""]), encoding="utf-8"
+            )
+    print(sum_up(trials))
+    return 1 if any(trial.outcome == "raw" for trial in trials) else 0
+
+
+def describe_trial(trial: Trial) -> str:
+    """One script in a line."""
+    samples = "" if trial.samples_agree else f" {trial.samples:g} samples instead of {trial.stated:g}"
+    return f"{trial.outcome:9} {trial.seconds:6.1f} s {trial.ops:6} ops  {trial.name}{samples}  {plain(trial.why)}"
+
+
+def trial_row(trial: Trial) -> str:
+    said = f"{trial.outcome}: {plain(trial.why)}" if trial.why else trial.outcome
+    stated = f"{trial.samples:g}, {trial.stated or '-'}" if trial.ops else ""
+    return f"| {trial.name} | {said} | {trial.ops or ''} | {stated} | {trial.seconds:.0f} | {trial.cpu_seconds:.1f} |"
+
+
+def sum_up(trials: list[Trial]) -> str:
+    """How many came out how, and how long they took."""
+    counts = Counter(trial.outcome for trial in trials)
+    captured = [trial for trial in trials if trial.ops]
+    agree = sum(trial.samples_agree for trial in captured if trial.stated)
+    stated = sum(bool(trial.stated) for trial in captured)
+    seconds = sorted(trial.cpu_seconds for trial in captured) or [0.0]
+    kinds = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
+    return (
+        f"{len(captured)} of {len(trials) - counts['absent']} captured ({kinds}); samples of an update as the script "
+        f"has them in {agree} of {stated}; median {seconds[len(seconds) // 2]:.1f} s of CPU, PyTorch loaded"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--against-cpu", action="store_true")
     parser.add_argument("--one-size", action="store_true")
+    parser.add_argument("--public", type=Path, metavar="DIR")
+    parser.add_argument("--work", type=Path, metavar="DIR")
+    parser.add_argument("--limit", type=float, default=240.0, metavar="SECONDS")
     options = parser.parse_args()
+    if options.public is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            return try_public(options.public, options.work or Path(folder), options)
     counts: Counter[str] = Counter()
     rows: list[str] = []
     wrong = 0

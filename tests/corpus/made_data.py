@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from pathlib import Path
 
 _WORDS = ("the", "of", "train", "step", "model", "data", "layer", "batch", "<unk>", "and", "in", "a", "to")
@@ -11,13 +12,13 @@ _WORDS = ("the", "of", "train", "step", "model", "data", "layer", "batch", "<unk
 
 def make_file(kind: str, path: Path) -> None:
     """Writes a file or folder of that kind."""
-    (path if kind in ("images", "cora", "coco", "tokenizer") else path.parent).mkdir(parents=True, exist_ok=True)
+    (path if kind in ("images", "coco", "tokenizer") else path.parent).mkdir(parents=True, exist_ok=True)
     _MAKERS[kind](path, random.Random(29))
 
 
 def _write_text(path: Path, draw: random.Random) -> None:
     lines = (" ".join(draw.choices(_WORDS, k=20)) for _ in range(3000))
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join([string.printable, *lines]), encoding="utf-8")
 
 
 def _write_tokens(path: Path, draw: random.Random) -> None:
@@ -51,22 +52,11 @@ def _write_sequences(path: Path, draw: random.Random) -> None:
 def _write_images(path: Path, draw: random.Random) -> None:
     from PIL import Image
 
-    for label in ("cat", "dog"):
+    for label in ("bird", "cat", "cow", "dog", "fish", "horse"):
         (path / label).mkdir(exist_ok=True)
-        for number in range(400):
+        for number in range(140):
             colour = (draw.randrange(256), draw.randrange(256), draw.randrange(256))
             Image.new("RGB", (256, 256), colour).save(path / label / f"{number}.jpg")
-
-
-def _write_cora(path: Path, draw: random.Random) -> None:
-    papers = range(2708)
-    lines = (
-        f"{paper}\t" + "\t".join(draw.choices("01", weights=(99, 1), k=1433)) + f"\tkind{draw.randrange(7)}"
-        for paper in papers
-    )
-    (path / "cora.content").write_text("\n".join(lines), encoding="utf-8")
-    cited = (f"{draw.choice(papers)}\t{draw.choice(papers)}" for _ in range(5429))
-    (path / "cora.cites").write_text("\n".join(cited), encoding="utf-8")
 
 
 def _write_coco(path: Path, draw: random.Random) -> None:
@@ -109,6 +99,6 @@ def _write_tokenizer(path: Path, draw: random.Random) -> None:
 
 _MAKERS = {
     "text": _write_text, "tokens": _write_tokens, "json": _write_json, "interactions": _write_interactions,
-    "sequences": _write_sequences, "images": _write_images, "cora": _write_cora, "coco": _write_coco,
+    "sequences": _write_sequences, "images": _write_images, "coco": _write_coco,
     "tokenizer": _write_tokenizer,
 }  # fmt: skip

@@ -39,7 +39,8 @@ class Script:
     file: str
     arguments: str = ""
     folder: str = ""
-    path: str = ""
+    path: str = ""  # of modules it imports
+    cwd: str = ""  # where it is run; where it is by default
     batch: int | None = None
     seq_len: int | None = None
     samples: int | None = None
@@ -64,6 +65,11 @@ class Trial:
     cpu_seconds: float = 0.0
     milliseconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def samples_agree(self) -> bool:
+        """Whether as many samples are counted as the script has; where nothing says how many, they do."""
+        return not self.ops or not self.stated or abs(self.samples - self.stated) < 1e-9
 
 
 def list_scripts() -> list[Script]:
@@ -108,22 +114,19 @@ def _list_files(clone: Path, script: Script) -> Iterator[tuple[str, str]]:
 
 def try_script(script: Script, folder: Path, *, limit: float = 240.0) -> Trial:
     """Captures and predicts the script in a process of its own, forked from this one, which has PyTorch loaded."""
-    begun = time.perf_counter()
-    read, write = os.pipe()
+    begun, said = time.perf_counter(), folder.parent / f"{script.name}.json"
+    said.unlink(missing_ok=True)
     child = os.fork()
     if not child:
-        _run_child(script, folder, read, write)
-    os.close(write)
-    ended, used = _wait(child, begun + limit)
-    with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
+        _run_child(script, folder, said, limit)
+    ended, used = _wait(child, begun + 1.2 * limit)
     seconds, cpu = time.perf_counter() - begun, used.ru_utime + used.ru_stime
     if ended is None:
         return Trial(script.name, "too long", f"not done in {limit:.0f} s", seconds=seconds, cpu_seconds=cpu)
-    if not said:
+    if not said.exists():
         why = f"the process ended with {os.waitstatus_to_exitcode(ended)}"
         return Trial(script.name, "raw", why, seconds=seconds, cpu_seconds=cpu)
-    trial = Trial(**json.loads(said))
+    trial = Trial(**json.loads(said.read_text()))
     trial.seconds, trial.cpu_seconds = seconds, cpu
     return trial
 
@@ -138,27 +141,24 @@ def _wait(child: int, until: float) -> tuple[int | None, resource.struct_rusage]
     return None, os.wait4(child, 0)[2]
 
 
-def _run_child(script: Script, folder: Path, read: int, write: int) -> None:
+def _run_child(script: Script, folder: Path, said: Path, limit: float) -> None:
     os.setsid()
-    os.close(read)
     log = os.open(folder.parent / f"{script.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number in (1, 2):
         os.dup2(log, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    trial = _capture(script, folder)
-    os.write(write, json.dumps(asdict(trial)).encode())
+    said.write_text(json.dumps(asdict(_capture(script, folder, limit))))
     os._exit(0)
 
 
-def _capture(script: Script, folder: Path) -> Trial:
+def _capture(script: Script, folder: Path, limit: float) -> Trial:
     import traincast
-    from traincast.ir.workload import SAMPLES_PER_BATCH, UPDATES
     from traincast.utils.errors import TraincastError
 
     file = folder / script.file
-    os.chdir(file.parent if not script.path else folder / script.path)
+    os.chdir(folder / script.cwd if script.cwd else file.parent)
     if script.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, str(folder / script.path))
     arguments = shlex.split(script.arguments)
     target = str(STAND_INS) if script.stand_ins else str(file)
     given: dict[str, Any] = {"batch_size": script.batch, "seq_len": script.seq_len, "gpus": script.gpus}
@@ -166,26 +166,37 @@ def _capture(script: Script, folder: Path) -> Trial:
     try:
         workload = traincast.capture(
             target, arguments=[str(file), *arguments] if script.stand_ins else arguments, ranks=ranks,
-            name=script.name, assume=list(script.assume) or None, out=folder.parent / f"{script.name}.tc", **given,
+            name=script.name, assume=list(script.assume) or None, out=folder.parent / f"{script.name}.tc",
+            time_limit_s=limit, **given,
         )  # fmt: skip
         on = "dgx-a100" if script.gpus and script.gpus > 1 else "a100-80gb"
         milliseconds = traincast.predict(workload, on=on).iteration * 1e3
     except TraincastError as error:
         why = str(error).replace(str(folder.parent), "")
-        kind = "absent" if _ABSENT.search(why) else "raw" if "failed:" in why else "refused"
+        kind = (
+            "too long"
+            if "not done after" in why
+            else "absent"
+            if _ABSENT.search(why)
+            else "raw"
+            if "failed:" in why
+            else "refused"
+        )
         return Trial(script.name, kind, why)
     except Exception as error:
         return Trial(script.name, "raw", f"{type(error).__name__}: {error}")
-    program, meta = workload.programs[0], workload.meta
-    updates = int(meta.get(UPDATES, 1))
-    samples = workload.batch_size * eval_share(meta.get(SAMPLES_PER_BATCH, "1")) / updates
+    program = workload.programs[0]
+    samples = workload.samples / workload.updates
     return Trial(
         script.name, "one size" if program.rigid else "any size", program.rigid, program.num_ops, samples,
         script.samples or script.batch or 0, milliseconds=milliseconds, notes=list(workload.assumptions),
     )  # fmt: skip
 
 
-def eval_share(text: str) -> float:
-    """A whole number or a fraction such as 1/2."""
-    above, _, below = text.partition("/")
-    return int(above) / int(below or 1)
+def _classify(why: str) -> str:
+    """What kind of refusal this is."""
+    if "not done after" in why:
+        return "too long"
+    if _ABSENT.search(why):
+        return "absent"
+    return "raw" if "failed:" in why else "refused"

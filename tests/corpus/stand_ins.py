@@ -37,7 +37,15 @@ class _ColourPictures(_Pictures):
 
 
 def _replace_pictures() -> None:
+    from torch import nn
     from torchvision import datasets
+    from torchvision.models import WeightsEnum
+
+    load = nn.Module.load_state_dict
+    WeightsEnum.get_state_dict = lambda self, *args, **kwargs: {}  # weights stay random
+    nn.Module.load_state_dict = lambda self, state, *args, **kwargs: (
+        load(self, state, *args, **kwargs) if state else None
+    )
 
     datasets.MNIST = datasets.FashionMNIST = _Pictures
     datasets.CIFAR10 = datasets.CIFAR100 = _ColourPictures
@@ -63,7 +71,17 @@ def _replace_graphs() -> None:
     datasets.Planetoid, datasets.TUDataset = Nodes, Graphs
 
 
+def _name_old_types() -> None:
+    """Names that NumPy 2 no longer has, which older libraries use."""
+    import numpy as np
+
+    for name, kind in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
+        if not hasattr(np, name):
+            setattr(np, name, kind)
+
+
 if __name__ == "__main__":
+    _name_old_types()
     if find_spec("torchvision") is not None:
         _replace_pictures()
     if find_spec("torch_geometric") is not None and "pytorch_geometric" in sys.argv[1]:

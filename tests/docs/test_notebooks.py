@@ -45,6 +45,22 @@ def test_a_notebook_runs_and_shows_what_it_showed(path):
     assert "<table>" in html and "<svg" in html and "<script" not in html
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_in_a_kernel_of_jupyter(path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel", reason="pip install '.[notebook]' runs the notebooks in a kernel of Jupyter")
+    written = nbformat.read(path, as_version=4)
+    before = shown(json.loads(path.read_text(encoding="utf-8")), "text/plain")
+
+    nbclient.NotebookClient(
+        written, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(DOCS / "tutorial")}}
+    ).execute()
+
+    now = shown(json.loads(nbformat.writes(written)), "text/plain")
+    plain = [[" ".join(NUMBER.sub("#", text).split()) for text in texts] for texts in (now, before)]
+    assert plain[0] == plain[1]  # IPython sets long values in several lines
+
+
 def test_there_are_two_notebooks_of_the_format_that_jupyter_reads():
     assert [path.stem for path in NOTEBOOKS] == ["explain-a-trace", "size-a-dlrm-job"]
     for path in NOTEBOOKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
 import pytest
@@ -23,8 +24,19 @@ def test_tutorial_runs_and_prints_what_it_shows(page, tmp_path):
 def test_every_tutorial_is_linked_from_the_first_page():
     index = (DOCS / "tutorial" / "index.md").read_text(encoding="utf-8")
 
-    assert [page.name for page in TUTORIALS if f"({page.name})" not in index] == []
-    assert len(TUTORIALS) == 6
+    assert sorted(re.findall(r"^\d\. .*?\((\S+\.md)\)", index, re.MULTILINE)) == [page.name for page in TUTORIALS]
+    assert "Nine short lessons" in index and len(TUTORIALS) == 9
+
+
+def test_lessons_have_one_order_everywhere():
+    index = (DOCS / "tutorial" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d\. .*?\((\S+\.md)\)", index, re.MULTILINE)
+
+    menu = re.findall(r"tutorial/(\S+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = {name: (DOCS / "tutorial" / name).read_text(encoding="utf-8") for name in listed}
+    following = [re.findall(r"Next:\s\[[^\]]*\]\((\S+\.md)\)", pages[name]) for name in listed]
+    assert menu == ["index.md", *listed]
+    assert following == [*([name] for name in listed[1:]), []]
 
 
 def test_example_trace_is_what_its_script_writes():

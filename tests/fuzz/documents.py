@@ -41,18 +41,18 @@ def at(document: Any, path: Path) -> Any:
     return document
 
 
-def mutated(document: Any, rng: random.Random, *, not_finite: bool = True) -> Any:
-    """A copy with one to four odd places."""
+def mutated(document: Any, rng: random.Random, *, not_finite: bool = True, near: float = 0.4) -> Any:
+    """A copy with one to four odd places; `near` is the share of numbers that stay near their own."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         paths = places(document)
         path = rng.choice(paths[1:] or paths)
         if not path:
-            return _other(document, rng, not_finite)
+            return _other(document, rng, not_finite, near)
         parent, key = at(document, path[:-1]), path[-1]
         change = rng.random()
         if change < 0.6:
-            parent[key] = _other(parent[key], rng, not_finite)
+            parent[key] = _other(parent[key], rng, not_finite, near)
         elif change < 0.72:
             del parent[key]
         elif change < 0.86:
@@ -64,7 +64,7 @@ def mutated(document: Any, rng: random.Random, *, not_finite: bool = True) -> An
     return document
 
 
-def _other(value: Any, rng: random.Random, not_finite: bool) -> Any:
+def _other(value: Any, rng: random.Random, not_finite: bool, near_share: float) -> Any:
     same_type = rng.random() < 0.75
     if same_type and isinstance(value, int | float) and not isinstance(value, bool):
         near = (
@@ -75,7 +75,7 @@ def _other(value: Any, rng: random.Random, not_finite: bool) -> Any:
             value * 1000,
             value // 2 if isinstance(value, int) else value / 3,
         )
-        return rng.choice(near if rng.random() < 0.4 else ODD_NUMBERS)
+        return rng.choice(near if rng.random() < near_share else ODD_NUMBERS)
     if same_type and isinstance(value, str):
         return rng.choice((value + "x", value[:-1], value.upper(), *ODD_TEXTS))
     if same_type and isinstance(value, list) and value:

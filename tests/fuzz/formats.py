@@ -19,6 +19,7 @@ import yaml
 
 from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
 from tests.fuzz.messages import mutated_messages
+from tests.fuzz.settings import PLAN, SETTINGS, TABLES, write_json, write_yaml
 from tests.traces import damaged
 from traincast.ir.export_chakra import export_chakra_et
 from traincast.ir.file import save_workload
@@ -30,21 +31,6 @@ DLRM = {
     "name": "mine", "bottom_mlp": [13, 64, 32], "top_mlp": [64, 1], "rows_per_table": [1000, 20, 300000],
     "lookups_per_table": [10, 1, 4], "embedding_dim": 32, "batch_size": 512, "optimizer": "sgd", "interaction": "dot",
 }  # fmt: skip
-TABLES = {
-    "tables": [
-        {"name": "clicks", "rows": 400000, "dim": 64, "pooling": 20},
-        {"name": "items", "rows": 900000, "dim": 128, "pooling": 5, "access": "zipf:1.05"},
-        {"name": "small", "rows": 2000, "dim": 32, "pooling": 1, "dtype": "fp16"},
-    ]
-}
-PLAN = {
-    "world_size": 2,
-    "tables": {
-        "clicks": {"kind": "table_wise", "kernel": "fused", "ranks": [0]},
-        "items": {"kind": "row_wise", "kernel": "fused", "ranks": [0, 1]},
-        "small": {"kind": "data_parallel", "ranks": [0, 1]},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ def _encoded(head: Any, arrays: dict[str, np.ndarray]) -> bytes:
 
 def _kineto(rng: random.Random, folder: Path) -> Command:
     document = mutated(damaged.kineto_document(steps=rng.choice((1, 2, 3)), ops=rng.choice((2, 6))), rng)
-    text = _json(document, rng)
+    text = write_json(document, rng)
     path = folder / rng.choice(("t.json", "t.json.gz"))
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     extra = rng.choice(
@@ -132,17 +118,18 @@ def _kineto(rng: random.Random, folder: Path) -> Command:
     return ["trace", str(path), *extra]
 
 
-def _json(document: Any, rng: random.Random) -> bytes:
-    text = json.dumps(document).encode("utf-8", "surrogatepass")
-    if rng.random() < 0.05 and text.startswith(b"{"):
-        text = text[:-1] + b", " + text[1:]  # every key of the top level twice
-    return damaged_bytes(text, rng) if rng.random() < 0.1 else text
-
-
 def _execution(rng: random.Random, folder: Path) -> Command:
     path = folder / "et.json"
-    path.write_bytes(_json(mutated(rng.choice((damaged.execution_document(), _exported_et())), rng), rng))
-    return ["trace", str(path)]
+    path.write_bytes(write_json(mutated(rng.choice((damaged.execution_document(), _exported_et())), rng), rng))
+    return ["trace", str(path), *_beside(rng, folder)]
+
+
+def _beside(rng: random.Random, folder: Path) -> list[str]:
+    """The Kineto trace that an execution trace comes with, most of the time."""
+    if rng.random() < 0.2:
+        return []
+    (folder / "kineto.json").write_text(json.dumps(damaged.kineto_document()))
+    return [str(folder / "kineto.json")]
 
 
 @cache
@@ -154,7 +141,7 @@ def _chakra(rng: random.Random, folder: Path) -> Command:
     path = folder / "t.et"
     data = rng.choice((damaged.chakra_bytes(), _exported_chakra()))
     path.write_bytes(damaged_bytes(data, rng) if rng.random() < 0.3 else mutated_messages(data, rng))
-    return ["trace", str(path)]
+    return ["trace", str(path), *_beside(rng, folder)]
 
 
 @cache
@@ -164,17 +151,8 @@ def _exported_chakra() -> bytes:
 
 def _dlrm(rng: random.Random, folder: Path) -> Command:
     path = folder / "m.yaml"
-    path.write_bytes(_yaml(mutated(DLRM, rng), rng))
+    path.write_bytes(write_yaml(mutated(DLRM, rng), rng))
     return ["predict", str(path), "--on", "v100", *rng.choice(([], ["--gpus", "2"], ["--mode", "inference"]))]
-
-
-def _yaml(document: Any, rng: random.Random) -> bytes:
-    text = yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
-    if rng.random() < 0.1:
-        anchors = b"a: &a [1,1,1,1]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\n"
-        extra = (text, anchors, b"day: 2020-01-01\n", b"n: !!int 'x'\n", b"n: " + b"9" * 5000 + b"\n", b"? [1]\n: 2\n")
-        text += rng.choice(extra)
-    return damaged_bytes(text, rng) if rng.random() < 0.1 else text
 
 
 def _tables(rng: random.Random, folder: Path) -> Command:
@@ -182,7 +160,7 @@ def _tables(rng: random.Random, folder: Path) -> Command:
     path = folder / f"t.{kind}"
     document = mutated(TABLES, rng)
     if kind == "yaml":
-        path.write_bytes(_yaml(document, rng))
+        path.write_bytes(write_yaml(document, rng))
     else:
         rows = document.get("tables") if isinstance(document, dict) else document
         path.write_bytes(_csv(rows if isinstance(rows, list) else TABLES["tables"], rng))
@@ -204,7 +182,7 @@ def _plan(rng: random.Random, folder: Path) -> Command:
     tables.write_text(yaml.safe_dump(TABLES), encoding="utf-8")
     path = folder / rng.choice(("p.json", "p.yaml"))
     document = mutated(rng.choice((PLAN, {"plans": {"mine": PLAN}})), rng)
-    path.write_bytes(_json(document, rng) if path.suffix == ".json" else _yaml(document, rng))
+    path.write_bytes(write_json(document, rng) if path.suffix == ".json" else write_yaml(document, rng))
     return ["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--candidates", str(path)]
 
 
@@ -269,6 +247,6 @@ FORMATS = tuple(
     Format(name, make)
     for name, make in {
         "workload": _workload, "kineto": _kineto, "execution trace": _execution, "chakra": _chakra, "dlrm yaml": _dlrm,
-        "tables": _tables, "plan": _plan, "platform": _platform, "indices": _indices,
+        "tables": _tables, "plan": _plan, "platform": _platform, "indices": _indices, **SETTINGS,
     }.items()
 )  # fmt: skip

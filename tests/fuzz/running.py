@@ -15,14 +15,17 @@ import random
 import resource
 import select
 import signal
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.formats import FORMATS, Format
+from tests.fuzz.settings import ASK
 
 SECONDS = 20  # of CPU time: on a loaded machine an honest case may take long by the clock
 _PATIENCE = 300  # seconds by the clock until a case that says nothing and computes nothing counts as a hang
@@ -44,19 +47,20 @@ class Finding:
         return f"{self.format} {self.seed}: {self.problem}\n    {self.command}"
 
 
-def run_cases(form: Format, seeds: range) -> Iterator[Finding]:
-    """The cases of a format that break the promise. What kills or hangs a process is found by running on after it."""
+def run_cases(form: Format, seeds: range, codes: Counter[int] | None = None) -> Iterator[Finding]:
+    """The cases of a format that break the promise. What kills or hangs a process is found by running on after it.
+    `codes` counts how the others ended."""
     todo = list(seeds)
     while todo:
         batch, todo = todo[:_BATCH], todo[_BATCH:]
-        done, findings, ended = _in_child(form, batch)
+        done, findings, ended = _in_child(form, batch, Counter[int]() if codes is None else codes)
         yield from findings
         if done < len(batch):
             yield Finding(form.name, batch[done], "", ended)
             todo = batch[done + 1 :] + todo
 
 
-def _in_child(form: Format, seeds: list[int]) -> tuple[int, list[Finding], str]:
+def _in_child(form: Format, seeds: list[int], codes: Counter[int]) -> tuple[int, list[Finding], str]:
     """How many cases were done, what they found, and how the process ended when not all were."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -71,7 +75,8 @@ def _in_child(form: Format, seeds: list[int]) -> tuple[int, list[Finding], str]:
     os.close(writer)
     lines = [json.loads(line) for line in _lines(reader, child)]
     _, status = os.waitpid(child, 0)
-    findings = [Finding(form.name, seed, command, problem) for seed, command, problem in lines if problem]
+    findings = [Finding(form.name, seed, command, problem) for seed, command, problem, _ in lines if problem]
+    codes.update(code for _, _, problem, code in lines if not problem)
     killed = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}"
     return (
         len(lines),
@@ -101,22 +106,59 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _case(form: Format, seed: int) -> tuple[str, str]:
-    """The command of a case and what is wrong with its result ("" for nothing)."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "case"
+def _case(form: Format, seed: int) -> tuple[str, str, int]:
+    """The command of a case, what is wrong with its result or with files ("" for nothing), and its exit code."""
+    with tempfile.TemporaryDirectory() as name:
+        place, elsewhere = Path(name) / "case", Path(name) / "elsewhere"
         place.mkdir()
+        elsewhere.mkdir()
         command = form.make(random.Random(seed), place)
-        shown = " ".join(command).replace(str(place), ".")
+        before = _read_files(place)
+        shown, code = " ".join(command).replace(str(place), "."), -1
         signal.signal(signal.SIGPROF, _late)
         _end_after(2 * SECONDS)  # what hangs where no Python runs never comes to `_late`
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            return shown, judged([*command, "--json"])
+            with contextlib.chdir(elsewhere), _homes_in(elsewhere):
+                code, problem = judge([*command, "--json"])
         except _Late:
-            return shown, f"takes longer than {SECONDS} s"
+            problem = f"takes longer than {SECONDS} s"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        return shown, problem or _find_touched(command, place, elsewhere, before), code
+
+
+@contextlib.contextmanager
+def _homes_in(folder: Path) -> Iterator[None]:
+    """Whatever is written beside the output is written here."""
+    names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+    held = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(folder)))
+    temporary, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = temporary
+        for name, value in held.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _find_touched(command: list[str], place: Path, elsewhere: Path, before: dict[str, bytes]) -> str:
+    """Files that were given and are not as they were, and files that nobody asked for ("" for none)."""
+    after = _read_files(place)
+    outputs = {Path(word).name for word in command if str(place) in word}
+    # a sweep owns its journal: it goes on in it, begins it anew, and removes it in the end
+    lost = [name for name in before if after.get(name) != before[name] and not name.endswith(".points")]
+    foreign = [name for name in after if name not in before and Path(name).parts[0] not in outputs]
+    foreign = [name for name in foreign if name.removesuffix(".points") not in outputs]
+    foreign += [f"elsewhere/{name}" for name in _read_files(elsewhere)]
+    if lost or foreign:
+        return f"files lost: {', '.join(lost) or 'none'}; foreign files: {', '.join(foreign) or 'none'}"
+    return ""
 
 
 def _end_after(seconds: float) -> None:
@@ -135,31 +177,65 @@ def _late(*_: Any) -> None:
 
 def judged(command: list[str]) -> str:
     """What is wrong with the answer to a command ("" for nothing)."""
+    return judge(command)[1]
+
+
+def judge(command: list[str]) -> tuple[int, str]:
+    """The exit code of a command (-1: none), and what is wrong with its answer ("" for nothing)."""
     from traincast.app.cli.main import main
 
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            code: Any = main(command)
+            code: Any = _ask(command[1]) if command[0] == ASK else main(command)
     except SystemExit as stop:
         code = stop.code
     except MemoryError:
-        return "MemoryError: more than 2 GiB"
+        return -1, "MemoryError: more than 2 GiB"
     except Exception as error:
         import traceback
 
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:100]!r}"
+        return -1, f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:100]!r}"
     said = stderr.getvalue()
     if code == 2:
-        return (
-            ""
-            if _one_line(said)
-            else f"exit code 2 with {len(said)} characters in {said.count(chr(10))} lines: {said[:80]!r}"
-        )
+        lines = f"{len(said)} characters in {said.count(chr(10))} lines: {said[:80]!r}"
+        return 2, "" if _one_line(said) else f"exit code 2 with {lines}"
     if code not in (0, 1):
-        return f"exit code {code}: {said[:200]!r}"
-    return _wrong_answer(command, stdout.getvalue())
+        return code, f"exit code {code}: {said[:200]!r}"
+    return code, _wrong_answer(command, stdout.getvalue())
+
+
+def _ask(text: str) -> int:
+    """What a worker of the server does with a question, printed as the command line would: the exit code."""
+    from traincast.app.server.rejections import Rejection
+    from traincast.app.server.request import parse_document
+    from traincast.app.server.responses import make_result_bytes
+    from traincast.utils.errors import TraincastError
+
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    try:
+        if not isinstance(document, dict):
+            raise TraincastError("the question has to be a JSON object of fields")
+        asked = parse_document(document)
+        print(make_result_bytes(asked.text, "answer", {}, lambda _: None).decode())
+    except (Rejection, TraincastError) as error:
+        print(json.dumps(str(error)), file=sys.stderr)  # what the server sends is JSON
+        return 2
+    return 0
+
+
+def run_quietly(command: list[str]) -> str:
+    """What a sound command prints."""
+    from traincast.app.cli.main import main
+
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(io.StringIO()):
+        main(command)
+    return stdout.getvalue()
 
 
 def _one_line(said: str) -> bool:

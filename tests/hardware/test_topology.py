@@ -38,6 +38,15 @@ def test_the_cube_mesh_offers_as_many_rings_as_were_measured():
     assert [topology.get_ring_bandwidth(n) / 1e9 for n in range(2, 9)] == [25, 50, 100, 40, 50, 100, 150]
 
 
+def test_without_relays_strangers_of_a_cube_mesh_talk_through_host_memory():
+    topology = load_topology("dgx1-v100")
+    older = replace(topology, relays=False)
+    assert older.get_all_to_all_bandwidth(4) == topology.get_all_to_all_bandwidth(4)  # all four are neighbours
+    # three of seven peers have no link; two GPUs share 16 GB/s of PCIe, of which 85 % is reached
+    assert older.get_all_to_all_bandwidth(8) == pytest.approx(7 / 3 * 0.85 * 16e9 / 2)
+    assert topology.get_all_to_all_bandwidth(8) > 2 * older.get_all_to_all_bandwidth(8)
+
+
 def test_all_to_all_over_a_mesh_is_held_back_by_its_thinnest_pair():
     topology = load_topology("dgx1-v100")
     assert topology.get_all_to_all_bandwidth(4) == pytest.approx(75e9)  # three peers over single links of 25 GB/s

@@ -9,6 +9,9 @@ from traincast.planner.what_if.sweeps.points import FIGURES
 from traincast.planner.what_if.sweeps.run import _list_named_files
 from traincast.utils.results import encode_csv
 
+TRIES = 18
+"""Cells and rows."""
+
 
 @pytest.mark.parametrize("cell", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
 def test_text_that_a_spreadsheet_would_compute_is_quoted(cell):

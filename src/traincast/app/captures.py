@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.ir.file import load_workload, save_workload
-from traincast.ir.workload import KEPT_BACK, Workload
+from traincast.ir.workload import CAPTURED_BY, KEPT_BACK, Workload
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.apart import CAN_FORK, Ended, make_scratch, run_apart
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from traincast.ir.program import Program
 
 TIME_LIMIT_S = 3600.0
+_PLACE = "{batch_size}"
 _NOT_WRITTEN = (
     "; a capture lets no code write outside its scratch folder: take the writing out, or give it a path there"
 )
@@ -44,7 +46,33 @@ def capture_isolated(
         if ended.failure and not first.exists():
             raise TraincastError(f"{function}: {ended.failure}, before a step was recorded")
         workload = _read_first(first, ended.failure) if ended.failure else load_workload(whole)
-    return _tell_changes(workload, ended)
+    asked = json.dumps({"function": str(function), "as_gpu": as_gpu, **how}, default=list)
+    return _tell_changes(replace(workload, meta={**workload.meta, CAPTURED_BY: asked}), ended)
+
+
+def recapture(
+    workload: Workload, batch_size: int | None, seq_len: int | None, progress: Callable[[str], None] | None
+) -> Workload:
+    """The workload captured again at these sizes, by the file that it was captured from: runs its code."""
+    batch = workload.batch_size if batch_size is None else batch_size
+    if workload.serves_size(batch, seq_len):
+        return workload
+    try:
+        asked = dict(json.loads(workload.meta[CAPTURED_BY]))
+        function, as_gpu = str(asked.pop("function")), asked.pop("as_gpu")
+        script = not function.rpartition(":")[1]
+        arguments = [str(argument) for argument in asked["arguments"]]
+    except (KeyError, TypeError, ValueError):
+        raise TraincastError(
+            f"workload '{workload.name}' does not say which file it was captured from; capture it at batch {batch}"
+        ) from None
+    if script and not any(_PLACE in argument for argument in arguments):
+        raise TraincastError(
+            f"the arguments of {function} do not say where its batch size is; capture it again with {_PLACE} there, or "
+            f"with arguments for batch {batch}"
+        )
+    how = {**asked, "arguments": arguments, "batch_size": batch, "seq_len": seq_len or asked.get("seq_len")}
+    return replace(capture_isolated(function, as_gpu, progress, how, TIME_LIMIT_S), costs=workload.costs)
 
 
 def _read_first(first: Path, failure: str) -> Workload:

@@ -10,7 +10,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from traincast.app.predicting import predict
-from traincast.simulator.scenario.fields import make_scenario, read_scenario
+from traincast.simulator.scenario.fields import list_scenario_fields, make_scenario, read_scenario
 from traincast.utils.display.text import count_of
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import format_path, read_document
@@ -249,10 +249,24 @@ def _read_baseline(path: Path, *, missing_is_empty: bool) -> dict[str, Any]:
     rows = document.get("scenarios") if isinstance(document, dict) and "traincast_baseline" in document else None
     numbers = [*MEASURES.values()]
     if not isinstance(rows, dict) or not all(
-        isinstance(row, dict) and isinstance(row.get("scenario"), dict)
-        and all(isinstance(row.get(name), int | float) for name in numbers)
-        and all(isinstance(row.get(name), dict) for name in ("by_op", "by_module"))
+        isinstance(row, dict) and _is_scenario(row.get("scenario"))
+        and all(_is_number(row.get(name)) for name in numbers)
+        and all(isinstance(row.get(name), dict) and all(map(_is_number, row[name].values()))
+                for name in ("by_op", "by_module"))
         for row in rows.values()
     ):  # fmt: skip
         raise TraincastError(f"'{format_path(path)}' is no baseline of 'traincast check'; write it with `update`")
     return rows
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_scenario(value: Any) -> bool:
+    """Whether these are fields as a file has them: text, numbers and truth values."""
+    return isinstance(value, dict) and all(
+        isinstance(field, str) if list_scenario_fields()[name].kind == "text" else isinstance(field, str | int | float)
+        for name, field in value.items()
+        if name in list_scenario_fields()
+    )

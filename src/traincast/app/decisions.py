@@ -87,7 +87,7 @@ def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
 def sweep(
     workload: Source,
     *,
-    on: On,
+    on: On | None = None,
     vary: Mapping[str, Sequence[str | int | float]],
     out: str | Path | None = None,
     image: str | Path | None = None,
@@ -98,7 +98,7 @@ def sweep(
 ) -> SweepResult:
     """Predicts a step at every combination of values: `vary` has those of each edit ("batch-size", "on", "gpus", ...),
     and of "apply" edits without values ("none", "cuda-graph", "a+b"). A text may be a list or a range
-    ("256:8192:x2").
+    ("256:8192:x2"). Without `on` the first platform of `vary` is the one that others are edits of.
 
     `out` (.csv, .parquet) receives the rows; a sweep that was interrupted goes on when it is asked for again. `image`
     (.svg) is a picture of time over cost. `price` is dollars of one GPU for an hour, or those by platform. Points run
@@ -109,6 +109,9 @@ def sweep(
     from traincast.planner.what_if.sweeps.grid import format_value, make_grid
     from traincast.planner.what_if.sweeps.run import run_sweep as answer
 
+    if on is None:
+        platforms = vary.get("on")
+        on = str(platforms.split(",")[0] if isinstance(platforms, str) else platforms[0]) if platforms else ""
     grid = make_grid({name: [format_value(value) for value in values] for name, values in vary.items()})
     return answer(
         _resolve_scenario(workload, on, scenario), grid, out=None if out is None else Path(out),

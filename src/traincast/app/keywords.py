@@ -75,6 +75,7 @@ class StepFields(VariantFields, total=False):
     stage_layers: str | Sequence[int] | None
     cp_exchange: Literal["ring", "gather"] | None
     dispatch: Literal["each", "once"] | None
+    graph_modules: str | Sequence[str] | None
     overlap: str | Sequence[str] | None
     no_overlap: bool
     lora_rank: int | None

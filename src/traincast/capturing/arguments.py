@@ -10,6 +10,8 @@ from traincast.capturing.traits import get_traits
 from traincast.ir.ops import Scalar
 
 Arguments = list[tuple[str, Any]]
+_PARTS = {torch.sparse_coo: 2, torch.sparse_csr: 3, torch.sparse_csc: 3, torch.sparse_bsr: 3, torch.sparse_bsc: 3}
+"""Of how many strided tensors a sparse one is made."""
 
 
 def bind_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -45,7 +47,7 @@ def group_tensors(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], li
     for name, value in arguments:
         held = list_tensors(value)
         if held:
-            groups.append((name, sum(2 if t.layout is torch.sparse_coo else 1 for t in held)))
+            groups.append((name, sum(_PARTS.get(t.layout, 1) for t in held)))
             tensors.extend(held)
     return tuple(groups), tensors
 
@@ -58,8 +60,8 @@ def list_scalars(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
     scalars: list[tuple[str, Scalar]] = []
     for name, value in arguments:
         if isinstance(value, torch.Tensor):
-            if value.layout is torch.sparse_coo:
-                scalars.append((f"{name}_layout", "sparse_coo"))
+            if value.layout in _PARTS:
+                scalars.append((f"{name}_layout", str(value.layout).removeprefix("torch.")))
         elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
             if any(v is None for v in value):
                 scalars.append((f"{name}_given", tuple(v is not None for v in value)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from traincast.capturing.checks import find_passing_answer
 from traincast.capturing.errors import find_user_line
-from traincast.capturing.updates import Choice
+from traincast.capturing.updates import Bounds, Choice
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
@@ -56,6 +56,7 @@ class Assumptions:
     used: dict[str, None] = field(default_factory=dict)
     taken: dict[str, None] = field(default_factory=dict)  # what nobody stated, as the most it can be
     in_step: bool = False  # whether the step is being recorded now
+    bounds: Bounds = field(default_factory=Bounds)  # where steps of a loop begin and end
     steps: dict[int, Choice] = field(default_factory=dict)  # by rank: which updates of a loop are its step
     meta: dict[str, str] = field(default_factory=dict)  # what the workload keeps of it
     batch: int | None = None  # samples that the step was seen to have, where nobody said how many

@@ -61,6 +61,8 @@ def _decompose_reshape(self: Tensor, shape: list[int]) -> Tensor:
             strides = form.stride()
         except RuntimeError:  # no view can do it
             form, strides = torch.empty(self.shape, device="meta").view(shape), None
+    if strides is not None and hasattr(type(self), "__tensor_flatten__"):
+        return self.view(shape)  # of a wrapper (DTensor), whose parts have other shapes
     if strides is None:
         result: Tensor = aten._unsafe_view(self.clone(memory_format=torch.contiguous_format), form.shape)
     else:

@@ -19,6 +19,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.stubs import install_stubs
+from traincast.capturing.triton_kernels import install_triton
 
 
 def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, runs_on: str = "cuda") -> None:
@@ -35,6 +36,7 @@ def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMod
     _follow_resizes(patches, recorder)
     _patch_parameters(patches, recorder)
     install_data_loading(patches, recorder)
+    install_triton(patches)
     install_cuda_module(patches, recorder)
     if runs_on == "cuda":
         install_choices(patches)
@@ -154,7 +156,8 @@ def _accept_device_numbers(patches: Patches) -> None:
             args = (torch.device(args[0]), *args[1:])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device(kwargs["device"])
-        return parse(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # parameters of libraries (4-bit ones) look at the device it gives
+            return parse(*args, **kwargs)
 
     patches.set_attribute(torch._C._nn, "_parse_to", parse_to)
 

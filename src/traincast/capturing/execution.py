@@ -47,6 +47,9 @@ class Execution:
             return number, "cpu"
         seen = self.book.inspect_tensors(tensors)
         device = self._choose_result_device(seen, kwargs)
+        plain = tensors and device == "cpu" and not (seen.some_meta or seen.unknown or self.values.exchanging)
+        if plain and not self.book.recording:
+            return func(*args, **kwargs), device  # data of the host: nothing is to be noted of it before the step
         result = self._run_value_sized(func, args, kwargs) if seen.unknown or seen.some_meta else None
         # numbers on the host that are made of known lengths are known
         unknown = seen.unknown and (result is None or func is not _PACK)

@@ -12,7 +12,7 @@ import torch
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
-from traincast.capturing.errors import format_one_line
+from traincast.capturing.errors import BRANCH, format_one_line
 from traincast.capturing.eval_pipelines import note_pipeline_steps
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
@@ -21,56 +21,79 @@ from traincast.capturing.regions import Regions
 from traincast.capturing.step import shorten_errors
 from traincast.capturing.step_recording import RecordedSignal, StepRecording
 from traincast.capturing.torchrec_tables import note_tables
+from traincast.capturing.updates import USUAL_WARM, Bounds
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
 
-_WARM = 2  # updates before the recorded one: optimizers make their state in the first
+_UNUSED = 8  # backward passes after which a loop that has made no optimizer has none
 _NONE = (
-    "no optimizer of torch.optim was called three times inside; record a loop of at least three updates, with the "
-    "model built inside as well; a loop that changes its parameters itself needs a function: FILE.py:make_step"
+    "no optimizer of torch.optim was called inside, and no backward pass ran three times; record a loop of at least "
+    "three updates, with the model built inside as well, or give a function: FILE.py:make_step"
 )
+_OTHERS = "none of the {} updates at this size runs the ops that the step runs at the size captured first"
+
+
+def _list_decisions() -> str:
+    """What may have ended a loop early: decisions on values that nobody knows."""
+    decided = [text for text in get_assumptions().texts if "decides as" in text]
+    return f" (ended early? {'; '.join(decided[:2])}: state it with {BRANCH})" if decided else ""
 
 
 class LoopRecorder:
     """Follows the optimizer that is called first, and records from its second call on."""
 
-    def __init__(self, recorder: Recorder, devices: DeviceMode, regions: Regions, recording: StepRecording) -> None:
+    def __init__(
+        self, recorder: Recorder, devices: DeviceMode, regions: Regions, recording: StepRecording, bounds: Bounds
+    ) -> None:
         self.recorder, self.devices, self.regions, self.recording = recorder, devices, regions, recording
+        self.bounds = bounds
         self.without_cuda = False
         self.mode = "training"
         self._optimizer: int | None = None
-        self._calls = 0
+        self._made = self._calls = self._passes = 0
         self._inside = 0  # optimizers that run: one may wrap another
 
     @property
     def program(self) -> Program:
         """What was recorded; rejected where the optimizer was not called often enough."""
         if self.recording.program is None:
-            raise TraincastError(_NONE)
+            raise TraincastError(_OTHERS.format(self._calls) if self._calls > USUAL_WARM else _NONE + _list_decisions())
         return self.recording.program
 
+    def find_other_bounds(self) -> Bounds | None:
+        """Where a step is that was not found at the usual bounds; None where it was, or there is none."""
+        if self.recording.program is not None or self.bounds != Bounds():
+            return None
+        if self._calls:
+            return Bounds(self._calls - 1) if self._calls <= USUAL_WARM else None
+        return Bounds(min(self._passes - 1, USUAL_WARM), by_backward=True) if self._passes > 1 else None
+
     def install_hooks(self, patches: Patches) -> None:
-        """Every optimizer made from now on tells when it has stepped."""
-        original = torch.optim.Optimizer.__init__
-        watch = self
+        """Every optimizer made from now on tells when it has stepped; those of libraries that wrap others need not call
+        the constructor of PyTorch's."""
+        prepare, watch = torch.optim.Optimizer._patch_step_function, self
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            stepped = type(self).step
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch._inside += 1
+            try:
+                result = type(self).step(self, *args, **kwargs)
+            finally:
+                watch._inside -= 1
+            if not watch._inside:
+                watch.note_optimizer_step(self)
+            return result
 
-            def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-                watch._inside += 1
-                try:
-                    result = stepped(self, *args, **kwargs)
-                finally:
-                    watch._inside -= 1
-                if not watch._inside:
-                    watch.note_optimizer_step(self)
-                return result
-
+        def prepare_step(self: Any) -> None:
+            prepare(self)
+            if "step" in vars(self):
+                return
             self.step = MethodType(step, self)
+            watch._made += 1
+            if not watch.bounds.warm and watch._made == 1 and watch.devices.uses_cuda:
+                watch.regions.run_outside_backward(watch._pass_boundary)
 
-        patches.set_attribute(torch.optim.Optimizer, "__init__", init)
+        patches.set_attribute(torch.optim.Optimizer, "_patch_step_function", prepare_step)
+        self.recorder.watch.after_backward = self._note_backward
         note_pipeline_steps(patches, self._note_evaluation)
         note_tables(patches)
         patches.callback(self.recording.close)
@@ -79,11 +102,21 @@ class LoopRecorder:
         """An optimizer has stepped, by itself or with those that it wraps."""
         if self._optimizer is None:
             self._optimizer = id(optimizer)
-        if id(optimizer) != self._optimizer:
+        if id(optimizer) != self._optimizer or self.bounds.by_backward:
             return
         self._calls += 1
-        if self._calls >= _WARM:
+        if self._calls >= self.bounds.warm:
             self.regions.run_outside_backward(self._pass_boundary)  # an optimizer may step in hooks of its parameters
+
+    def _note_backward(self) -> None:
+        """A backward pass has ended."""
+        self._passes += 1
+        if self.bounds.by_backward:
+            self.recorder.watch.note_step(followed=True)
+            if self._passes >= self.bounds.warm:
+                self._pass_boundary()
+        elif self._passes >= _UNUSED and not self._made and not self._calls:
+            raise RecordedSignal  # to be recorded at other bounds
 
     def _note_evaluation(self, pipeline: object) -> None:
         """A pipeline that evaluates has done a step."""
@@ -99,7 +132,7 @@ class LoopRecorder:
 
 @contextmanager
 def record_loop_step(
-    batch: int, length: int, *, default_cuda: bool, place: Place | None = None
+    batch: int, length: int, *, default_cuda: bool, place: Place | None = None, bounds: Bounds | None = None
 ) -> Iterator[LoopRecorder]:
     """Records a step of the loop that runs inside, which ends with it; `place` is its rank where there are several."""
     regions = Regions(training=True)
@@ -108,7 +141,7 @@ def record_loop_step(
     recording = StepRecording(
         recorder, regions, batch, length, rank=place.rank if place else 0, alone=place is None, of_loop=True
     )
-    watch = LoopRecorder(recorder, devices, regions, recording)
+    watch = LoopRecorder(recorder, devices, regions, recording, bounds or Bounds())
     with Patches() as patches:
         if place is not None:
             install_ranks(patches, recorder, devices, place)

@@ -109,18 +109,19 @@ class Regions:
         step_hook = register_optimizer_step_pre_hook(self._note_optimizer)
         patches.callback(step_hook.remove)
         for name in ("backward", "grad"):
-            patches.set_attribute(torch.autograd, name, self._wrap_backward(getattr(torch.autograd, name)))
+            adds_up = name == "backward"  # `grad` gives gradients, and adds none to what an update uses
+            patches.set_attribute(torch.autograd, name, self._wrap_backward(getattr(torch.autograd, name), adds_up))
 
-    def _wrap_backward(self, original: Any) -> Any:
+    def _wrap_backward(self, original: Any, adds_up: bool) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             self.compiled.close_region()
-            with self._enter_backward():
+            with self._enter_backward(adds_up):
                 return original(*args, **kwargs)
 
         return run
 
     @contextmanager
-    def _enter_backward(self) -> Iterator[None]:
+    def _enter_backward(self, adds_up: bool) -> Iterator[None]:
         self._backward += 1
         try:
             yield
@@ -129,7 +130,7 @@ class Regions:
             if self.on_backward_end is not None and not self._backward:
                 self.on_backward_end()
             self._after_backward = True
-            if self.watch is not None and not self._backward:
+            if adds_up and self.watch is not None and not self._backward:
                 self.watch.note_backward()
             while self._afterwards and not self._backward:
                 self._afterwards.pop(0)()
@@ -155,7 +156,7 @@ class Regions:
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         _, loss = self._stack.pop()
-        if not self._stack and self.watch is not None and self.watch.watching and not loss:
+        if not self._stack and self.watch is not None and not loss:
             self.watch.note_model_result(output)
         if not self._stack and not loss and not self._backward:
             self._model_done = True

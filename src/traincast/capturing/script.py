@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import re
 import runpy
@@ -183,16 +184,23 @@ class _LoopRecording:
 
 
 def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
-    """One recorded step, what its arithmetic may run in TF32, and its mode; a loop that never mentions `cuda` is run
-    once more, with that as its default device."""
-    for default_cuda in (False, True):
+    """One recorded step, what its arithmetic may run in TF32, and its mode. A loop that never mentions `cuda` is run
+    once more, with that as its default device; one without three updates, with its step elsewhere."""
+    stated, default_cuda = get_assumptions(), False
+    while True:
         with keep_precision_switches():
-            with record_loop_step(batch, length, default_cuda=default_cuda, place=place) as watch:
+            bounds = stated.bounds
+            with record_loop_step(batch, length, default_cuda=default_cuda, place=place, bounds=bounds) as watch:
                 loop(batch, length)
             allowed = list_tf32_arithmetic()
-        if not watch.without_cuda:
-            break
-    return watch.program, allowed, watch.mode
+        other = watch.find_other_bounds()
+        if watch.without_cuda and not default_cuda:
+            default_cuda = True
+        elif other is None:
+            return watch.program, allowed, watch.mode
+        else:
+            stated.bounds = other
+            stated.note_once(other.describe())
 
 
 class _SizeWithoutEffectError(Exception):
@@ -208,6 +216,8 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
     """As in a process of its own: arguments, what is alongside the script importable, and imported anew in each run."""
     folder = path.resolve().parent
     argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
+    starting: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    started, starting._actual_context = starting._actual_context, None  # a script may say how once
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(folder))
     try:
@@ -217,6 +227,7 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
             raise TraincastError(f"{path} ended with exit code {stop.code} before its third update") from None
     finally:
         sys.argv, sys.path[:] = argv, places
+        starting._actual_context = started
         os.chdir(here)
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None) or ""

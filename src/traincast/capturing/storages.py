@@ -54,6 +54,9 @@ class Seen:
     on_cuda: bool = False
 
 
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 @dataclass(slots=True, eq=False)
 class StorageBook:
     """Every storage met since the model was built, live or recorded; tensor ids on top of them.
@@ -160,7 +163,10 @@ class StorageBook:
         """`cuda`, `cpu` or `cpu:pinned`: where the tensor would be in a run with a GPU."""
         if tensor.layout is not torch.strided:
             return "cuda" if tensor.is_meta else "cpu"
-        info = self.live.get(tensor.untyped_storage()._cdata)
+        try:
+            info = self.live.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:  # a wrapper of torch.func
+            info = None
         if info is not None:
             return info.device
         return "cuda" if tensor.is_meta else "cpu"
@@ -234,5 +240,11 @@ def list_strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.layout is torch.sparse_coo:
         yield tensor._indices()
         yield tensor._values()
+    elif tensor.layout in COMPRESSED:
+        by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        yield from (
+            (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
+        )
+        yield tensor.values()
     else:
         yield tensor

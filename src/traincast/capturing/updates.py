@@ -18,6 +18,25 @@ from traincast.capturing.storages import StorageBook
 _MOSTLY = 0.6  # share of the updates that makes one kind the usual one
 _CHANCE = 0.1  # by which share of all sizes updates of the same ops may differ, and one stands for all
 _AVERAGED = 8  # updates that stand for a loop whose updates never repeat
+USUAL_WARM = 2  # updates before the recorded one: optimizers make their state in the first
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a step of a loop begins and ends: at calls of its optimizer, or (`by_backward`) at ends of backward passes;
+    `warm` of them are let pass until the step is recorded (0: it begins when the optimizer is made)."""
+
+    warm: int = USUAL_WARM
+    by_backward: bool = False
+
+    def describe(self) -> str:
+        """What is to be said of them; "" for the usual ones."""
+        if self.by_backward:
+            return "no optimizer of torch.optim steps: a step is what runs from one backward pass to the next"
+        if self.warm < USUAL_WARM:
+            which = "first" if not self.warm else "second"
+            return f"the loop ends after {self.warm + 1} updates: its {which} is the step, with what only that one does"
+        return ""
 
 
 @dataclass(slots=True)
@@ -63,14 +82,14 @@ class UpdateWatch:
         self.current = Update()
         self.watching = False
         self.check: Callable[[], None] | None = None  # called at every op: has it been long enough?
+        self.after_backward: Callable[[], None] | None = None
         self._book = book
         self._passes = 0
-        self._given_out: set[int] = set()  # what models have made: no data
+        self._given_out: set[int] = set()  # what models have made, in this update or before: no data
 
     def start_update(self) -> Update:
         """Begins another update; gives the one that has ended."""
         ended, self.current = self.current, Update()
-        self._given_out.clear()
         return ended
 
     def note_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,6 +112,10 @@ class UpdateWatch:
         frame = sys._getframe(2)  # of PyTorch's call, which has the arguments by name too
         given = tree_iter((frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {})))
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
+            return  # one of many samples that run at once
+        if tensors and tensors[0].requires_grad:
+            return  # made from data (a gradient penalty's), and no data
         if not torch.is_grad_enabled():
             self.current.evaluations += not model.training
             return
@@ -108,13 +131,15 @@ class UpdateWatch:
             self._given_out.update(self._find_place(t) for t in tree_iter(result) if isinstance(t, torch.Tensor))
 
     def _find_place(self, tensor: torch.Tensor) -> int:
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return id(tensor)
         return self._book.get_info(tensor).serial * (1 << 40) + int(tensor.storage_offset())
 
     def note_backward(self) -> None:
         """A backward pass has ended."""
         self._passes += 1
+        if self.after_backward is not None:
+            self.after_backward()
 
     def note_step(self, *, followed: bool) -> None:
         """An optimizer steps, the one that is followed or another."""

@@ -49,7 +49,7 @@ class Values:
     def __init__(self, book: StorageBook, seed: int = 0) -> None:
         self._book = book
         self.masks_keep_all = False  # what unknown masks are taken to do
-        self._exchanging = False  # whether any known numbers went through a collective so far
+        self.exchanging = False  # whether any known numbers went through a collective so far
         self._generator = torch._C.Generator()
         self._generator.manual_seed(seed)
 
@@ -103,7 +103,7 @@ class Values:
         """Notes which collective a tensor's numbers come from."""
         info = self._get_info(tensor) if tensor.layout is torch.strided else None
         if info is not None and self.is_known(tensor):
-            self._exchanging, info.exchanged = True, frozenset((done,))
+            self.exchanging, info.exchanged = True, frozenset((done,))
 
     def note_read(self, *tensors: torch.Tensor) -> None:
         """Notes that a step asks for the numbers of these tensors, to decide something or make a size of them."""
@@ -111,7 +111,7 @@ class Values:
             done.read = done.read or find_user_line()
 
     def _find_origins(self, tensors: Iterable[torch.Tensor]) -> frozenset[ValueCollective]:
-        if not self._exchanging:
+        if not self.exchanging:
             return frozenset()
         infos = [self._get_info(tensor) for tensor in tensors if tensor.layout is torch.strided]
         return frozenset[ValueCollective]().union(*(info.exchanged for info in infos if info is not None))
@@ -136,7 +136,7 @@ class Values:
             seen.unknown
             and not known.mutable
             and known.name not in _MADE_LIKE
-            and not (self._exchanging or passes_lengths)
+            and not (self.exchanging or passes_lengths)
         ):
             return  # the usual case: nothing can be known of what it made
         if _get_fake_mode() is not None:

@@ -98,6 +98,11 @@ class Device:
         """
         return self._get_boost_flops(compute) * (self.clock_mhz or self.boost_clock_mhz) / self.boost_clock_mhz
 
+    def get_product_flops(self, compute: str) -> float:
+        """Peak rate in flop/s of matrix products of this type: matrix units that take fp32 (AMD's) included."""
+        units = "fp32_matrix" if compute == "fp32" and "fp32_matrix" in self.peak_flops else compute
+        return self.get_peak_flops(units)
+
     def get_sustained_flops(self, compute: str) -> float:
         """Rate in flop/s of this compute type at the clock that a long kernel runs at."""
         return self._get_boost_flops(compute) * self.effective_clock_mhz / self.boost_clock_mhz

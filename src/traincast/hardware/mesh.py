@@ -49,6 +49,16 @@ def compute_all_to_all_load(links: Links, ranks: int) -> float:
     return max(load.values())
 
 
+def count_most_strangers(links: Links, ranks: int) -> int:
+    """To how many of GPUs 0..ranks-1 the one with the fewest neighbours among them has no link.
+
+    >>> count_most_strangers(((0, 1, 1), (1, 2, 1)), 3)
+    1
+    """
+    joined = _count_links(links, ranks)
+    return max(ranks - 1 - sum(gpu in pair for pair in joined) for gpu in range(ranks))
+
+
 def is_connected(links: Links, ranks: int) -> bool:
     """Whether links join GPUs 0..ranks-1."""
     capacity = _count_links(links, ranks)

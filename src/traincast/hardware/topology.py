@@ -9,7 +9,13 @@ from typing import Any
 
 from traincast.hardware.device import Device
 from traincast.hardware.files import check_known_fields, read_number_in_range
-from traincast.hardware.mesh import Links, compute_all_to_all_load, count_rings, is_connected
+from traincast.hardware.mesh import (
+    Links,
+    compute_all_to_all_load,
+    count_most_strangers,
+    count_rings,
+    is_connected,
+)
 from traincast.utils.errors import TraincastError, shorten_value
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
@@ -17,8 +23,8 @@ _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not list
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
-    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link", "through_host_gbs",
-    "host", "source", "notes",
+    "rendezvous_us", "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link",
+    "through_host_gbs", "host", "source", "notes",
 )  # fmt: skip
 # least and most that any node has, several times over: outside, a figure is in another unit
 _RANGES = {
@@ -32,12 +38,16 @@ _RANGES = {
     "network_gbs_per_gpu": (0.01, 20_000.0),
     "link_latency_us": (0.01, 1000.0),
     "network_latency_us": (0.01, 100_000.0),
+    "rendezvous_us": (0.0, 100_000.0),
 }
 LINK_LATENCY_US = 1.5  # assumed, as are the network's: the links' launch and steps are fitted on top of them
 NETWORK_LATENCY_US = 5.0
+EAGER_BYTES = 2.0**14
+"""Messages up to here leave before their receiver has said where they go, on networks where longer ones wait."""
 # without peer access every byte passes host memory twice, and what crosses the host grows with the GPUs: on eight L40S
 # the rate of one falls with this power of their number (set on 2 and 4; 8 follow, see docs/evidence/collectives.md)
 _NO_PEER_FALL = 2.0
+_STAGED = 0.85  # of a host link through host memory, before what NCCL loses on every link: two L40S, 20 of 32 GB/s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +59,11 @@ class Topology:
     `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory, which takes
     `through_host_bandwidth` of each at most. `links` lists
     point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
-    switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
-    `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
+    switch and share its link to the host, and to GPUs behind other switches. `relays`: GPUs pass on what their
+    neighbours send each other (NCCL since 2.8); else messages between GPUs without a link go through host memory. A
+    node has `adapters` network adapters of
+    `adapter_bandwidth` each; a message above `EAGER_BYTES` first asks its receiver, which takes `rendezvous` more
+    (Slingshot). `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
     are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
     `corrections` are factors on the time of collectives inside a node by kind, from measurements of one. `shared`: all
     GPUs of a node communicate at once, each in its own group, and share the adapters (a step); else one group of ranks
@@ -66,11 +79,13 @@ class Topology:
     adapter_bandwidth: float
     link_latency: float = LINK_LATENCY_US / 1e6
     network_latency: float = NETWORK_LATENCY_US / 1e6
+    rendezvous: float = 0.0
     links: Links = ()
     curves: str = ""
     peer_access: bool = True
     through_host_bandwidth: float = inf
     gpus_per_host_link: int = 1
+    relays: bool = True
     link_speed: float = 1.0
     network_speed: float = 1.0
     corrections: tuple[tuple[str, float], ...] = ()
@@ -104,7 +119,10 @@ class Topology:
         """What each of the first `ranks` GPUs of a node can send when all send to all."""
         if self.links:
             load = compute_all_to_all_load(self.links, ranks)
-            return max((ranks - 1) * self._get_wire_bandwidth() / load, self.host_bandwidth)
+            relayed = max((ranks - 1) * self._get_wire_bandwidth() / load, self.host_bandwidth)
+            strangers = 0 if self.relays else count_most_strangers(self.links, ranks)
+            staged = _STAGED * self.host_bandwidth / self.gpus_per_host_link
+            return min(relayed, (ranks - 1) * staged / strangers) if strangers else relayed
         if ranks <= self.island:
             return self.link_bandwidth
         beyond = (ranks - self.island) / (ranks - 1)
@@ -193,6 +211,7 @@ def make_topology(key: str, table: dict[str, Any], device: Device | None) -> Top
         adapter_bandwidth=1e9 * _read_number(key, table, "network_gbs_per_gpu") * gpus / adapters,
         link_latency=1e-6 * _read_number(key, table, "link_latency_us", LINK_LATENCY_US),
         network_latency=1e-6 * _read_number(key, table, "network_latency_us", NETWORK_LATENCY_US),
+        rendezvous=1e-6 * _read_number(key, table, "rendezvous_us", 0.0),
         links=_read_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
         peer_access=_read_peer_access(key, table.get("peer_access", True)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class MemoryEvents:
     step), and that at which it is `gone` (`ticks`: it outlives the step). One that is there before the step `appears`
     in the first step at that tick (-1: before it). `category` is an index into `CATEGORIES`, `label` into `labels` (the
     module it belongs to), `stream` that on which it is allocated; `used_until` is the tick of its last use on another
-    stream (-1: none)."""
+    stream (-1: none). `host_bytes` are kept in host memory, at most."""
 
     nbytes: IntArray
     born: IntArray
@@ -38,6 +39,7 @@ class MemoryEvents:
     used_until: IntArray
     labels: tuple[str, ...]
     ticks: int
+    host_bytes: int = 0
 
     @cached_property
     def blocks(self) -> IntArray:
@@ -156,6 +158,7 @@ def list_memory_events(program: Program) -> MemoryEvents:
         used_until=last_foreign[mine],
         labels=program.names,
         ticks=2 * ops,
+        host_bytes=int(program.storage_nbytes[program.storages.on_host].sum()),
     )
     return _add_temporaries(events, program)
 
@@ -172,11 +175,11 @@ def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
         "category": CATEGORIES.index("workspace"), "label": c.op_module[op], "stream": c.op_stream[op],
         "used_until": -1,
     }  # fmt: skip
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate((getattr(events, name), np.broadcast_to(np.asarray(values, dtype=np.int64), op.shape)))
         for name, values in added.items()
     }
-    return MemoryEvents(**columns, labels=events.labels, ticks=events.ticks)
+    return replace(events, **columns)
 
 
 def count_temporary_bytes(signature: Signature) -> int:

@@ -34,6 +34,8 @@ SAMPLES_PER_BATCH, UPDATES = "samples_per_batch", "updates"
 many updates a step has."""
 CAPTURED_AT = "captured_at"
 """The entry of `Workload.meta` of a captured step: the batch size it was captured at."""
+CAPTURED_BY = "captured_by"
+"""The entry of `Workload.meta` of a step from a file: what `capture` was asked for, as JSON."""
 _FAR = 4  # times that batch size, from which on a reader is told
 TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
@@ -43,6 +45,7 @@ _TOO_FAR = (
     "batch {} is {} times the one captured ({}): a size that stays or is cut in chunks from some batch on is not seen; "
     "capture at this batch size to be sure"
 )
+_OFFER = "; `recapture` runs its code again at the size asked for"
 STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
@@ -106,6 +109,7 @@ class Workload(Result):
             if program.rigid:
                 raise TraincastError(
                     f"workload '{self.name}' cannot change its batch or sequence size: {program.rigid}"
+                    + _OFFER * (CAPTURED_BY in self.meta)
                 )
             if batch != self.batch_size and not program.sizes.depends_on_batch():
                 raise TraincastError(f"workload '{self.name}' was captured at one batch size only ({self.batch_size})")
@@ -119,6 +123,12 @@ class Workload(Result):
             (*self.assumptions, _TOO_FAR.format(batch, round(batch / captured), captured)) if far else self.assumptions
         )
         return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs), assumptions=told)
+
+    def serves_size(self, batch_size: int, seq_len: int | None) -> bool:
+        """Whether it can be used at these sizes, and not so far from where it was captured that a reader is told."""
+        same = (batch_size, seq_len or self.seq_len) == (self.batch_size, self.seq_len)
+        far = batch_size > _FAR * int(self.meta.get(CAPTURED_AT, batch_size))
+        return same or not (far or any(program.rigid for program in self.programs))
 
     def to_dict(self) -> dict[str, Any]:
         """What the workload is, not the program itself: `save_workload` writes that."""

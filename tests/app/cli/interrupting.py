@@ -40,8 +40,20 @@ COMMANDS = {
     "shard": "shard tables.yaml --on dgx-a100 --gpus 2 --no-torchrec --time-limit 0.1 --out out",
     "shard for TorchRec": "shard tables.yaml --on dgx-a100 --gpus 2 --no-torchrec --time-limit 0.1 --torchrec-out out",
     "fit": "fit attention --out .",
+    "fits": "fits mpt-125m --on h100 --seq-len 128 --snapshot-out out",
+    "compare": "compare dlrm-ddp --on v100,h100 --image out.svg",
+    "report": "report dlrm-ddp --on v100 -o out.html",
+    "sweep": "sweep dlrm-ddp --on v100 --vary batch-size=8,16,32 --processes 1 --out out.csv",
+    "check": "check step.yaml --baseline out.json --update --reason first",
+    "plan": "plan tiny.yaml --on dgx-a100 --gpus 2 --global-batch 4 --write torchtitan --out out.toml",
 }
-FITTED = ("costs/kernels/profiles/attention.json", "costs/kernels/profiles/attention.npz")  # all or none
+TARGETS = {
+    "fit": ("costs/kernels/profiles/attention.json", "costs/kernels/profiles/attention.npz"),  # all or none
+    "compare": ("out.svg",), "report": ("out.html",), "sweep": ("out.csv",), "check": ("out.json",),
+    "plan": ("out.toml",),
+}  # fmt: skip
+"""Where the output of a command goes ("out")."""
+_BEFORE_OF = {"check": b'{"traincast_baseline": 1, "scenarios": {}}'}  # a baseline is read before it is written
 STEP = """import torch
 
 def make(batch_size):
@@ -58,7 +70,10 @@ class Trial:
     def __init__(self, name: str, folder: Path, *, warm: bool = False) -> None:
         self.words = COMMANDS[name].split()
         self.folder = folder
-        self.targets = [folder / path for path in (FITTED if name == "fit" else ("out",))]
+        self.targets = [folder / path for path in TARGETS.get(name, ("out",))]
+        self.before = _BEFORE_OF.get(name, BEFORE)
+        (folder / "step.yaml").write_text("{workload: dlrm-ddp, on: v100, batch_size: 64}")
+        (folder / "tiny.yaml").write_text("{layers: 2, hidden: 64, heads: 4, ffn: 128, vocab: 256, seq_len: 64}")
         (folder / "step.py").write_text(STEP)
         (folder / "trace.json").write_text(json.dumps(kineto_document()))
         (folder / "tables.yaml").write_text("tables: [{name: a, rows: 1000, dim: 16}, {name: b, rows: 90, dim: 8}]")
@@ -82,7 +97,8 @@ class Trial:
     ) -> tuple[int, str]:
         """The command in a fork with the old file in place: its exit code, and what it said on stderr."""
         for target in self.targets:
-            target.write_bytes(BEFORE)
+            target.write_bytes(self.before)
+            target.with_name(target.name + ".points").unlink(missing_ok=True)  # what an interrupted sweep goes on from
         reader, writer = os.pipe()  # no file: a full disk is none of its business
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the child lets them in when it is ready
         child = os.fork()
@@ -120,7 +136,7 @@ class Trial:
         drafts = self.drafts()
         for draft in drafts:
             draft.unlink()
-        are_old = [content == BEFORE for content in self.contents()]
+        are_old = [content == self.before for content in self.contents()]
         if any(not old and now != whole for old, now, whole in zip(are_old, self.contents(), self.wholes, strict=True)):
             return "half written"
         if number == signal.SIGKILL:
@@ -141,7 +157,7 @@ class Trial:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
         code, said = self.run(prepare=limit)
-        if self.drafts() or set(self.contents()) != {BEFORE}:
+        if self.drafts() or set(self.contents()) != {self.before}:
             return "the disk full: the old file is lost, or a draft is left"
         is_one_line = code == 2 and _last_line(said).startswith("traincast: ")
         return "" if is_one_line else f"the disk full: exit code {code}: {said[-400:]!r}"
@@ -195,6 +211,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50, help="SIGKILL, SIGINT and a full disk each; SIGTERM a fifth")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=COMMANDS)
+    parser.add_argument("--log", type=Path, help="where the result of each command is added as a line")
     args = parser.parse_args()
     imported(*COMMANDS.values())
     found = 0
@@ -202,6 +219,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             problems = broken(name, args.times, args.seed, Path(folder))
         found += problems.total()
+        if args.log:
+            row = {"command": name, "times": args.times, "broken": problems.total(), "date": time.strftime("%Y-%m-%d")}
+            with args.log.open("a") as file:
+                file.write(json.dumps(row) + "\n")
         print(
             f"{name}: {args.times} times each, {problems.total()} broke the promise",
             *problems,

@@ -168,7 +168,9 @@ def test_a_dense_part_takes_part_in_the_step(capsys, tables, tmp_path):
         times.append(json.loads(text)["iteration_ms"])
     assert times[1] > 1.5 * times[0]
     dense.write_text("bottom_mlp: [13]\ntop_mlp: 3\n")
-    assert "top_mlp 3" in _refused(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--dense", dense)
+    assert "field 'top_mlp' must be a list" in _refused(
+        capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--dense", dense
+    )
 
 
 def test_links_that_a_device_alone_does_not_state_are_said(tables, capsys):

@@ -190,3 +190,17 @@ def test_a_part_filled_node_does_not_make_the_full_one_faster():
     model, node = load_shipped_collectives(), load_topology("pcie-l40s-no-peer")
     eight, twelve = (model.predict(calls("all_reduce", 1e9, *place), node).seconds[0] for place in ((8, 1), (12, 2)))
     assert twelve >= eight
+
+
+def test_long_messages_of_a_network_with_rendezvous_wait_at_every_hop():
+    plain = load_topology("dgx-a100")
+    asking = replace(plain, rendezvous=10e-6)
+    model, small, large = load_shipped_collectives(), 2.0**14, 2.0**24
+
+    def seconds(topology, kind, size):
+        calls = Calls.from_columns(COLLECTIVE, [kind], ["fp16"], np.array([[size, 64.0, 8.0]]))
+        return float(model.predict(calls, topology).seconds[0])
+
+    assert seconds(asking, "all_gather", small) == seconds(plain, "all_gather", small)
+    hops = 63 * model.links.network["all_gather"].hops
+    assert seconds(asking, "all_gather", large) - seconds(plain, "all_gather", large) == pytest.approx(hops * 10e-6)

@@ -21,7 +21,7 @@ from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING
 H100 = load_platform("h100").device
 NUMBERS = replace(
     SHIPPED,
-    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna3 16": 0.9},
+    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna3 16": 0.9, "blackwell 8": 0.99},
     grouped=1.6, grouped_narrow=0.7, batched=0.5, rowwise=1.8, untuned=1.7, ring=1.25, flash2=0.5,
 )  # fmt: skip
 
@@ -104,6 +104,12 @@ def test_boards_of_one_architecture_share_a_law_of_power_and_differ_by_their_wat
     assert on(load_platform("h20").device) == 1.0
     assert on(load_platform("h100-pcie").device) > on(H100) == pytest.approx(1.4)
     assert on(load_platform("rtx-3090").device) == 1.0
+
+
+@pytest.mark.parametrize("compute", ["fp8", "fp4"])
+def test_narrow_gemms_of_a_board_with_more_power_for_its_units_run_faster(compute: str) -> None:
+    grace_200, grace_300 = (factor(gemm(compute), 200e-6, load_platform(name).device) for name in ("gb200", "gb300"))
+    assert grace_300 < grace_200 < 1.0
 
 
 def test_turing_s_gemms_take_longer_whether_or_not_its_units_wait_for_their_sums() -> None:

@@ -113,7 +113,7 @@ def test_more_layers_than_anybody_writes_are_rejected(tmp_path) -> None:
         "num_attention_heads": 4,
         "vocab_size": 9,
     }
-    with pytest.raises(TraincastError, match="'layers' is 4194304; give an integer from 1 to 4096"):
+    with pytest.raises(TraincastError, match="'layers' is 4194304; give an integer from 1 to 1024"):
         _load(tmp_path, config)
 
 

@@ -69,9 +69,9 @@ def test_a_dense_part_of_a_whole_dlrm(tmp_path):
     [
         ("bottom_mlp: [4]\n", "give bottom_mlp and top_mlp"),
         ("[1, 2]\n", "give bottom_mlp and top_mlp"),
-        ("bottom_mlp: [4]\ntop_mlp: 3\n", r"top_mlp 3; give a list of widths from 1 to 1048576"),
-        ("bottom_mlp: [0]\ntop_mlp: [1]\n", r"bottom_mlp \[0\]; give a list of widths"),
-        ("bottom_mlp: [true]\ntop_mlp: [1]\n", r"bottom_mlp \[True\]; give a list of widths"),
+        ("bottom_mlp: [4]\ntop_mlp: 3\n", "field 'top_mlp' must be a list of 1 to 100 integers, got 3"),
+        ("bottom_mlp: [0]\ntop_mlp: [1]\n", "field 'bottom_mlp' takes integers from 1 to .*, got 0"),
+        ("bottom_mlp: [true]\ntop_mlp: [1]\n", "field 'bottom_mlp' takes integers from 1 to .*, got True"),
         ("bottom_mlp: [4]\ntop_mlp: [1]\nlosses: bce\n", "unknown field 'losses'. Did you mean loss"),
     ],
 )

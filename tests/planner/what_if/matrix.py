@@ -35,6 +35,7 @@ VALUES = {
     "micro-batch": "2",
     "fp8-scaling": "row", "checkpoint-every": "2", "vp": "2", "ep": "2", "etp": "2", "fsdp": "2", "zero": "1",
     "shard-group": "8", "schedule": "1f1b", "stage-layers": "1,1", "cp-exchange": "gather", "dispatch": "once",
+    "graph-modules": "attention",
     "lora-rank": "16", "frozen-layers": "1", "document-len": "512", "dense": "mlp.yaml", "skew-ms": "1",
     "jitter": "0.1", "seed": "3", "loader-ms": "1", "workers": "2", "costs": "costs.toml",
     "checkpoint-layers": "1", "expert-imbalance": "1.2", "allocator": "expandable_segments:True",

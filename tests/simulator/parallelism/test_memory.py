@@ -105,3 +105,12 @@ def test_a_policy_keeps_what_it_saves_until_backward() -> None:
     saved = 2 * rows * (MODEL.hidden + MODEL.kv_heads * MODEL.head_dim + MODEL.hidden + MODEL.ffn + MODEL.hidden)
     # then every layer keeps them: queries, values, attention, the gate, the result of the last
     assert some - plain == pytest.approx(MODEL.layers * saved, rel=0.2)
+
+
+def test_what_is_offloaded_is_in_host_memory() -> None:
+    # given states and activations that are kept on the device, then those that are not
+    assert list_events()[0].host_bytes == 0
+    states = list_events(offload=("optimizer",))[0]
+    assert states.host_bytes == pytest.approx(12 * WEIGHTS, rel=0.01)
+    plain, moved = (list_events(micro_batch=4, offload=offload)[0] for offload in ((), ("activations",)))
+    assert moved.host_bytes > 0.5 * plain.sum_by_category(plain.peak_tick)["activation"]

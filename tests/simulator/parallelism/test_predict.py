@@ -115,6 +115,55 @@ def test_experts_with_a_capacity_wait_for_no_counts() -> None:
     assert waiting.iteration > straight.iteration
 
 
+QWEN = {"model": "qwen3-30b-a3b", "gpus": 8, "ep": 8, "global_batch": 8, "sharding": "zero1"}
+
+
+def test_graphs_of_modules_relieve_the_host_but_not_of_the_experts() -> None:
+    launched, partly, whole = (
+        predicted(**QWEN, **options) for options in ({}, {"graphed": ("attention", "router")}, {"kernels": "graph"})
+    )
+    assert whole.host < 0.1 * partly.host
+    assert partly.host < 0.8 * launched.host
+    assert whole.iteration < partly.iteration < launched.iteration
+
+
+def test_a_graph_of_an_unknown_module_is_rejected() -> None:
+    with pytest.raises(TraincastError, match="module of a CUDA graph 'atention'"):
+        predicted(**QWEN, graphed=("atention",))
+    with pytest.raises(TraincastError, match="give fused, or graph"):
+        predicted(**QWEN, graphed=("attention",), kernels="eager")
+
+
+def test_casts_of_single_experts_take_the_host_longer_the_more_of_them_a_rank_has() -> None:
+    few, many = (
+        predicted(**{**QWEN, "ep": ep}, precision="fp8", scaling="mx").host - predicted(**{**QWEN, "ep": ep}).host
+        for ep in (8, 2)
+    )
+    # per layer 2 grouped GEMMs forward and 2 backward, of which each has two: 6 calls for each of 16 or 64 experts
+    assert many - few == pytest.approx(48 * 6 * (64 - 16) * 1e-6 * SHIPPED.module_us, rel=0.2)
+
+
+def test_tokens_that_arrive_in_the_order_of_experts_are_not_sorted_again() -> None:
+    each, once = (predicted(**QWEN, kernels="graph", dispatch=way) for way in ("each", "once"))
+    assert once.parallel.compute < each.parallel.compute
+
+
+def test_dispatch_beside_another_micro_batch_is_hidden_also_between_tensor_parallel_ranks() -> None:
+    shared = {**QWEN, "tp": 2, "kernels": "graph", "dispatch": "once"}
+    beside, shown = (predicted(**shared, overlap_ep=way).parallel.exposed.get("ep", 0.0) for way in (True, False))
+    assert beside < 0.2 * shown
+
+
+def test_biases_of_experts_are_added_in_fp32_unless_a_graph_fuses_them() -> None:
+    model = load_transformer("gpt-oss-120b")
+    plain = replace(model, bias=False)
+    shared = {"gpus": 8, "ep": 8, "global_batch": 8, "sharding": "zero1"}
+    more = predicted(model=model, **shared).parallel.compute / predicted(model=plain, **shared).parallel.compute
+    fused = predicted(model=model, **shared, kernels="graph").parallel.compute
+    assert more > 1.1
+    assert fused < predicted(model=model, **shared).parallel.compute / 1.05
+
+
 def test_pytorchs_ring_merges_parts() -> None:
     shared = {"model": "llama3-8b", "gpus": 8, "cp": 4, "seq_len": 65536, "global_batch": 2, "sharding": "zero3"}
     ring, fused = (predicted(**shared, kernels=name).by_family["attention"] for name in ("compiled", "fused"))

@@ -15,7 +15,7 @@ from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row
-from traincast_evaluation.suites.training_request import TrainingRequest, predict_training
+from traincast_evaluation.suites.training_request import TrainingRequest, predict_peak_bytes, predict_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +154,14 @@ def _predict_case(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
 
 def _make_training_outcome(case: Case, result: Prediction) -> Outcome:
     low, high = result.interval
+    assert isinstance(case.question, TrainingRequest)
     return Outcome(
         case=case,
         predicted_ms=1e3 * result.iteration,
         low_ms=1e3 * low,
         high_ms=1e3 * high,
         active_ms=1e3 * result.device_active,
-        memory_gb=result.memory.peak_bytes / 1e9,
+        memory_gb=predict_peak_bytes(case.question) / 1e9 if case.measured_memory_gb else 0.0,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from traincast.costs.host.profile import TENSORFLOW, load_host_profile
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import load_platform
-from traincast.simulator.scenario.programs import make_tensorflow_host
 from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
@@ -19,7 +19,7 @@ _NODES = {"NVIDIA A100-SXM4 (DGX A100)": "dgx-a100"}
 
 def distributed_embeddings_cases(data: Path) -> list[Case | LeftOut]:
     """Every row of `distributed_embeddings.csv`, from the program's published sizes."""
-    host = make_tensorflow_host()
+    host = load_host_profile(TENSORFLOW)
     programs = {
         name.removeprefix(_PREFIX): program
         for name, program in published_programs().items()

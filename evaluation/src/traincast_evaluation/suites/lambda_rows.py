@@ -115,10 +115,13 @@ def _capture_program(model: str, precision: str, samples: int, version: str, *, 
 @cache
 def _capture_any_version(model: str, precision: str, samples: int, synchronised: bool) -> Workload:
     from traincast.capturing import capture_step
+    from traincast_evaluation.zoo.build.kept_captures import load_kept_capture
     from traincast_evaluation.zoo.build.lambda_steps import make_lambda_step
 
-    name = f"{model}-{precision}"
-    return capture_step(make_lambda_step(model, precision), batch_size=samples, name=name, synchronised=synchronised)
+    name, make_step = f"{model}-{precision}", make_lambda_step(model, precision)
+    return load_kept_capture(
+        "lambda", name, lambda: capture_step(make_step, batch_size=samples, name=name, synchronised=synchronised)
+    )
 
 
 def summarise_lambda(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:

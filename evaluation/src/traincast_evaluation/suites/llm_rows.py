@@ -52,6 +52,8 @@ _OF_MANY_SIZES = ("llama2-7b", "llama3-8b", "mpt-1b", "gpt3-175b")
 """Families whose rows must state their dimensions."""
 _VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
+_GRAPHED = {"attn": "attention", "moe_router": "router", "mlp": "feed_forward", "mamba": "mamba"}
+"""Transformer Engine's names of modules that are CUDA graphs -> ours."""
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
 _TITAN_COMPILES_LOSS = "2025-02"  # when torchtitan began to, after its commit d1f62be
 
@@ -178,12 +180,17 @@ def _read_simumax_options(row: Row, options: dict[str, Any], notes: str) -> dict
 def _read_nvidia_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     """Megatron as NeMo, Megatron-Bridge and MLPerf run it: distributed optimizer, gradients reduced in 16 bits, every
     exchange alongside kernels; experts' exchanges only where the preset says so."""
-    graph = "graph" in row["compile"].lower() or row["set"].startswith("mlperf")
+    graph = "full_iteration" in notes or row["set"].startswith("mlperf")
+    modules = re.search(r"cuda_graph=transformer_engine/\S*?(\[[^]]*\]|\w+)", notes)
+    graphed = tuple(ours for theirs, ours in _GRAPHED.items() if modules and theirs in modules[1])
     chunks = {} if row["vp"] else {"vp": _choose_usual_chunks(row, options)}
+    # tokens of experts on other nodes travel beside kernels, which takes interleaved stages
+    far = options.get("ep", 1) > read_platform(row).gpus_per_node and options.get("vp", 1) > 1
     micro = row.count("micro_batch") if row["micro_batch"] else 1
     return {
-        "micro_batch": micro, "sharding": "zero1", "kernels": "graph" if graph else "fused", "reduce_bytes": 2,
-        "overlap_tp": "all", "overlap_ep": "a2a_overlap" in notes,
+        "micro_batch": micro, "sharding": "zero1", "kernels": "graph" if graph else "fused", "graphed": graphed,
+        "reduce_bytes": 2,
+        "overlap_tp": "all", "overlap_ep": "a2a_overlap" in notes or far,
         "dispatch": "once" if "dispatcher=" in notes else "each",
         "scaling": "mx" if "mx" in row["precision"].lower() else "tensor", **chunks,
     }  # fmt: skip

@@ -26,6 +26,7 @@ _SIZES = {
 _DTYPES = {"amp_fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
 _FRAMEWORKS = {"pytorch": True, "tensorflow": False, "tensorflow2": False}  # whether it is PyTorch
 _AUTOCAST_SINCE = "2022"  # README dates before this one are of the code with Apex O2
+_RELAYS_SINCE = "2021"  # README dates before this one are of containers with NCCL before 2.8
 # NVIDIA's programs by MLPerf round: from 1.0 on all that ran on its GPUs is HugeCTR, whatever container a row names
 _ROUNDS = {
     "v0.7": "hugectr-dlrm-2020", "v1.0": "hugectr-dlrm-2021",
@@ -80,6 +81,8 @@ def _make_dle_case(row: Row) -> Case:
     name = row.known("model_size", _SIZES)
     name += "-2021" if pytorch and date < _AUTOCAST_SINCE and f"{name}-2021" in published_programs() else ""
     platform = _load_dlrm_platform(_NODES.get(row["system"], ""), row["device"], gpus)
+    if platform.topology is not None and date < _RELAYS_SINCE:
+        platform = replace(platform, topology=replace(platform.topology, relays=False))
     return Case(
         name=f"{row.label('system')} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],

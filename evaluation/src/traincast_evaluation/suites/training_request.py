@@ -9,7 +9,7 @@ from traincast.hardware.platform import Platform, load_platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import predict_parallel
+from traincast.simulator.parallelism.predict import predict_layout_memory, predict_parallel
 from traincast.simulator.prediction.result import Prediction
 
 
@@ -34,5 +34,11 @@ class TrainingRequest:
 def predict_training(request: TrainingRequest) -> Prediction:
     """The step, simulated."""
     return predict_parallel(
-        request.transformer(), request.platform(), request.layout, roofline_only=request.roofline_only
-    )
+        request.transformer(), request.platform(), request.layout, roofline_only=request.roofline_only,
+        check_memory=False,
+    )  # fmt: skip
+
+
+def predict_peak_bytes(request: TrainingRequest) -> int:
+    """Bytes that the fullest rank holds at once."""
+    return predict_layout_memory(request.transformer(), request.platform(), request.layout).peak_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.version import __version__
 
 INTERNAL_ERROR, INTERRUPTED = 70, 130  # as sysexits.h and shells have them
+_LEAST_MEMORY, _SPARE_MEMORY = 256 << 20, 32 << 20  # bytes of address space
 _MOST_CHARACTERS = 1500  # of a message: a screenful; the longest honest one lists the fields of a platform
 
 # what only some commands need -> the extra that installs it
@@ -32,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     if argv is not None:
         return _run(argv, Signals())
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_MEMORY:  # below, libraries end the process in their own words
+        return _print_message(f"a process may take {limit >> 20} MiB here; give it {_LEAST_MEMORY >> 20}", BAD_INPUT)
     with raise_signals() as signals:
         return _run(sys.argv[1:], signals)
 
@@ -62,6 +67,8 @@ def _run(argv: list[str], signals: Signals) -> int:
 
 def _report_error(error: Exception, arguments: argparse.Namespace) -> int:
     """What went wrong, in one line."""
+    if isinstance(error, MemoryError) or (not isinstance(error, TraincastError) and _is_memory_short()):
+        return _print_message("not enough memory for this input; give a smaller one", BAD_INPUT)
     if isinstance(error, TraincastError):
         return _print_message(name_options(str(error), arguments.options), BAD_INPUT)
     if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL:
@@ -71,9 +78,16 @@ def _report_error(error: Exception, arguments: argparse.Namespace) -> int:
         return OK
     if isinstance(error, OSError):  # a file that cannot be read or written; after BrokenPipeError, which is one too
         return _print_message(_describe_os_error(error), BAD_INPUT)
-    if isinstance(error, MemoryError):
-        return _print_message("not enough memory for this input; give a smaller one", BAD_INPUT)
     return _report_internal_error(error)
+
+
+def _is_memory_short() -> bool:
+    """Whether the system has no more to give: then imports fail in the middle, in words that say nothing of it."""
+    try:
+        bytearray(_SPARE_MEMORY)
+    except MemoryError:
+        return True
+    return False
 
 
 def _report_end(code: int) -> int:

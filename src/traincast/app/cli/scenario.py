@@ -20,7 +20,7 @@ WORKLOAD_HELP = "a model ('traincast models'), a .tc, .yaml or config.json file,
 PLATFORM_HELP = "a GPU or node ('traincast platforms'), a description (.toml), or 'here'"
 _METAVARS = {"integer": "N", "number": "X", "text": "TEXT"}
 _NAMED = {"host": "CPU", "costs": "FILE", "plan": "FILE", "dense": "FILE", "stage_layers": "N,N...",
-          "overlap": "KIND,KIND..."}  # fmt: skip
+          "graph_modules": "NAME,...", "overlap": "KIND,KIND..."}  # fmt: skip
 
 
 def add_scenario_options(

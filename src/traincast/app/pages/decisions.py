@@ -44,6 +44,7 @@ from traincast.utils.files.reading import format_path, read_document
 _FAMILIES = 3  # of kernels, those with most time, that are tried twice as fast
 _SAME = 1e-6  # of a step: the what-ifs of a prediction begin where it does
 _ON_PATH = ("us_per_sample", "memory_gb")
+_PRICED = ("dollars_per_million_samples", "gpu_hours_per_million_samples")
 _SWEEP_COLUMNS = ("iteration_ms", "low_ms", "high_ms", "us_per_sample", "samples_per_s", "memory_gb",
                   "dollars_per_million_samples", "gpu_hours_per_million_samples")  # fmt: skip
 _GOALS = (
@@ -205,8 +206,9 @@ def read_sweep_page(path: Path) -> Page:
     if not all(isinstance(document.get(name, 0), int) for name in ("points", "failed")):
         raise TraincastError(f"'{where}' is no sweep: points and failed have to be integers")
     for row in [*document["pareto"], *document["rows"]]:
-        if not row.get("error") and not all(isinstance(row.get(name), int | float) for name in _ON_PATH):
-            raise TraincastError(f"'{where}': a row needs numbers {', '.join(_ON_PATH)}, or an error")
+        priced = [row[name] for name in _PRICED if row.get(name) is not None]
+        if not row.get("error") and not all(isinstance(x, int | float) for x in (*map(row.get, _ON_PATH), *priced)):
+            raise TraincastError(f"'{where}': a row needs numbers {', '.join((*_ON_PATH, *_PRICED))}, or an error")
     return _build_sweep_page(document)
 
 

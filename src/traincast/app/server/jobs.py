@@ -217,14 +217,21 @@ class Jobs:
     # what follows runs in the threads of the pools
 
     def _run(self, job: Job) -> None:
+        """Does a job; one whose process is ended by somebody else is done once more."""
+        for last in (False, True):
+            if self._try(job, last=last):
+                return
+
+    def _try(self, job: Job, *, last: bool) -> bool:
+        """Whether a job came to its end, whatever that is; with `last` it does."""
         try:
             worker = self._worker()
         except OSError as error:
             self._end(job, FAILED, rejection=Rejection(503, f"no process could be started: {error.strerror}"))
-            return
+            return True
         with self._lock:
             if job.status == CANCELLED:
-                return
+                return True
             job.status, job.worker = RUNNING, worker
         seconds = self._seconds(job)
         try:
@@ -234,6 +241,9 @@ class Jobs:
             rejection = Rejection(422, f"took longer than {seconds:g} s; ask for less", "workload")
             self._end(job, FAILED, rejection=rejection)
         except (EOFError, OSError):
+            if not last and not worker.killed:
+                worker.kill()
+                return False
             worker.kill()
             rejection = Rejection(422, "the process that worked on it ended; ask for less", "workload")
             self._end(job, FAILED, rejection=rejection)
@@ -243,6 +253,7 @@ class Jobs:
         finally:
             with self._lock:
                 job.worker = None
+        return True
 
     def _seconds(self, job: Job) -> float:
         if job.form == CHECK:

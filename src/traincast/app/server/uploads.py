@@ -55,8 +55,10 @@ class Uploads:
             place = self.folder / key
             place.mkdir(exist_ok=True, mode=0o700)
             draft.replace(place / plain)
-        except TimeoutError:
-            raise Rejection(408, f"the file took longer than {self.limits.seconds:g} s to arrive", "body") from None
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise Rejection(408, f"the file took longer than {self.limits.seconds:g} s to arrive", "body") from None
+            raise Rejection(507, f"the file could not be kept: {error.strerror}; try a smaller one", "body") from None
         finally:
             draft.unlink(missing_ok=True)
         self._paths[key] = place / plain

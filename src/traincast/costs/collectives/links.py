@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from traincast.costs.collectives.calls import get_bus_factor
-from traincast.hardware.topology import Topology
+from traincast.hardware.topology import EAGER_BYTES, Topology
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.utils.arrays import FloatArray
 
@@ -73,15 +73,19 @@ class LinkModel:
     ) -> FloatArray:
         """Seconds across nodes, given the floor and the bus bandwidth (`rate`) of the ranks of one node."""
         network = self.network[name_measured_kind(kind)]
-        hop = network.hops * topology.network_latency
         x = estimate_network_seconds(kind, message, ranks, nodes, topology, span=network.span, rate=rate)
         route = COLLECTIVES[kind].route
+
+        def estimate_hop(nbytes: FloatArray) -> FloatArray:
+            asks = np.where(nbytes > EAGER_BYTES, topology.rendezvous, 0.0)
+            return np.asarray(network.hops * (topology.network_latency + asks))
+
         if route is Route.PAIR:
-            return floor + hop + network.slowdown * x
-        ring = floor + hop * (ranks - 1) + network.slowdown * x
+            return np.asarray(floor + estimate_hop(message) + network.slowdown * x)
+        ring = floor + estimate_hop(message / ranks) * (ranks - 1) + network.slowdown * x
         if route is not Route.RING_OR_TREE:
-            return ring
-        tree = floor + hop * 2 * np.ceil(np.log2(nodes)) + TREE_SLOWDOWN * network.slowdown * x
+            return np.asarray(ring)
+        tree = floor + estimate_hop(message) * 2 * np.ceil(np.log2(nodes)) + TREE_SLOWDOWN * network.slowdown * x
         return np.asarray(np.minimum(ring, tree))
 
     def to_json(self) -> dict[str, Any]:

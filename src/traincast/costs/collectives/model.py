@@ -24,6 +24,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 PROFILE = Path(str(files("traincast.costs.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
 DERIVED_SIGMA = 0.15  # a kind taken from the curve of its sibling
+RENDEZVOUS_SIGMA = 0.35  # networks that ask first: settings of one such cluster (Alps) differ by up to two times
 _MAX_BYTES, _MAX_RANKS = 1e15, 1 << 20
 
 Place = tuple[int, int]  # (ranks, nodes)
@@ -91,7 +92,8 @@ class CollectiveModel:
         def by_links(size: FloatArray) -> FloatArray:
             return self.links.across(kind, size, ranks, nodes, topology, floor=floor, rate=rate)
 
-        seconds, sigma = by_links(message), np.full(len(message), self.links.network_sigma)
+        spread = np.hypot(self.links.network_sigma, RENDEZVOUS_SIGMA if topology.rendezvous else 0.0)
+        seconds, sigma = by_links(message), np.full(len(message), spread)
         exact = _describe_places(curves, kind, compute).get((ranks, nodes))
         if exact is None:
             return seconds, sigma, np.zeros(len(message), dtype=bool)

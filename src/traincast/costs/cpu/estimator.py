@@ -28,6 +28,9 @@ _OUTLIER = 3.0  # deviations between a sample and what all others say of it, bey
 _FEWEST_STEADY = 8  # samples that must remain
 
 
+_LARGEST_NUMBER = 1e9  # of a model: places are logarithms, coefficients seconds
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KindModel:
     """The fitted model of one kind; `places` and `weights` are the points of the process and their pull."""
@@ -80,8 +83,9 @@ class KindModel:
         residuals = np.array(data["residuals"], dtype=np.float64)
         coefficients = np.array(data["coefficients"], dtype=np.float64)
         numbers = (places, lengths, residuals, coefficients, np.array([amplitude, noise]))
-        if not all(np.isfinite(held).all() for held in numbers) or min(lengths.min(initial=1.0), amplitude, noise) < 0:
-            raise ValueError("a model has numbers that are not finite, or lengths below 0")
+        largest = max(float(np.abs(held).max(initial=0.0)) for held in numbers)
+        if not largest <= _LARGEST_NUMBER or min(lengths.min(initial=1.0), amplitude, noise) < 0:
+            raise ValueError("a model has numbers that are not finite or too large, or lengths below 0")
         if coefficients.min(initial=0.0) < 0 or (places.size and places.ndim != 2) or len(places) != len(residuals):
             raise ValueError("a model has negative seconds, or other counts of places and residuals")
         inverse, weights = Process(lengths, amplitude, noise).solved(places, residuals)

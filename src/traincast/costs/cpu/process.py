@@ -43,8 +43,9 @@ class Process(NamedTuple):
 
 def compute_covariance(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
     """How alike places are, from 1 (equal) to 0: once differentiable in the distance, as real kernels are rough."""
-    apart = _measure_distance(left, right, lengths)
-    return np.asarray((1.0 + apart) * np.exp(-apart))
+    with np.errstate(all="ignore"):  # what is not finite is rejected where a profile is read
+        apart = _measure_distance(left, right, lengths)
+        return np.asarray((1.0 + apart) * np.exp(-apart))
 
 
 def _measure_distance(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:

@@ -4,6 +4,7 @@ platform."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from traincast.utils.files.writing import write_bytes
 
 KIND = "calibrated"
 """What `kind` says in the file of such a profile."""
+_LONGEST_LINE = 200  # of the first four, in which a profile says what it is
 _MOST_BYTES = 32 << 20
 _SHORTEST = -0.5  # of `longer`: ops of a step take a little less time than alone, never half of it
 _FORM = 4  # of the features that models are fitted to; those of another form mean something else
@@ -94,7 +96,7 @@ def _read_models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
 def _read_number(table: Mapping[str, Any], name: str, *, above: float | None = None) -> float:
     """A number that is not negative, or larger than `above`; a damaged one is named."""
     value = float(table[name])
-    if value < 0 if above is None else value <= above:
+    if not math.isfinite(value) or (value < 0 if above is None else value <= above):
         least = "a number from 0" if above is None else f"a number above {above:g}"
         raise ValueError(f"{name} is {value:g}, give {least}")
     return value
@@ -103,12 +105,13 @@ def _read_number(table: Mapping[str, Any], name: str, *, above: float | None = N
 def is_profile(path: str | Path) -> bool:
     """Whether this file begins as a fitted profile does."""
     try:
+        if not Path(path).is_file():  # a pipe or a device is never waited for
+            return False
         with Path(path).open(encoding="utf-8", errors="replace") as file:
-            return any(
-                line.replace(" ", "").startswith(f'kind="{KIND}"') for line in (file.readline() for _ in range(4))
-            )
-    except OSError:
+            lines = [file.readline(_LONGEST_LINE) for _ in range(4)]
+    except (OSError, ValueError):
         return False
+    return any(line.replace(" ", "").startswith(f'kind="{KIND}"') for line in lines)
 
 
 def load_profile(path: str | Path) -> Profile:

@@ -15,12 +15,15 @@ import numpy as np
 from traincast.costs.host.cpus import find_cpu, list_cpus
 from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
-from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
 
 SERVER = "server-2022"
 """The profile that others are scaled from: a server whose CPU is not known."""
+TENSORFLOW = "tensorflow"
+"""The host of TensorFlow programs under Horovod, made from that server."""
+_HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 _DATA = files("traincast.costs.host") / "data"
 
 _TABLES = ("t1", "t2", "t3", "t4", "t5", "alone")  # of a profile, by overhead
@@ -77,6 +80,9 @@ class HostProfile:
 def _look_up(table: Mapping[str, float], name: str) -> float:
     if name in table:
         return table[name]
+    op, _, times = name.partition(TIMES)
+    if times.isdecimal():
+        return int(times) * _look_up(table, op)
     if "Backward" in name and "*Backward" in table:
         return table["*Backward"]
     return table["*"]
@@ -93,9 +99,17 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
     """A built-in host profile, or that of a CPU by its name, of a host that takes `slowness` times as long."""
     if slowness != 1.0:
         return load_host_profile(name).scaled(slowness)
+    if name == TENSORFLOW:
+        return _make_tensorflow_host()
     if name not in list_host_profiles():
         return _scale_to_cpu(name)
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def _make_tensorflow_host() -> HostProfile:
+    """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
+    server, wait = load_host_profile(SERVER), 0.5 * _HOROVOD_CYCLE_SECONDS
+    return replace(server, name=TENSORFLOW, t2={**server.t2, "HorovodAlltoall": wait, "HorovodAllreduce": wait})
 
 
 def _scale_to_cpu(name: str) -> HostProfile:

@@ -17,7 +17,7 @@ from traincast.hardware.device import AMPERE, POWER_EXPONENT, Device
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, NARROW_LOADS, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray
 
-_BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
+_BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW, "fp4": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
@@ -79,18 +79,19 @@ def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, nu
 def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
     """How much longer GEMMs (of 16 or 8 `bits`) or "attention" take at the clock that the board's power sustains.
     `sustained` is that of the board which was measured; others of its architecture have more or less power for their
-    units. Units that wait for their own sums draw less since Ampere; Turing's take as much longer as its others."""
+    units. Units that wait for their own sums draw less since Ampere; Turing's take as much longer as its others.
+    Benchmarks of 8 bits hold casts, so that a step may be faster than they are."""
     measured = numbers.sustained.get(f"{device.arch} {bits}", 1.0)
     if device.multiplying_gain > 1.0:
         return 1.0 if device.is_capability_at_least(AMPERE) else measured
-    if measured <= 1.0:
+    if measured <= 1.0 and bits != NARROW:
         return measured
     if device.power_limit_watts is None or device.arch not in _WATTS_PER_TFLOPS:
         return measured
     watts: float = 1e12 * device.power_limit_watts / device.peak_flops.get("fp16", device.peak_flops["fp32"])
     held = device.sustained_clock_mhz / device.boost_clock_mhz  # what kernels alone already take
     short: float = (_WATTS_PER_TFLOPS[device.arch] / watts) ** POWER_EXPONENT
-    return max(1.0, measured * held * short)
+    return measured * held * short if bits == NARROW else max(1.0, measured * held * short)
 
 
 def _convert_attention_seconds(

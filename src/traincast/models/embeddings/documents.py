@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.models.embeddings.access import parse_access
-from traincast.models.embeddings.synthesis import Recipe, synthesise_tables
+from traincast.models.embeddings.synthesis import Recipe, list_table_sizes, synthesise_tables
 from traincast.models.embeddings.table import Pooling, Table, check_tables
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
@@ -131,12 +131,25 @@ _DATA = Path(__file__).parent / "data"
 BUILTIN_SETS = ("mlperf-dlrm", "mlperf-dlrm-v2", "dlrm-2021-856", "dlrm-2022-788")
 
 
-@cache
-def load_builtin_tables(name: str) -> tuple[Table, ...]:
-    """The tables of a built-in set. docs/how-it-works/models.md says what of them is published, what assumed."""
+def list_builtin_sizes(name: str) -> list[tuple[int, int]]:
+    """Rows and columns of the tables of a built-in set, which is quicker than loading them."""
+    content = _read_builtin(name)
+    if "recipe" in content:
+        return list_table_sizes(Recipe(**content["recipe"]))
+    return [(rows, content["dim"]) for rows in content["rows"]]
+
+
+def _read_builtin(name: str) -> dict[str, Any]:
     if name not in BUILTIN_SETS:
         raise make_unknown_error("table set", name, BUILTIN_SETS, f"Choose from {', '.join(BUILTIN_SETS)}.")
     content: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def load_builtin_tables(name: str) -> tuple[Table, ...]:
+    """The tables of a built-in set. docs/how-it-works/models.md says what of them is published, what assumed."""
+    content = _read_builtin(name)
     if "recipe" in content:
         return check_tables(synthesise_tables(Recipe(**content["recipe"])))
     return check_tables(

@@ -31,6 +31,9 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         return load_builtin_tables(str(source))
     path = Path(source)
     readers = {**dict.fromkeys((".yaml", ".yml", ".json"), _read_entries), ".csv": _read_csv, ".parquet": _read_parquet}
+    if path.suffix.lower() == ".py":
+        raise TraincastError(f"{path}: a script does not say its tables; list them in a .yaml, .json or .csv file "
+                             "(name, rows, dim, pooling), or capture the step and predict that")  # fmt: skip
     if path.suffix.lower() not in readers:
         raise make_unknown_error(
             "table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .json, .csv or .parquet file."
@@ -40,7 +43,7 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         for number, entry in enumerate(readers[path.suffix.lower()](path), start=1):
             if number > MAX_TABLES:
                 raise TraincastError(f"{path}: more than {MAX_TABLES} tables; split the set")
-            tables.append(make_table(entry, f"{path}: table {number}", path.parent))
+            tables.append(make_table({"name": f"t{number}", **entry}, f"{path}: table {number}", path.parent))
     except (OSError, UnicodeDecodeError) as error:
         raise TraincastError(f"{path}: cannot be read ({error})") from error
     try:

@@ -44,6 +44,27 @@ class Recipe:
 
 def synthesise_tables(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> tuple[Table, ...]:
     """The tables of a recipe, the same for the same seed."""
+    dealt, rows, sizes = _draw_tables(recipe)
+    return tuple(
+        Table(
+            name=f"t{i}",
+            rows=height,
+            dim=dim,
+            pooling=Pooling.from_constant(float(dealt[i].sum()) / recipe.batch_size),
+            access=Reuse(_make_histogram(rows[i], dealt[i])),
+            optimizer=optimizer,
+        )
+        for i, (height, dim) in enumerate(sizes)
+    )
+
+
+def list_table_sizes(recipe: Recipe) -> list[tuple[int, int]]:
+    """Rows and columns of the tables of a recipe, without what is looked up in them."""
+    return _draw_tables(recipe)[2]
+
+
+def _draw_tables(recipe: Recipe) -> tuple[FloatArray, FloatArray, list[tuple[int, int]]]:
+    """Lookups and rows that are looked up, by table and bin, and the size of every table."""
     random = Random(recipe.seed)
     total = ReuseHistogram(
         lookups=recipe.lookups,
@@ -60,17 +81,8 @@ def synthesise_tables(recipe: Recipe, *, optimizer: str = "rowwise_adagrad") -> 
     height = HEIGHT_MEDIAN * np.exp(HEIGHT_SPREAD * _draw_scores(recipe.tables, random))
     dims = [DIMS[i % len(DIMS)] for i in range(recipe.tables)]
     random.shuffle(dims)
-    return tuple(
-        Table(
-            name=f"t{i}",
-            rows=ceil(max(float(height[i]), 1.0) * float(rows[i].sum())),
-            dim=dims[i],
-            pooling=Pooling.from_constant(float(dealt[i].sum()) / recipe.batch_size),
-            access=Reuse(_make_histogram(rows[i], dealt[i])),
-            optimizer=optimizer,
-        )
-        for i in range(recipe.tables)
-    )
+    heights = [ceil(max(float(height[i]), 1.0) * float(rows[i].sum())) for i in range(recipe.tables)]
+    return dealt, rows, list(zip(heights, dims, strict=True))
 
 
 def _distribute_lookups(

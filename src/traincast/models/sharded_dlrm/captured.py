@@ -111,6 +111,8 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
     """Rejects lookups of FBGEMM's own module (which says how it pools) that do not belong to a table each."""
+    if len(rows) != len(dims):
+        raise TraincastError(f"{signature.name} has {len(rows)} rows and {len(dims)} dims; capture the step again")
     pooling = signature.scalar("pooling_mode")
     if pooling is None:
         return

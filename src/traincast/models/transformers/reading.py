@@ -22,7 +22,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error, shorten_v
 from traincast.utils.files.reading import format_path, parse_toml, read_document
 
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
-_MOST_OF = {"layers": 4096, "encoder_layers": 4096, "count": 65536}  # each is written op by op
+_MOST_OF = {"layers": 1024, "encoder_layers": 1024, "count": 65536}  # each is written op by op
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
 _FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (

@@ -170,7 +170,7 @@ def explain_change(result: WhatIf) -> str:
     scale = result.cost_before.samples / result.cost_after.samples
     before = split_critical_path(result.before)
     after = {name: scale * seconds for name, seconds in split_critical_path(result.after).items()}
-    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
+    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
     most = max(saved, key=lambda name: saved[name])
     left, share = find_bottleneck(result.after)
     same = " for as many samples" if scale != 1 else ""

@@ -73,7 +73,7 @@ class Difference:
 def compute_difference(before: tuple[Resolved, Prediction], after: tuple[Resolved, Prediction]) -> Difference:
     """The change between two steps with what they share of their errors taken out."""
     one, two = (list_error_sources(resolved, result) for resolved, result in (before, after))
-    sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
+    sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {**one, **two}))
     return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
 
 

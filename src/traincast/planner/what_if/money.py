@@ -123,9 +123,11 @@ def load_list_prices() -> tuple[dict[str, float], str]:
 
 def choose_prices(price: float | str | Mapping[str, float] | None) -> tuple[dict[str, float], str]:
     """Dollars of one GPU for an hour by platform or device ("" is for all others), and where they come from: what was
-    given (as a number, a table, or text such as `h100=2.5,a100-80gb=1.6`), and for others the list; `none` for none."""
+    given (as a number, a table, or text such as `h100=2.5,a100-80gb=1.6`), and for others the list; `list` is
+    that alone, `none` none."""
     if isinstance(price, str) and price.strip() == "none":
         return {}, ""
+    price = None if isinstance(price, str) and price.strip() == "list" else price
     given = read_prices(_parse_prices(price) if isinstance(price, str) else price)
     if "" in given:
         return given, "as given"

@@ -53,14 +53,12 @@ class LargestBlock:
 
 @dataclass(frozen=True, eq=False)
 class DeviceMemory(Memory):
-    """Memory of the fullest rank on its device, in bytes. `spread` is the log-sigma of what is allocated, `host_bytes`
-    what the step keeps in host memory (pinned)."""
+    """Memory of the fullest rank on its device, in bytes. `spread` is the log-sigma of what is allocated."""
 
     device: Device
     process: ProcessMemory
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     spread: float = CAPTURED_SPREAD
-    host_bytes: float = 0.0
 
     __hash__ = None
 
@@ -185,7 +183,7 @@ class DeviceMemory(Memory):
             "reserved_interval_gb": [bound / 1e9 for bound in self.reserved_interval],
             "used_gb": self.used_bytes / 1e9,
             "used_interval_gb": [bound / 1e9 for bound in self.used_interval],
-            "host_gb": self.host_bytes / 1e9,
+            "host_gb": self.events.host_bytes / 1e9,
             "limit_gb": limit / 1e9 if math.isfinite(limit) else None,
             "fits": self.fits,
             "fit_probability": self.fit_probability,
@@ -212,11 +210,9 @@ def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
 
 def make_device_memory(
     memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
-    spread: float = CAPTURED_SPREAD, host_bytes: float = 0.0,
+    spread: float = CAPTURED_SPREAD,
 ) -> DeviceMemory:  # fmt: skip
     """The memory of a step on a device, with what libraries and the process take."""
     events: MemoryEvents = add_workspaces(memory.events, device)
     process = ProcessMemory(0.0, 0.0) if device.is_cpu else estimate_process_memory(device, communicators)
-    return DeviceMemory(
-        events, device, process, settings or AllocatorSettings(), spread=spread, host_bytes=host_bytes
-    )  # fmt: skip
+    return DeviceMemory(events, device, process, settings or AllocatorSettings(), spread=spread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,8 @@ def add_workspaces(events: MemoryEvents, device: Device) -> MemoryEvents:
         "nbytes": size, "born": -1, "gone": events.ticks, "appears": 0, "category": _WORKSPACE,
         "label": len(events.labels), "stream": 0, "used_until": -1,
     }  # fmt: skip
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate((getattr(events, name), np.full(_HANDLES, value, dtype=np.int64)))
         for name, value in added.items()
     }
-    return MemoryEvents(**columns, labels=(*events.labels, "cuBLAS"), ticks=events.ticks)
+    return replace(events, labels=(*events.labels, "cuBLAS"), **columns)

@@ -73,6 +73,7 @@ class Groups:
             cp_gather=layout.cp_gather,
             dispatched=count_token_copies(layout, experts, gpus_per_node) if experts is not None else 0.0,
             overlap_ep=layout.overlap_ep,
+            sorted_by_dispatch=layout.dispatch == "once",  # DeepEP and HybridEP
             counts_on_host=experts is not None and layout.kernels != "graph" and not experts.capacity,
         )
 
@@ -111,6 +112,7 @@ def make_style(layout: Layout) -> Style:
         tuned=layout.kernels not in PYTORCH,
         fused=layout.kernels != "eager",
         together=layout.kernels in ("compiled", "graph"),
+        graphed=layout.graphed,
         joined=bool(layout.joined),
         autocast=layout.gather_bytes == 4 and layout.precision not in ("fp32", "tf32"),
         wide=layout.autocast,

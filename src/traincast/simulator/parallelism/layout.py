@@ -18,6 +18,8 @@ PYTORCH = ("eager", "compiled")
 """Those of `LAUNCHES` that are PyTorch's own, not a vendor's."""
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
+GRAPHED = ("attention", "router", "feed_forward", "mamba")
+"""Modules that Transformer Engine captures as CUDA graphs of their own."""
 SCALINGS = ("tensor", "row", "block", "mx")
 OPTIMIZERS = ("adam", "adam-foreach", "adam-loop", "none")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
@@ -49,16 +51,16 @@ class Layout:
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only; where
-    `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who
-    launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
-    CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
-    PyTorch's models do not). `dropout`: after embedding, attention and both projections. `autocast`: weights are in
-    fp32 and cast for 16-bit GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-
-    foreach", "adam-loop" (see `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters,
-    of expert-parallel ranks and of stages run alongside kernels; those of tensor-parallel ranks "none" of the time,
-    in the "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts,
-    or "once" to every node (DeepEP). `expert_imbalance` is how many times the even share of tokens the rank with the
-    busiest experts gets.
+    `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who launches
+    them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one CUDA
+    graph; modules in `graphed` are CUDA graphs of their own between others that the host launches. `joined`: query, key
+    and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and PyTorch's models do not).
+    `dropout`: after embedding, attention and both projections. `autocast`: weights are in fp32 and cast for 16-bit
+    GEMMs, as PyTorch's autocast does it. `optimizer` is "adam" (one fused kernel), "adam-foreach", "adam-loop" (see
+    `write_update`) or "none". `overlap_*` lets collectives of gradients, of parameters, of expert-parallel ranks and of
+    stages run alongside kernels; those of tensor-parallel ranks "none" of the time, in the "backward" pass (as Megatron
+    does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once" to every node (DeepEP).
+    `expert_imbalance` is how many times the even share of tokens the rank with the busiest experts gets.
 
     What saves memory: `optimizer_state` is the type of the optimizer's moments ("fp32", with fp32 copies of 16-bit
     weights; "bf16" or "int8", without); `frozen_type` that of weights below adapters ("": as computed with, or "nf4");
@@ -90,6 +92,7 @@ class Layout:
     checkpoint_every: int = 1
     checkpoint_layers: int = 0
     kernels: str = "fused"
+    graphed: tuple[str, ...] = ()
     joined: bool | None = None
     attention: str = "flash"
     dropout: bool = False
@@ -181,6 +184,7 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
     ):
         if name not in known:
             raise make_unknown_error(what, name, known, f"Choose from {', '.join(known)}.")
+    _check_graphed(layout)
     _check_counts(layout)
     layout = replace(layout, seq_len=layout.seq_len or model.seq_len)
     if layout.precision in ("fp32", "tf32"):
@@ -211,6 +215,17 @@ def check_arithmetic_units(precision: str, device: Device) -> None:
         raise TraincastError(
             f"{device.key} has no {precision} units, so nothing runs in {precision} there; give `dtype` {known}, or a "
             f"GPU that has them ({having})"
+        )
+
+
+def _check_graphed(layout: Layout) -> None:
+    for name in layout.graphed:
+        if name not in GRAPHED:
+            raise make_unknown_error("module of a CUDA graph", name, GRAPHED, f"Choose from {', '.join(GRAPHED)}.")
+    if layout.graphed and layout.kernels != "fused":
+        raise TraincastError(
+            f"CUDA graphs of single modules are a vendor's, and kernels are {layout.kernels}; give fused, or graph for "
+            "all modules"
         )
 
 

@@ -4,7 +4,7 @@ in which its host allocates and frees them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class StageMemory:
     ) -> None:  # fmt: skip
         self.layout, self.chunks, self.message, self.tied = layout, chunks, message, tied
         self.receives, self.sends = receives, sends
-        self.writer = EventWriter()
+        self.writer, self.host = EventWriter(), EventWriter()
         self.states: list[list[StateBytes]] = [
             [
                 count_state_bytes(
@@ -98,7 +98,8 @@ class StageMemory:
             else:
                 self._run_late(turn)
         self._update()
-        return self.writer.build_events()
+        self.host.tick = self.writer.tick
+        return replace(self.writer.build_events(), host_bytes=self.host.build_events().peak_bytes)
 
     @property
     def _is_fsdp(self) -> bool:
@@ -122,8 +123,8 @@ class StageMemory:
             for part, state in zip(parts, states, strict=True):
                 weights = find_block_tensors(part.piece, self._loss_of(part)).weights
                 shares = weights / max(1, int(weights.sum()))
-                if "parameters" not in self.layout.offload:
-                    self.writer.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
+                where = self.host if "parameters" in self.layout.offload else self.writer
+                where.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
                 if self._holds_gradients:
                     self.writer.add_blocks(state.gradients * shares, -1, None, _GRADIENT, part.label)
                 elif self.layout.sharding == "none" and self.layout.dp > 1:  # buckets of DDP
@@ -259,6 +260,7 @@ class StageMemory:
             tensors.nbytes[kept], forward[kept], np.minimum(used, gone)[kept], _ACTIVATION, part.label
         )
         self.writer.add_blocks(tensors.nbytes[waits], start, gone[waits], _ACTIVATION, part.label)
+        self.host.add_blocks(tensors.nbytes[waits], used[waits], start, _ACTIVATION, part.label)
 
     def _write_result(self, turn: Turn, number: int, part: Part, tensors: BlockTensors, passage: _Passage) -> None:
         """What the next part reads: it goes with that one's backward pass. What another stage reads goes at once in
@@ -276,7 +278,9 @@ class StageMemory:
             if "activations" in self.layout.offload and not following.frozen:
                 writer.add_blocks(nbytes, born, next_forward + 2 * following.piece.backward, _ACTIVATION, part.label)
                 passage_next = self._passages[turn.chunk, number + 1, turn.micro_batch]
+                used = next_forward + 2 * following.piece.backward
                 born = passage_next.again if passage_next.again >= 0 else passage_next.backward
+                self.host.add_blocks(nbytes, used, born, _ACTIVATION, part.label)
         elif self.layout.kernels in PYTORCH:
             gone = writer.tick
         else:
@@ -365,11 +369,11 @@ class StageMemory:
                 self._free(pending, _COMMUNICATION, "collectives")
         for parts, states in zip(self.chunks, self.states, strict=True):
             for part, state in zip(parts, states, strict=True):
-                if not {"optimizer", "parameters"} & set(self.layout.offload):
-                    weights = find_block_tensors(part.piece, self._loss_of(part)).weights
-                    shares = np.repeat(weights / max(1, int(weights.sum())) / 2, 2)
-                    now = self.writer.tick
-                    self.writer.add_blocks(state.optimizer * shares, -1, None, _OPTIMIZER, part.label, appears=now)
+                where = self.host if {"optimizer", "parameters"} & set(self.layout.offload) else self.writer
+                weights = find_block_tensors(part.piece, self._loss_of(part)).weights
+                shares = np.repeat(weights / max(1, int(weights.sum())) / 2, 2)
+                now = self.writer.tick
+                where.add_blocks(state.optimizer * shares, -1, None, _OPTIMIZER, part.label, appears=now)
         self.writer.tick += 2
 
 

@@ -41,9 +41,11 @@ def predict_parallel(
     prepare: Callable[[Workload], Workload] | None = None,
     late: float = 0.0,
     op_speed: Mapping[str, float] | None = None,
+    check_memory: bool = True,
 ) -> Prediction:
     """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is rejected. `prepare`
-    edits the ops of all stages before; `late` and `op_speed` as in `predict_step`."""
+    edits the ops of all stages before; `late` and `op_speed` as in `predict_step`. Without `check_memory` the memory
+    is that of what was simulated, which may be fewer micro-batches."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
@@ -59,29 +61,36 @@ def predict_parallel(
         )  # fmt: skip
         if edited is not workload:
             changes.append(_find_peak(edited) - _find_peak(workload))
-        result = remove_stage_waiting(step)
-        exposed, bubble, compute = split_exposed_and_bubble(result, stages=layout.pp)
-        figures = _make_figures(model, platform, layout, exposed, bubble, compute, micro_batches)
-        terms, interval = compute_layout_interval(result, exposed)
-        outside = tuple(item for item in result.outside if item.op not in ("c10d::recv_", "c10d::send"))
-        shown = sum(exposed.values())
-        return replace(
-            result,
-            parallel=figures,
-            interval=interval,
-            interval_terms=terms,
-            outside=outside,
-            exposed_comm=shown,
-            device_active=compute + shown,
-            device_idle=max(0.0, result.iteration - compute - shown),
-        )
+        return _add_figures(step, model, platform, layout, micro_batches)
 
     changes: list[int] = []
     simulated, period = count_simulated_micro_batches(layout)
     result = simulate(simulated)
     if simulated < layout.accumulation:
         result = _extend_prediction(result, simulate(simulated - period), (layout.accumulation - simulated) / period)
+    if not check_memory:
+        return result
     return _add_memory(result, platform, model, layout, stages, changes[0] if changes else 0)
+
+
+def _add_figures(
+    step: Prediction, model: Transformer, platform: Platform, layout: Layout, micro_batches: int
+) -> Prediction:
+    """A simulated step of this many micro-batches with what is told of layouts besides."""
+    result = remove_stage_waiting(step)
+    exposed, bubble, compute = split_exposed_and_bubble(result, stages=layout.pp)
+    terms, interval = compute_layout_interval(result, exposed)
+    shown = sum(exposed.values())
+    return replace(
+        result,
+        parallel=_make_figures(model, platform, layout, exposed, bubble, compute, micro_batches),
+        interval=interval,
+        interval_terms=terms,
+        outside=tuple(item for item in result.outside if item.op not in ("c10d::recv_", "c10d::send")),
+        exposed_comm=shown,
+        device_active=compute + shown,
+        device_idle=max(0.0, result.iteration - compute - shown),
+    )
 
 
 def _find_peak(workload: Workload) -> int:
@@ -155,7 +164,7 @@ def _make_figures(
         bubble=bubble,
         compute=compute,
         flops=_count_model_flops(model, layout),
-        peak_flops=device.peak_flops.get(layout.precision) or device.peak_flops["fp32"],
+        peak_flops=device.get_product_flops(layout.precision),
         simulated=micro_batches,
     )
 

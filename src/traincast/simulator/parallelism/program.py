@@ -44,6 +44,7 @@ from traincast.utils.arrays import BoolArray, IntArray
 
 _BUCKET_ELEMENTS = 40e6  # of gradients that are reduced together: Megatron's default
 _BUCKET_PER_RANK = 1e6  # at least, of each data-parallel rank: a ring over many ranks would only wait for latencies
+_EVENTS_IN_FLIGHT = 3
 _GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
 _KEPT = ("aten::_flash_attention_forward", "aten::_softmax", "aten::topk")
 """Ops besides GEMMs whose results every way of checkpointing but the full one keeps."""
@@ -171,7 +172,10 @@ class StageProgram:
         self._emit(self.snippets.wait(self._event(chunk, number), phase))
 
     def _event(self, chunk: int, number: int) -> int:
-        return sum(len(parts) for parts in self.chunks[:chunk]) + number
+        """The event of a layer's parameters. Where they are gathered anew in every pass, two layers' are on their way
+        at most: events are used again, so that equal layers have equal programs."""
+        place = sum(len(parts) for parts in self.chunks[:chunk]) + number
+        return place % _EVENTS_IN_FLIGHT if self.layout.sharding == "zero3" and self.layout.reshard else place
 
     def _reduce(self, part: Part, chunk: int, number: int, *, last: bool) -> None:
         """Gradients of a layer between copies of the model: at once where parameters are sharded too, else with those

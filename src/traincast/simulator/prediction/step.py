@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from traincast.hardware.topology import Topology
 
 
+_MOST_UNEVEN = 8_000_000  # instructions of all ranks; each takes 90 bytes
 GRAPH_LAUNCH_SECONDS = 20e-6
 """Host time of launching a CUDA graph: the median of the 58 launches of up to three kernels in a traced A100 job."""
 
@@ -166,6 +167,7 @@ def _compute_durations(
     busy = _list_program_host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
+    uneven.check_room(instructions)
     both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
     return [seconds for seconds, _ in both], [seconds for _, seconds in both]
 
@@ -328,6 +330,15 @@ class Unevenness:
             raise TraincastError(
                 f"skew {self.skew_ms:g} ms, jitter {self.jitter:g} and seed {self.seed} must not be negative "
                 "(skew at most 1e6 ms, jitter at most 10)"
+            )
+
+    def check_room(self, instructions: StepInstructions) -> None:
+        """Rejects a step of which every rank by itself is more than is simulated."""
+        sizes = [len(schedule.code) for schedule in instructions.schedules]
+        if sum(sizes) > _MOST_UNEVEN:
+            raise TraincastError(
+                f"with `skew_ms` or `jitter` each of {len(sizes)} GPUs is simulated by itself, which takes too much "
+                f"memory for steps of this length; give at most {_MOST_UNEVEN // max(sizes)} `gpus`, or leave them out"
             )
 
     def applied(self, host: FloatArray, kernel: FloatArray, rank: int) -> tuple[FloatArray, FloatArray]:

@@ -68,7 +68,7 @@ def compute_throughput(
     by_type = _sum_flops_by_type(instructions)
     flops = sum(by_type.values())
     peak_type = max(by_type, key=lambda compute: by_type[compute], default="fp32")
-    peak = gpus * device.get_peak_flops(peak_type)
+    peak = gpus * device.get_product_flops(peak_type)
     samples = gpus * batch_size / seconds if seconds > 0 else 0.0
     mfu = flops / seconds / peak if seconds > 0 and peak > 0 else 0.0
     return Throughput(

@@ -105,8 +105,8 @@ def _read_config(content: dict[Any, Any], default_name: str, folder: Path) -> Dl
     known: dict[str, Any] = {"name": content.get("name", default_name)}
     if not isinstance(known["name"], str) or not known["name"]:
         raise TraincastError(f"field 'name' must be text, got {shorten_value(known['name'])}")
-    known["bottom_mlp"] = _read_sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
-    known["top_mlp"] = _read_sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
+    known["bottom_mlp"] = read_sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
+    known["top_mlp"] = read_sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
     if known["top_mlp"][-1] != 1:
         raise TraincastError(f"field 'top_mlp' must end in 1 (one click probability), got {known['top_mlp'][-1]}")
     tables = _count_tables(content)
@@ -164,11 +164,12 @@ def _read_access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], fo
 
 def _read_per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:
     if isinstance(value, list):
-        return _read_sizes(key, value, least=1, most=MAX_TABLES)
+        return read_sizes(key, value, least=1, most=MAX_TABLES)
     return (_read_integer(key, value),) * tables
 
 
-def _read_sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
+def read_sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
+    """The integers of a field that is a list of so many of them."""
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise TraincastError(f"field '{key}' must be a list of {least} to {most} integers, got {shorten_value(value)}")
     return tuple(_read_integer(key, item) for item in value)

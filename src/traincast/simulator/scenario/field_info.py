@@ -25,13 +25,15 @@ GROUPS = {
     "costs": "costs",
 }
 """Groups of fields and their titles, in the order of the declaration."""
+LAWS = ("slower", "faster", "same time", "more memory", "less memory")
+"""What a larger value, a later choice or a flag may make of a step, or leave as it is: never the opposite."""
 _MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldInfo:
     """One field of a scenario. `kind` is "integer", "number", "flag", "choice" or "text"; `least` and `most` are the
-    limits of numbers; `default` says what stands for a value that is not given."""
+    limits of numbers; `default` says what stands for a value that is not given, `laws` are of `LAWS`."""
 
     name: str
     kind: str
@@ -44,6 +46,7 @@ class FieldInfo:
     most: float
     needs: tuple[str, ...]
     is_file: bool
+    laws: tuple[str, ...] = ()
 
     @property
     def option(self) -> str:
@@ -129,4 +132,5 @@ def make_field_info(name: str, hint: Any) -> FieldInfo:
         group=extra["group"], help=str(meta.description), unit=extra["unit"], default=extra["default"],
         choices=choices, least=-math.inf if meta.ge is None else meta.ge,
         most=math.inf if meta.le is None else meta.le, needs=extra["needs"], is_file=extra["file"],
+        laws=tuple(law for law in extra["law"].split(", ") if law),
     )  # fmt: skip

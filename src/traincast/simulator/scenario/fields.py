@@ -25,7 +25,7 @@ def make_scenario(values: Mapping[str, Any]) -> Scenario:
             continue
         if name == "fsdp" and isinstance(value, bool):
             value = 2 if value else None
-        elif name in ("stage_layers", "overlap") and not isinstance(value, str):
+        elif name in ("stage_layers", "overlap", "graph_modules") and not isinstance(value, str):
             value = ",".join(str(part) for part in value)
         elif isinstance(value, Path):
             value = str(value)

@@ -38,6 +38,8 @@ def make_layout(scenario: Scenario) -> Layout:
     }  # fmt: skip
     if scenario.stage_layers is not None:
         chosen["stage_layers"] = _parse_stage_layers(scenario.stage_layers)
+    if scenario.graph_modules is not None:
+        chosen["graphed"] = tuple(part.strip() for part in scenario.graph_modules.split(","))
     kernels = scenario.launches
     return Layout(
         gpus=scenario.gpus or 1,

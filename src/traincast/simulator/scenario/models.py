@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
-from traincast.costs.kernels.registry import make_lowering_context
-from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
-from traincast.models.embeddings.documents import BUILTIN_SETS, load_builtin_tables
+from traincast.models.embeddings.documents import BUILTIN_SETS, list_builtin_sizes
 from traincast.models.published import PublishedProgram, list_published_programs
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.models.transformers.sizes import count_all_parameters
-from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.workloads import load_single_gpu_step
 from traincast.utils.results import Records, ResultList, drop_nested_values
+
+if TYPE_CHECKING:  # a list of names is quick: what steps and kernels need is imported when they are looked at
+    from traincast.costs.kernels.lowered import OpCoverage
+    from traincast.ir.workload import Workload
 
 RECOMMENDERS, LANGUAGE, CAPTURED = "recommenders", "Transformers, laid out over GPUs", "Transformers, captured"
 VISION, PROGRAMS, TABLES = "vision", "published programs", "embedding tables (shard, predict with a plan)"
@@ -36,11 +35,17 @@ class BuiltInModel:
     @cached_property
     def workload(self) -> Workload:
         """One training step at the model's default size."""
+        from traincast.simulator.scenario.scenario import Scenario
+        from traincast.simulator.scenario.workloads import load_single_gpu_step
+
         return load_single_gpu_step(Scenario(workload=self.info.name))
 
     @cached_property
     def coverage(self) -> list[OpCoverage]:
         """Every op of the step by name: how often it occurs, how many kernels it launches, whether they are known."""
+        from traincast.costs.kernels.lowered import list_op_coverage
+        from traincast.costs.kernels.registry import make_lowering_context
+
         return list_op_coverage(self.workload.programs[0], make_lowering_context(self.workload))
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +92,7 @@ class ModelList(ResultList[BuiltInModel]):
         return ModelList([model for model, known in words if wanted in known])
 
 
-class CoverageList(ResultList[tuple[str, OpCoverage]]):
+class CoverageList(ResultList["tuple[str, OpCoverage]"]):
     """Models and their ops: how often an op occurs, how many kernels it launches, and whether those are known."""
 
     __slots__ = ()
@@ -138,10 +143,10 @@ def _make_described_info(model: Transformer) -> ModelInfo:
 
 
 def _make_table_info(name: str) -> ModelInfo:
-    tables = load_builtin_tables(name)
+    sizes = list_builtin_sizes(name)
     return ModelInfo(
-        name=name, description=f"{len(tables)} embedding tables", batch_size=0, seq_len=0,
-        parameters=sum(table.rows * table.dim for table in tables), ops=0, axis="", choices=(), optimizers=(),
+        name=name, description=f"{len(sizes)} embedding tables", batch_size=0, seq_len=0,
+        parameters=sum(rows * dim for rows, dim in sizes), ops=0, axis="", choices=(), optimizers=(),
         files=(),
     )  # fmt: skip
 

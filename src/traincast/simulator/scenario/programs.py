@@ -97,9 +97,6 @@ def make_no_program_error(name: str) -> TraincastError:
     )
 
 
-_HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
-
-
 def build_published_step(
     program: PublishedProgram, gpus: int, scenario: Scenario, gpus_per_node: int = 8
 ) -> tuple[Workload, str]:
@@ -124,14 +121,7 @@ def find_published_host(program: PublishedProgram) -> HostProfile | None:
     """The host that a published program runs on; None when the platform's will do."""
     if not program.host:
         return None
-    return make_tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
-
-
-def make_tensorflow_host() -> HostProfile:
-    """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
-    server = load_host_profile("server-2022")
-    wait = 0.5 * _HOROVOD_CYCLE_SECONDS
-    return replace(server, name="tensorflow", t2={**server.t2, "HorovodAlltoall": wait, "HorovodAllreduce": wait})
+    return load_host_profile(program.host)
 
 
 AUTOCAST: dict[str | None, str] = {None: "", "fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}

@@ -51,11 +51,12 @@ MAX_RANKS = 1 << 20
 
 def _describe(
     group: str, help: str, *, least: float | None = None, most: float | None = None, unit: str = "",
-    default: str = "", needs: tuple[str, ...] = (), file: bool = False
+    default: str = "", needs: tuple[str, ...] = (), file: bool = False, law: str = ""
 ) -> Meta:  # fmt: skip
     """What is known of a field: its group, help, range and unit; `default` is what stands for it where it is not given,
-    `needs` are fields of which one must be given too, `file` says that it names a file."""
-    extra = {"group": group, "unit": unit, "default": default, "needs": needs, "file": file}
+    `needs` are fields of which one must be given too, `file` says that it names a file. `law` is what a larger value, a
+    later choice or a flag makes of a step (`field_info.LAWS`; "": a trade)."""
+    extra = {"group": group, "unit": unit, "default": default, "needs": needs, "file": file, "law": law}
     return Meta(description=help, ge=least, le=most, extra=extra)
 
 
@@ -71,282 +72,217 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `.yaml`), "here" (the machine at hand), or a `Platform`.
     """
 
+    # fmt: off
     workload: Annotated[Source, _describe("source", "what is trained: a model by name, a file, or an object")] = ""
     on: Annotated[On, _describe("hardware", "a GPU or node by name, a description (.toml), or 'here'")] = ""
     gpus: Annotated[int, _count("hardware", "how many GPUs", default="1")] | None = None
     clock_mhz: Annotated[float, _describe(
-        "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own"
-    )] | None = None  # fmt: skip
+        "hardware", "the SM clock, locked", least=1, most=1e5, unit="MHz", default="the GPU's own", law="faster"
+    )] | None = None
     power_limit_w: Annotated[float, _describe(
-        "hardware", "the power limit of a board", least=1, most=1e5, unit="W", default="the GPU's own"
-    )] | None = None  # fmt: skip
+        "hardware", "the power limit of a board", least=1, most=1e5, unit="W", default="the GPU's own", law="faster"
+    )] | None = None
 
-    batch_size: (
-        Annotated[int, _count("sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own")]
-        | None
-    ) = None
+    batch_size: Annotated[int, _count(
+        "sizes", "samples per GPU", most=MAX_BATCH, unit="samples", default="the model's own",
+        law="slower, more memory"
+    )] | None = None
     seq_len: Annotated[int, _count(
-        "sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own"
-    )] | None = None  # fmt: skip
+        "sizes", "tokens per sample", most=MAX_SEQ_LEN, unit="tokens", default="the model's own",
+        law="slower, more memory"
+    )] | None = None
     micro_batch: Annotated[int, _count(
-        "sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size"
-    )] | None = None  # fmt: skip
-    global_batch: Annotated[
-        int,
-        _count("sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
-               default="a micro-batch per rank"),
-    ] | None = None  # fmt: skip
+        "sizes", "samples of a micro-batch", most=MAX_BATCH, unit="samples", default="batch_size", law="more memory"
+    )] | None = None
+    global_batch: Annotated[int, _count(
+        "sizes", "samples of a step, all GPUs together", most=1 << 40, unit="samples",
+        default="a micro-batch per rank", law="slower"
+    )] | None = None
 
-    dtype: Annotated[
-        Dtype, _describe("numerics", "arithmetic; of a set of tables, their type",
-                          default="fp32; bf16 of described Transformers; of tables as they say")
-    ] | None = None  # fmt: skip
-    fp8_scaling: (
-        Annotated[
-            Literal["tensor", "row", "block", "mx"],
-            _describe("numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)),
-        ]
-        | None
-    ) = None
-    fp8_gather: Annotated[
-        bool, _describe("numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"))
-    ] = False  # fmt: skip
+    dtype: Annotated[Dtype, _describe(
+        "numerics", "arithmetic; of a set of tables, their type",
+        default="fp32; bf16 of described Transformers; of tables as they say"
+    )] | None = None
+    fp8_scaling: Annotated[Literal["tensor", "row", "block", "mx"], _describe(
+        "numerics", "what an 8-bit scale belongs to", default="tensor", needs=("dtype",)
+    )] | None = None
+    fp8_gather: Annotated[bool, _describe(
+        "numerics", "FSDP gathers parameters in eight bits", needs=("fsdp", "zero"), law="faster"
+    )] = False
 
-    autocast: Annotated[
-        bool, _describe("numerics", "weights in fp32, cast for 16-bit GEMMs as torch.autocast does",
-                               default="off: weights in the type of `dtype`")
-    ] = False  # fmt: skip
+    autocast: Annotated[bool, _describe(
+        "numerics", "weights in fp32, cast for 16-bit GEMMs as torch.autocast does",
+        default="off: weights in the type of `dtype`"
+    )] = False
 
-    mode: Annotated[Mode, _describe("program", "training, or inference alone", default="training")] | None = None
-    optimizer: (
-        Annotated[Optimizer, _describe("program", "the optimizer; none leaves its step out", default="the model's own")]
-        | None
-    ) = None
-    optimizer_impl: Annotated[
-        Literal["fused", "foreach", "loop"],
-        _describe("program", "how PyTorch runs Adam: one kernel, lists of tensors, tensor by tensor",
-                         default="fused"),
-    ] | None = None  # fmt: skip
-    dropout: Annotated[
-        bool, _describe("program", "dropout after embedding, attention and both projections of a layer",
-                               default="off")
-    ] = False  # fmt: skip
-    attention: Annotated[
-        Attention,
-        _describe("program", "attention of Transformers: op by op, or one fused kernel",
-              default="eager; sdpa of described Transformers"),
-    ] | None = None  # fmt: skip
-    embedding: Annotated[
-        Embedding, _describe("program", "how a DLRM looks up its tables", default="the model's own")
-    ] | None = None  # fmt: skip
-    kernels: (
-        Annotated[
-            Kernels,
-            _describe(
-                "program",
-                "who launches kernels: PyTorch op by op, fused modules, torch.compile, a CUDA graph",
-                default="eager",
-            ),
-        ]
-        | None
-    ) = None
-    compiled: Annotated[bool, _describe("program", "as torch.compile(model) runs it: kernels compiled")] = False
-    cuda_graph: Annotated[bool, _describe("program", "the step replayed as CUDA graphs")] = False
-    program: Annotated[
-        ProgramName, _describe("program", "what trains a DLRM on several GPUs", default="torchrec")
-    ] | None = None  # fmt: skip
-    checkpoint: Annotated[
-        Checkpoint, _describe("program", "what backward computes again", default="none")
-    ] | None = None  # fmt: skip
-    checkpoint_every: (
-        Annotated[int, _count("program", "recompute every n-th layer only", default="1", needs=("checkpoint",))] | None
-    ) = None
-    checkpoint_layers: Annotated[
-        int, _count("program", "recompute the first n layers per stage", default="all", needs=("checkpoint",))
-    ] | None = None  # fmt: skip
+    mode: Annotated[Mode, _describe(
+        "program", "training, or inference alone", default="training", law="faster, less memory"
+    )] | None = None
+    optimizer: Annotated[Optimizer, _describe(
+        "program", "the optimizer; none leaves its step out", default="the model's own", law="slower, more memory"
+    )] | None = None
+    optimizer_impl: Annotated[Literal["fused", "foreach", "loop"], _describe(
+        "program", "how PyTorch runs Adam: one kernel, lists of tensors, tensor by tensor", default="fused",
+        law="slower"
+    )] | None = None
+    dropout: Annotated[bool, _describe(
+        "program", "dropout after embedding, attention and both projections of a layer", default="off",
+        law="slower, more memory"
+    )] = False
+    attention: Annotated[Attention, _describe(
+        "program", "attention of Transformers: op by op, or one fused kernel",
+        default="eager; sdpa of described Transformers", law="faster, less memory"
+    )] | None = None
+    embedding: Annotated[Embedding, _describe(
+        "program", "how a DLRM looks up its tables", default="the model's own"
+    )] | None = None
+    kernels: Annotated[Kernels, _describe(
+        "program", "who launches kernels: PyTorch op by op, fused modules, torch.compile, a CUDA graph",
+        default="eager"
+    )] | None = None
+    compiled: Annotated[bool, _describe(
+        "program", "as torch.compile(model) runs it: kernels compiled", law="faster"
+    )] = False
+    cuda_graph: Annotated[bool, _describe("program", "the step replayed as CUDA graphs", law="faster")] = False
+    program: Annotated[ProgramName, _describe(
+        "program", "what trains a DLRM on several GPUs", default="torchrec"
+    )] | None = None
+    checkpoint: Annotated[Checkpoint, _describe(
+        "program", "what backward computes again", default="none", law="slower, less memory"
+    )] | None = None
+    checkpoint_every: Annotated[int, _count(
+        "program", "recompute every n-th layer only", default="1", needs=("checkpoint",), law="faster, more memory"
+    )] | None = None
+    checkpoint_layers: Annotated[int, _count(
+        "program", "recompute the first n layers per stage", default="all", needs=("checkpoint",),
+        law="slower, less memory"
+    )] | None = None
 
-    tp: Annotated[int, _count("parallelism", "tensor-parallel ranks: they share every matrix", default="1")] | None = (
-        None
-    )
+    tp: Annotated[int, _count(
+        "parallelism", "tensor-parallel ranks: they share every matrix", default="1", law="less memory"
+    )] | None = None
     pp: Annotated[int, _count("parallelism", "pipeline stages", default="1")] | None = None
-    vp: (
-        Annotated[
-            int,
-            _count("parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)),
-        ]
-        | None
-    ) = None
+    vp: Annotated[int, _count(
+        "parallelism", "chunks of layers per stage (interleaved schedule)", default="1", needs=("pp",)
+    )] | None = None
     cp: Annotated[int, _count("parallelism", "ranks that share the tokens of a sample", default="1")] | None = None
     ep: Annotated[int, _count("parallelism", "ranks that share the experts", default="1")] | None = None
     etp: Annotated[int, _count("parallelism", "ranks that share one expert", default="1")] | None = None
     expert_imbalance: Annotated[float, _describe(
         "parallelism", "tokens of the rank with the busiest experts, times its even share", least=1.0, most=1e6,
-        default="1", needs=("ep",)
-    )] | None = None  # fmt: skip
+        default="1", needs=("ep",), law="slower"
+    )] | None = None
     fsdp: Annotated[Literal[1, 2], _describe("parallelism", "fully sharded data parallel", default="off")] | None = None
-    zero: (
-        Annotated[
-            Literal[1, 2, 3],
-            _describe(
-                "parallelism", "data-parallel ranks share the optimizer (1), gradients (2), all (3)", default="off"
-            ),
-        ]
-        | None
-    ) = None
-    shard_group: (
-        Annotated[
-            int,
-            _count(
-                "parallelism", "ranks that share parameters (hybrid sharding)", default="all", needs=("fsdp", "zero")
-            ),
-        ]
-        | None
-    ) = None
-    no_reshard: Annotated[
-        bool, _describe("parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"))
-    ] = False
-    no_sequence_parallel: Annotated[
-        bool, _describe("parallelism", "tensor parallel without sharing tokens", needs=("tp",))
-    ] = False  # fmt: skip
-    schedule: Annotated[
-        Schedule, _describe("parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",))
-    ] | None = None  # fmt: skip
-    stage_layers: (
-        Annotated[str, _describe("parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",))]
-        | None
-    ) = None
-    cp_exchange: (
-        Annotated[
-            Literal["ring", "gather"],
-            _describe("parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)),
-        ]
-        | None
-    ) = None
-    dispatch: (
-        Annotated[
-            Literal["each", "once"],
-            _describe(
-                "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
-            ),
-        ]
-        | None
-    ) = None
-    overlap: (
-        Annotated[
-            str,
-            _describe(
-                "parallelism",
-                "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
-                default="gradients,parameters,stages, and tp in the backward pass",
-            ),
-        ]
-        | None
-    ) = None
-    no_overlap: Annotated[bool, _describe("parallelism", "no communication overlaps kernels")] = False
-    lora_rank: (
-        Annotated[
-            int,
-            _count(
-                "parallelism", "train low-rank adapters of attention of this rank; the model is frozen", default="off"
-            ),
-        ]
-        | None
-    ) = None
-    frozen_layers: (
-        Annotated[
-            int,
-            _count("parallelism", "the first n layers and the token embedding are not trained", default="0"),
-        ]
-        | None
-    ) = None
-    document_len: (
-        Annotated[
-            int,
-            _count(
-                "parallelism", "tokens of the documents that samples are packed from", unit="tokens", default="seq_len"
-            ),
-        ]
-        | None
-    ) = None
+    zero: Annotated[Literal[1, 2, 3], _describe(
+        "parallelism", "data-parallel ranks share the optimizer (1), gradients (2), all (3)", default="off",
+        law="less memory"
+    )] | None = None
+    shard_group: Annotated[int, _count(
+        "parallelism", "ranks that share parameters (hybrid sharding)", default="all", needs=("fsdp", "zero"),
+        law="less memory"
+    )] | None = None
+    no_reshard: Annotated[bool, _describe(
+        "parallelism", "keep gathered parameters for the backward pass", needs=("fsdp", "zero"),
+        law="faster, more memory"
+    )] = False
+    no_sequence_parallel: Annotated[bool, _describe(
+        "parallelism", "tensor parallel without sharing tokens", needs=("tp",), law="more memory"
+    )] = False
+    schedule: Annotated[Schedule, _describe(
+        "parallelism", "schedule of pipeline stages", default="1f1b", needs=("pp",)
+    )] | None = None
+    stage_layers: Annotated[str, _describe(
+        "parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",)
+    )] | None = None
+    cp_exchange: Annotated[Literal["ring", "gather"], _describe(
+        "parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)
+    )] | None = None
+    dispatch: Annotated[Literal["each", "once"], _describe(
+        "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)
+    )] | None = None
+    graph_modules: Annotated[str, _describe(
+        "parallelism", "modules that are CUDA graphs between others: attention,router,feed_forward", default="none"
+    )] | None = None
+    overlap: Annotated[str, _describe(
+        "parallelism", "communication that overlaps kernels: gradients,parameters,tp,experts,stages, or none",
+        default="gradients,parameters,stages, and tp in the backward pass"
+    )] | None = None
+    no_overlap: Annotated[bool, _describe("parallelism", "no communication overlaps kernels", law="slower")] = False
+    lora_rank: Annotated[int, _count(
+        "parallelism", "train low-rank adapters of attention of this rank; the model is frozen", default="off",
+        law="slower, more memory"
+    )] | None = None
+    frozen_layers: Annotated[int, _count(
+        "parallelism", "the first n layers and the token embedding are not trained", default="0",
+        law="faster, less memory"
+    )] | None = None
+    document_len: Annotated[int, _count(
+        "parallelism", "tokens of the documents that samples are packed from", unit="tokens", default="seq_len",
+        law="slower"
+    )] | None = None
 
     allocator: Annotated[str, _describe(
-        "memory", "PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True", default="PyTorch's own"
-    )] | None = None  # fmt: skip
+        "memory", "PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True", default="PyTorch's own",
+        law="same time"
+    )] | None = None
     optimizer_state: Annotated[OptimizerState, _describe(
-        "memory", "type of the optimizer's moments; but for fp32, without fp32 copies of weights", default="fp32"
-    )] | None = None  # fmt: skip
+        "memory", "type of the optimizer's moments; but for fp32, without fp32 copies of weights", default="fp32",
+        law="less memory"
+    )] | None = None
     lora_base: Annotated[Literal["nf4"], _describe(
-        "memory", "type of frozen weights below adapters (QLoRA)", default="as dtype", needs=("lora_rank",)
-    )] | None = None  # fmt: skip
+        "memory", "type of frozen weights below adapters (QLoRA)", default="as dtype", needs=("lora_rank",),
+        law="same time, less memory"
+    )] | None = None
     offload: Annotated[str, _describe(
-        "memory", "in host memory: parameters,optimizer,activations (copies cost no time here)", default="nothing"
-    )] | None = None  # fmt: skip
+        "memory", "in host memory: parameters,optimizer,activations (copies cost no time here)", default="nothing",
+        law="same time, less memory"
+    )] | None = None
     loss: Annotated[Literal["eager", "chunked", "fused"], _describe(
         "memory", "not compiled; in chunks; or with logits in chunks (Liger): timed as the plain loss",
-        default="as the layers"
-    )] | None = None  # fmt: skip
-    update_in_backward: Annotated[bool, _describe("memory", "gradients update weights in backward, and go")] = False
+        default="as the layers", law="same time"
+    )] | None = None
+    update_in_backward: Annotated[bool, _describe(
+        "memory", "gradients update weights in backward, and go", law="less memory"
+    )] = False
 
-    plan: Annotated[
-        PlanText, _describe("tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
-                        default="greedy by lookups")
-    ] | None = None  # fmt: skip
-    dense: (
-        Annotated[
-            PlanText,
-            _describe("tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone"),
-        ]
-        | None
-    ) = None
+    plan: Annotated[PlanText, _describe(
+        "tables", "where embedding tables go: a plan (.json, .yaml, or its JSON)", file=True,
+        default="greedy by lookups"
+    )] | None = None
+    dense: Annotated[PlanText, _describe(
+        "tables", "dense part of a set of tables, in YAML", file=True, default="none: tables alone"
+    )] | None = None
 
-    host: (
-        Annotated[Host, _describe("host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's")]
-        | None
-    ) = None
-    skew_ms: (
-        Annotated[
-            float,
-            _describe("host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0"),
-        ]
-        | None
-    ) = None
-    jitter: (
-        Annotated[float, _describe("host", "ranks take longer by this share, at random", least=0, most=10, default="0")]
-        | None
-    ) = None
-    seed: (
-        Annotated[
-            int,
-            _describe("host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter")),
-        ]
-        | None
-    ) = None
+    host: Annotated[Host, _describe(
+        "host", "a CPU by name (AMD EPYC 7742), or a host profile", default="the platform's"
+    )] | None = None
+    skew_ms: Annotated[float, _describe(
+        "host", "ranks begin up to so late, at random", least=0, most=1e6, unit="ms", default="0", law="slower"
+    )] | None = None
+    jitter: Annotated[float, _describe(
+        "host", "ranks take longer by this share, at random", least=0, most=10, default="0", law="slower"
+    )] | None = None
+    seed: Annotated[int, _describe(
+        "host", "of skew and jitter", least=0, most=1 << 62, default="0", needs=("skew_ms", "jitter")
+    )] | None = None
 
-    loader_ms: Annotated[
-        float,
-        _describe("loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0"),
-    ] | None = None  # fmt: skip
-    workers: (
-        Annotated[
-            int,
-            _describe(
-                "loader",
-                "processes of the data loader; 0: the training loop makes batches",
-                least=0,
-                most=4096,
-                default="0",
-                needs=("loader_ms",),
-            ),
-        ]
-        | None
-    ) = None
-    pageable: Annotated[bool, _describe("loader", "inputs are copied from pageable memory")] = False
+    loader_ms: Annotated[float, _describe(
+        "loader", "what a worker takes for a batch", least=0, most=1e6, unit="ms", default="0", law="slower"
+    )] | None = None
+    workers: Annotated[int, _describe(
+        "loader", "processes of the data loader; 0: the training loop makes batches", least=0, most=4096, default="0",
+        needs=("loader_ms",), law="faster"
+    )] | None = None
+    pageable: Annotated[bool, _describe("loader", "inputs are copied from pageable memory", law="slower")] = False
 
-    costs: (
-        Annotated[Costs, _describe("costs", "what ops of your own cost (.toml)", file=True, default="none")] | None
-    ) = None
-    roofline_only: Annotated[bool, _describe("costs", "rooflines instead of the fitted kernel models")] = False
+    costs: Annotated[Costs, _describe(
+        "costs", "what ops of your own cost (.toml)", file=True, default="none"
+    )] | None = None
+    roofline_only: Annotated[bool, _describe(
+        "costs", "rooflines instead of the fitted kernel models", law="faster"
+    )] = False
 
+    # fmt: on
     def __post_init__(self) -> None:
         for name, info in list_scenario_fields().items():
             value = getattr(self, name)

@@ -16,7 +16,7 @@ from traincast.models.placement.plan import Plan, load_plans, read_plan_from_jso
 from traincast.models.sharded_dlrm.captured_dense import split_recommender
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.step import AnyDense, build_sharded_dlrm
-from traincast.simulator.scenario.dlrm_file import read_dlrm
+from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, read_dlrm, read_sizes
 from traincast.simulator.scenario.kinds import find_source_kind
 from traincast.simulator.scenario.programs import PIPELINED, TORCHREC
 from traincast.simulator.scenario.workloads import load_single_gpu_step
@@ -63,12 +63,12 @@ def load_dense(path: Path) -> Dense:
     for name in content:
         if name not in names:
             raise make_unknown_error("field", str(name), names, f"{path} may have {', '.join(names)}.")
-    for name in _LISTS:
-        widths = content[name]
-        if not isinstance(widths, list) or not all(type(width) is int and 1 <= width <= 1 << 20 for width in widths):
-            raise TraincastError(f"{path}: {name} {widths!r}; give a list of widths from 1 to {1 << 20}")
+    try:
+        bottom, top = (read_sizes(name, content[name], least=1, most=MAX_LAYERS) for name in _LISTS)
+    except TraincastError as error:
+        raise TraincastError(f"{path}: {error}") from None
     words = {str(name): str(word) for name, word in content.items() if name not in _LISTS}
-    return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
+    return Dense(bottom_mlp=bottom, top_mlp=top, **words)
 
 
 def load_recommender(

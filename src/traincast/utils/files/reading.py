@@ -32,6 +32,8 @@ def read_bytes(path: str | Path, *, most: int = MAX_BYTES) -> bytes:
             if not stat.S_ISREG(state.st_mode):
                 raise TraincastError(f"{format_path(path)}: not a regular file; give the path of a file")
             data = file.read(most + 1) if state.st_size <= most else b""
+    except TraincastError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
         raise TraincastError(f"{format_path(path)}: cannot be read ({reason})") from None

@@ -16,11 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from traincast.costs.cpu.profile import get_profile_home
-from traincast.ir.file import load_workload, save_workload
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
-from traincast.utils.version import __version__
+from traincast_evaluation.zoo.build.kept_captures import load_kept_capture
 
 _RENAMED = {"swin_v2_cr": "swinv2_cr"}  # names of models as they were measured, and as the release has them
 _KEPT = 4  # workloads in memory: rows of one program follow each other
@@ -43,14 +41,8 @@ class TimmStep:
 @lru_cache(maxsize=_KEPT)
 def _load_capture(step: TimmStep) -> Workload:
     layout = "channels-last" if step.channels_last else "contiguous"
-    folder = get_profile_home() / "timm" / __version__
-    path = folder / f"{step.model}-{step.batch}-{step.image}-{layout}.tc"
-    if path.is_file():
-        return load_workload(path)
-    workload = _capture_step(step)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_workload(workload, path)
-    return workload
+    name = f"{step.model}-{step.batch}-{step.image}-{layout}"
+    return load_kept_capture("timm", name, lambda: _capture_step(step))
 
 
 def _capture_step(step: TimmStep) -> Workload:

@@ -32,6 +32,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 from traincast.app.api import capture
 from traincast.app.captures import TIME_LIMIT_S
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="FILE.py[:FUNCTION]")
     parser.set_defaults(arguments=[])  # of a script that is captured as it is: what follows "--"
     parser.add_argument(
-        "-o", "--out", type=parse_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
+        "-o", "--out", type=parse_path, metavar="OUT", help="the workload file to write (default: FILE.tc)"
     )
     parser.add_argument("--batch-size", type=int, metavar="N", help="default: 32; of a script, what its model is given")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
@@ -73,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
+    args.out = args.out or Path(Path(args.function.rpartition(":")[0] or args.function).with_suffix(".tc").name)
     check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
     with (
         show_progress_line(f"capturing {args.function}") as progress,

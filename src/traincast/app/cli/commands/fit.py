@@ -8,6 +8,7 @@ other step is fitted to, and the steps between say how wrong it is.
 from __future__ import annotations
 
 import argparse
+import os
 
 from traincast.app.api import fit_store, refine, refine_from_traces
 from traincast.app.cli.arguments import parse_path
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         return _fit_traces(args)
     if args.clock or args.refine:
         raise TraincastError("--clock and --refine are about a --store; give one")
+    if shipped is not None and not shipped.is_asked(args) and "TRAINCAST_DATA" not in os.environ:
+        raise TraincastError("give --store DIR, which 'traincast bench' filled; --data DIR rebuilds shipped profiles")
     if shipped is None:
         raise missing_evaluation("give a --store that 'traincast bench' filled; rebuilding the shipped profiles")
     return int(shipped.run(args))

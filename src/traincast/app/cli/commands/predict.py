@@ -26,10 +26,14 @@ an error. The settings that were used, defaults included, are printed with the r
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
 
 from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.progress import show_progress_line
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import (
     PLATFORM_HELP,
@@ -43,6 +47,7 @@ from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.app.report.whatif import list_cost_rows
+from traincast.ir.file import load_workload
 from traincast.planner.what_if.money import Cost, Prices, choose_prices, compute_cost, find_price
 from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
@@ -50,6 +55,9 @@ from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve
 from traincast.simulator.scenario.fields import make_scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json
+
+if TYPE_CHECKING:
+    from traincast.ir.workload import Workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace-out", type=parse_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)"
     )
+    parser.add_argument(
+        "--recapture", action="store_true",
+        help="captures a script again where its file does not serve the batch size asked for: runs its code",
+    )  # fmt: skip
     parser.add_argument("--price", metavar="PRICE", help="dollars of one GPU for an hour, or 'list': what steps cost")
     add_curve_options(parser)
 
@@ -76,7 +88,7 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on, args.file])
-    result = predict_asked(args)
+    result = predict_asked(args, recaptured=args.recapture)
     if args.by:
         require_one_prediction(result, "--by")
     if args.trace_out:
@@ -112,9 +124,11 @@ def require_one_prediction(result: Prediction | ScalingCurve, option: str) -> Pr
     return result
 
 
-def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
+def predict_asked(args: argparse.Namespace, *, recaptured: bool = False) -> Prediction | ScalingCurve:
     """The prediction or the scaling curve that options ask for."""
     values = read_scenario_values(args)
+    if recaptured:
+        values["workload"] = _capture_again(values)
     if not {"workload", "on"} <= set(values):
         raise TraincastError("predict needs a WORKLOAD and --on PLATFORM (see 'traincast predict --help')")
     numbers = parse_gpu_numbers(args.gpus) if args.gpus is not None else None
@@ -127,6 +141,17 @@ def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
     scenario = make_scenario({**values, "gpus": None})
     check_gpu(scenario)
     return predict_scaling(scenario, numbers or [values.get("gpus", 1)], args.scaling or "weak")
+
+
+def _capture_again(values: dict[str, Any]) -> Workload:
+    """The workload of a file that `capture` wrote, captured anew where that does not serve the sizes asked for."""
+    from traincast.app.captures import recapture
+
+    file = str(values.get("workload"))
+    if not file.endswith(".tc"):
+        raise TraincastError(f"--recapture is for files that capture wrote (.tc), not for {file}")
+    with show_progress_line(f"capturing {file} again") as progress, redirect_stdout(sys.stderr):
+        return recapture(load_workload(file), values.get("batch_size"), values.get("seq_len"), progress)
 
 
 def _format_result(result: Prediction | ScalingCurve, by: str | None, *, full: bool) -> str:

@@ -23,7 +23,7 @@ from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_fe
 from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.costs.kernels.streaming.physics import START_SECONDS
-from traincast.hardware.device import Device
+from traincast.hardware.device import AMPERE, Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
 TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
@@ -37,6 +37,9 @@ LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix inst
 _WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78  # multiplications of 3x3 (tiles of 2x2) and 5x5 windows
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FASTEST = 0.75  # of the rate of matrix units: DeepBench's fastest convolutions on V100 (T4, short of power: 0.65)
+# flop an SM makes in a clock of such that narrow loads feed, in fp16 and TF32: the class scores (324 and 486 filters)
+# of SSD on A100, A6000 and H100 (Lambda); plain GEMMs make half as many again
+_UNALIGNED_FLOPS = 280.0
 _TURNED_SHARE = 0.82  # of the sheet's DRAM rate
 _TURNED_PER_CLOCK = 1.4  # elements of an SM: ResNet-50 in fp16 on A100 with PyTorch 1.7 and 1.9 (Lambda)
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
@@ -102,11 +105,21 @@ def estimate_algorithm_seconds(
         slower = np.where(g.taps == 1, device.multiplying_gain, 1.0)
         waiting = g.flops * slower / (WAITING_SHARE * rate * device.num_sms)
         direct = np.where(tensor, np.maximum(direct, waiting), direct)
-    fastest = g.flops / (_FASTEST * rate * device.num_sms)
-    direct = np.where(tensor, np.maximum(direct, fastest / np.where(g.taps == 1, 1.0, device.multiplying_gain)), direct)
+    if device.is_capability_at_least(AMPERE):  # before, what was measured holds these
+        reached = np.where(g.taps == 1, 1.0, device.multiplying_gain) * _FASTEST * rate * device.num_sms
+        narrow = _UNALIGNED_FLOPS * device.num_sms * 1e6 * device.effective_clock_mhz
+        most = np.where(has_unaligned_channels(g, device), np.minimum(reached, narrow), reached)
+        direct = np.where(tensor, np.maximum(direct, g.flops / most), direct)
     fused = np.where(g.winograd & ~g.weights & ~tensor, FIXED_SECONDS[0] + blocks[1] @ plain[FUSED], np.inf)
     nonfused = np.where((g.winograd | g.winograd5) & ~tensor, FIXED_SECONDS[1] + blocks[2] @ plain[NONFUSED], np.inf)
     return np.stack([direct, fused, nonfused], axis=1)
+
+
+def has_unaligned_channels(g: Geometry, device: Device) -> BoolArray:
+    """Convolutions whose channels or filters do not fill loads of 16 bytes: they are padded, or loaded in pieces.
+    Before Ampere, that is in what was measured."""
+    odd = (g.channels % LEAST_TENSOR_CHANNELS != 0) | (g.filters % LEAST_TENSOR_CHANNELS != 0)
+    return np.asarray(odd & (device.vendor == "amd" or device.is_capability_at_least(AMPERE)))
 
 
 def get_conv_flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
@@ -160,8 +173,7 @@ class ConvModel(KernelModel):
         unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
-        padded = (g.channels % LEAST_TENSOR_CHANNELS != 0) | (g.filters % LEAST_TENSOR_CHANNELS != 0)
-        turned = np.where(tensor, np.where(padded, 1.0, 1.0 - calls["channels_last"]), 0.0)
+        turned = np.where(tensor, np.where(has_unaligned_channels(g, device), 1.0, 1.0 - calls["channels_last"]), 0.0)
         seconds = seconds + turned * _estimate_layout_seconds(g, device, calls.item_bytes())
         if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
             saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)

@@ -19,6 +19,7 @@ def write_layer(
     crossed: bool = False,
 ) -> Ref:  # fmt: skip
     """One layer, from the residual stream [rows, hidden] to the next; `crossed`: it also attends to an encoder."""
+    graph.interleaved = experts and graph.groups.overlap_ep
     for _ in range(2 if crossed else 1):
         graph.module = "attention"
         normed = write_norm(graph, x, model.norm, bias=model.bias)
@@ -26,7 +27,7 @@ def write_layer(
         mixed = write_attention(graph, inside, model, shard, window=window, causal=causal)
         graph.drop(normed)
         x = write_residual_add(graph, x, scatter_tokens(graph, mixed, shard, begun=True))
-    graph.module = "experts" if experts else "feed_forward"
+    graph.module = "router" if experts else "feed_forward"
     normed = write_norm(graph, x, model.norm, bias=model.bias)
     if experts:
         changed = _write_shared_experts(graph, normed, model, shard)

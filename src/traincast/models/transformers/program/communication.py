@@ -21,8 +21,8 @@ class LayerGroups:
     `overlap_tp` is "none", "backward" (alongside the GEMMs of gradients, as Megatron does) or "all" (also in the
     forward pass, of each collective the share `hidden_tp`). `token_bytes` is the size of an element that
     tensor-parallel ranks gather. `cp_gather`: keys and values are gathered, not sent round a ring. `dispatched` is how
-    many copies of a token leave for experts; `overlap_ep`: alongside other kernels; `counts_on_host`: the host waits
-    for the token counts of experts.
+    many copies of a token leave for experts; `overlap_ep`: alongside other kernels; `sorted_by_dispatch`: they arrive
+    in the order of experts; `counts_on_host`: the host waits for the token counts of experts.
     """
 
     tp: Communicator | None = None
@@ -34,6 +34,7 @@ class LayerGroups:
     cp_gather: bool = False
     dispatched: float = 0.0
     overlap_ep: bool = False
+    sorted_by_dispatch: bool = False
     counts_on_host: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traincast.ir.ops import Phase
 from traincast.ir.variants import GROUPED, GROUPED_NARROW
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
@@ -26,6 +27,7 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
     assert experts is not None
     rows = x.shape[0]
     best = _write_router(graph, x, experts)
+    graph.module = "experts"
     local = max(1, experts.count // shard.ep)
     sent = _count_sent_tokens(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
@@ -34,19 +36,24 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
         graph.wait_for_counts()
     sorted_tokens = _write_permutation(graph, x, (local * each, model.hidden), "PermuteBackward")
     sorted_tokens = _send_to_experts(graph, sorted_tokens, rows, out=True)
-    if shard.ep > 1:  # what has arrived is sorted once more, rank by rank to expert by expert
+    resorts = shard.ep > 1 and not graph.groups.sorted_by_dispatch
+    if resorts:  # what has arrived is sorted once more, rank by rank to expert by expert
         sorted_tokens = _reorder_rows(graph, sorted_tokens)
     width = max(1, experts.ffn // shard.etp)
     hidden = _write_grouped_gemm(graph, sorted_tokens, local, width * (2 if model.gated else 1))
     graph.drop(sorted_tokens)
-    active = (
-        write_gated_activation(graph, hidden, None, width, model.activation)
-        if model.gated
-        else write_activation(graph, hidden, "gelu")
-    )
+    by_ops = model.bias and graph.style.tuned and not graph.style.together
+    if not model.gated:
+        active = write_activation(graph, hidden, "gelu")
+    elif by_ops:
+        active = _write_clamped_gate(graph, hidden, width)
+    else:
+        active = write_gated_activation(graph, hidden, None, width, model.activation)
     result = _write_grouped_gemm(graph, active, local, model.hidden)
     graph.drop(active)
-    if shard.ep > 1:
+    if by_ops:
+        result = _add_expert_biases(graph, result)
+    if resorts:
         result = _reorder_rows(graph, result)
     result = _send_to_experts(graph, result, rows, out=False)
     mixed = _combine_expert_outputs(graph, result, best, rows)
@@ -61,14 +68,75 @@ def _send_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
     groups = graph.groups
     if groups.ep is None:
         return x
-    # 8-bit tokens out, 16-bit results back
-    elements = (1 if graph.style.narrow else 2, 2)
-    ways = [("all_to_all", rows * groups.dispatched * x.shape[1] * element) for element in elements]
+    # 16-bit both ways: Megatron casts tokens to eight bits where experts multiply them
+    ways = [("all_to_all", 2 * rows * groups.dispatched * x.shape[1])] * 2
     if groups.overlap_ep:
         # they run beside kernels of another micro-batch: here, both beside those of the experts, which take as long
         return graph.communicated(x, groups.ep, ways if out else [], [] if out else ways, beside=True)
     way = ways[:1] if out else ways[1:]
     return graph.communicated(x, groups.ep, way, way, beside=False)
+
+
+def _write_clamped_gate(graph: Graph, x: Ref, width: int) -> Ref:
+    """GPT-OSS's gate in Megatron: both halves clamped, the gate's sigmoid, one added to the other half, their product
+    and (in fp32) that with the token's share, each a kernel of its own."""
+    rows = x.shape[0]
+    graph.scope("aten::mul")
+    first, second, wide = (graph.new(rows, width, dtype=dtype) for dtype in ("", "", "float32"))
+    result = graph.new(rows, width)
+    for half in (first, second):
+        graph.fused([half], [half])  # clamped
+        graph.fused([half], [half])  # the sigmoid of the one, one more than the other
+    graph.fused([first, second], [result])
+    graph.fused([result], [wide])
+    graph.fused([wide], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below, scaled = graph.new(*x.shape), graph.new(rows, width, dtype="float32")
+        graph.fused([grad], [scaled])
+        graph.fused([scaled], [scaled])  # times the share
+        graph.fused([scaled, grad], [scaled])  # and what the share's own gradient sums up
+        graph.fused([scaled], [])
+        graph.fused([scaled], [grad])
+        for half in (first, second):
+            graph.fused([grad, half], [half])  # of the product,
+            graph.fused([half, grad], [half])  # the sigmoid or the sum, and the clamp
+        graph.fused([first, second], [below])
+        graph.drop(scaled)
+        return [below]
+
+    graph.node("MulBackward0", [x], [result], [x, first, second], backward)
+    graph.drop(x, wide, first, second)
+    return result
+
+
+def _add_expert_biases(graph: Graph, x: Ref) -> Ref:
+    """Megatron adds an expert's bias, times the token's share, expert by expert in fp32, joins the parts and casts
+    them; backward the sums of bias and share are as wide."""
+    graph.scope("aten::add")
+    result, wide, other = graph.new(*x.shape), *(graph.new(*x.shape, dtype="float32") for _ in range(2))
+    graph.fused([], [wide])
+    graph.fused([x, wide], [wide])
+    graph.fused([wide], [other])
+    graph.fused([other], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        scaled, sums, below = *(graph.new(*x.shape, dtype="float32") for _ in range(2)), graph.new(*x.shape)
+        graph.fused([grad], [scaled])
+        graph.fused([scaled], [below])
+        for _ in range(2):  # of the bias, and of the share
+            graph.fused([scaled], [sums])
+            graph.fused([sums], [])
+        graph.drop(scaled, sums)
+        return [below]
+
+    graph.node("AddBackward0", [x], [result], [], backward)
+    graph.drop(x, wide, other)
+    return result
 
 
 def _count_sent_tokens(rows: int, experts: Experts) -> int:
@@ -158,6 +226,7 @@ def _write_grouped_gemm(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     (total, fan_in), builder = x.shape, graph.builder
     rows, grouped = total // groups, graph.variant(GROUPED_NARROW if graph.style.narrow else GROUPED)
     weight = graph.weight(groups, fan_in, fan_out)
+    graph.add_calls_of_experts(groups)
     graph.scope("aten::_grouped_mm")
     result = graph.new(total, fan_out)
     stacked, output = builder.add_view(x, (groups, rows, fan_in)), builder.add_view(result, (groups, rows, fan_out))
@@ -166,6 +235,8 @@ def _write_grouped_gemm(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
+        if graph.add_calls_of_experts(2 * groups, Phase.BACKWARD):
+            builder.open_scope("GroupedMmBackward0", Phase.BACKWARD)
         outer = builder.add_view(grad, (groups, rows, fan_out))
         below = graph.new(total, fan_in)
         turned = builder.add_view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))

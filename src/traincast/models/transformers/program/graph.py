@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from traincast.ir.compiled import LAUNCH, NODE
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
-from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, VARIANT
+from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
     LayerGroups,
@@ -53,10 +54,12 @@ class Graph:
         zero-bubble schedules want them."""
         self.builder, self.style, self.training, self.groups = builder, style, training, groups
         self.module = ""
+        self.interleaved = False  # with another micro-batch, module by module, so that dispatch runs beside kernels
         self.regions: dict[int, Region] = {}
         self.split = split
         self._late: list[Callable[[], None]] = []
         self._pending: list[int] = []
+        self._unhurried: list[int] = []
         self.weights: list[Ref] = []
         self.gradients: list[Ref] = []
         self._gradient_of: dict[int, Ref] = {}
@@ -125,11 +128,25 @@ class Graph:
             if self._scoped == name:
                 return
             self._scoped = name
-        elif self.groups.counts_on_host and self.module == "experts":
+        elif self.module in self.style.graphed:
+            part = f"{self.module} {phase.name.lower()}"
+            self.builder.open_scope(f"{NODE if self._scoped == part else LAUNCH}{part}", phase)
+            self._scoped = part
+            return
+        elif self.groups.counts_on_host and (self.interleaved or self.module in ("experts", "router")):
             self.builder.open_scope(DISPATCH_SCOPE, phase)
         elif self.style.tuned:
             self.builder.open_scope(MODULE_SCOPE, phase)
+        if not self.style.together:
+            self._scoped = ""
         self.builder.open_scope(name, phase)
+
+    def add_calls_of_experts(self, count: int, phase: Phase = Phase.FORWARD) -> bool:
+        """Python of a vendor's grouped GEMM, which casts the operands of one expert after the other to eight bits."""
+        if not (self.style.narrow and self.style.tuned) or self.style.together:
+            return False
+        self.builder.open_scope(f"{MODULE_SCOPE}{TIMES}{count}", phase)
+        return True
 
     def add_host_ops(self, *names: str) -> None:
         """Nodes of autograd that launch nothing and cost host time only, where PyTorch runs op by op."""
@@ -156,12 +173,16 @@ class Graph:
         """A collective alongside the kernels until the next one that kernels wait for, or the end of the pass."""
         self._pending.append(self.begin(kind, group, nbytes, ref))
 
+    def _begin_to_end(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
+        """A collective alongside the kernels until the end of the pass."""
+        self._unhurried.append(self.begin(kind, group, nbytes, ref))
+
     def communicated(
         self, x: Ref, group: Communicator, forward: Collectives, backward: Collectives, *, beside: bool
     ) -> Ref:
-        """The same tensor after collectives, which others undo backward; `beside`: kernels do not wait for them before
-        the next collective that they wait for."""
-        write = self.begin_until_next if beside else self.collective
+        """The same tensor after collectives, which others undo backward; `beside`: kernels of another micro-batch run
+        meanwhile, so that none wait for them before the end of the pass."""
+        write = self._begin_to_end if beside else self.collective
         for kind, nbytes in forward:
             write(kind, group, nbytes, x)
         result = self.builder.add_view(x, x.shape, x.spec.stride)
@@ -256,6 +277,8 @@ class Graph:
             remaining = {grad.storage for grad in arrived.values()}
             self.drop(*(grad for grad in grads if grad is not None and grad.storage not in remaining))
             self.drop(*node.saved)
+        self._pending += self._unhurried
+        self._unhurried.clear()
         self.settle()
         self._nodes.clear()
 

@@ -19,7 +19,8 @@ class Style:
     `precision` is the arithmetic of its GEMMs. `attention` is "flash", one of its older kernels ("flash2",
     "triton") or "unfused" (scores are written out, as before 2022); `ring`: its parts are merged in fp32. `tuned`: a
     vendor chose the kernels of GEMMs. `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's),
-    which are launched `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and
+    which are launched `together`, without a host op for each, by a compiler or a CUDA graph; those of the modules in
+    `graphed` as a CUDA graph of that module. `joined`: query, key and
     value are one product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both
     projections. `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is none), "add" (a
     kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
@@ -37,6 +38,7 @@ class Style:
     attention: str = "flash"
     fused: bool = False
     together: bool = False
+    graphed: tuple[str, ...] = ()
     joined: bool = True
     dropout: bool = False
     accumulate: str = "first"

@@ -32,12 +32,14 @@ def _is_row(row: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a row has all figures of a point, or says why it has none."""
     if not isinstance(row, dict) or isinstance(row.get("error"), str):
         return isinstance(row, dict)
-    return set(FIGURES) <= set(row) and all(_is_figure(row[name]) for name in FIGURES)
+    return set(FIGURES) <= set(row) and all(_is_figure(name, row[name]) for name in FIGURES)
 
 
-def _is_figure(value: Any) -> bool:
-    """Whether a point can have such a figure: none, a verdict, or a finite number from 0."""
-    return value is None or (isinstance(value, int | float) and 0 <= value < math.inf)
+def _is_figure(name: str, value: Any) -> bool:
+    """Whether a point can have such a figure: a verdict, a finite number from 0, or no price."""
+    if value is None:
+        return name == "dollars_per_million_samples"
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 class Journal:

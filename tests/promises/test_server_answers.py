@@ -12,6 +12,8 @@ import time
 
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 FILES, CLIENTS = 96, 120
+TRIES = CLIENTS
+"""Clients; `tests/app/server/siege.py` has the others, for as long as asked."""
 
 
 def test_half_headers_of_more_clients_than_files_do_not_stop_the_server():

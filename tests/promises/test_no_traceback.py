@@ -10,6 +10,8 @@ import pytest
 
 from traincast.app.cli.main import main
 
+TRIES = 16
+"""Files; `tests/fuzz` tries more of every format."""
 PREDICT = ["predict", "dlrm-default", "--on"]
 SWEEP = {
     "workload": "dlrm-default",

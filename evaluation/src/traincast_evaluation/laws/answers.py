@@ -1,0 +1,87 @@
+"""What every answer is, whatever was asked: its parts add up, its interval holds it, no kernel beats its roof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from traincast.costs.kernels.work import count_flops
+from traincast.simulator.prediction.result import Prediction
+
+ROUNDING = 1e-6  # relative: sums in another order
+WINOGRAD = 2.25
+"""How many times as few multiplications a 3 x 3 convolution may take as its definition."""
+ROOFS = ("no more than the peak", "no kernel beats its roof")
+"""Laws of what a GPU can do."""
+_COUNTED = ("gemm", "conv", "attention")
+_LEAST_SECONDS = 20e-6  # kernels that are short are of launches and waves, and far below their roof
+
+
+def check_answer(result: Prediction) -> Iterator[tuple[str, str, float]]:
+    """Laws that a prediction breaks, each with what it shows and by which factor (infinite: no matter of degree)."""
+    low, high = result.interval
+    step = result.iteration
+    if not 0 < low <= step <= high < math.inf:
+        yield "the interval contains the value", f"{low:g} to {high:g} around {step:g} s", math.inf
+    if not math.isclose(result.device_active + result.device_idle, step, rel_tol=ROUNDING):
+        yield "active + idle = step", f"{result.device_active:g} + {result.device_idle:g} is not {step:g} s", math.inf
+    families = sum(result.by_family.values())
+    for name, parts in (("phases", result.by_phase), ("sources", result.by_source)):
+        if not math.isclose(sum(parts.values()), families, rel_tol=ROUNDING, abs_tol=1e-12):
+            yield f"families and {name} sum to the same", f"{families:g} and {sum(parts.values()):g} s", math.inf
+    if result.device_active > families * (1 + ROUNDING):
+        yield (
+            "kernels cover the active time",
+            f"active {result.device_active:g} s of {families:g} s of kernels",
+            math.inf,
+        )
+    if min((*result.by_family.values(), result.device_idle, result.host, result.exposed_comm), default=0.0) < -1e-12:
+        yield "no time is negative", "a part of the step is negative", math.inf
+    for rank in result.ranks:
+        if rank.iteration > step * (1 + ROUNDING):
+            yield (
+                "no rank takes longer than the step",
+                f"rank {rank.ranks[0]}: {rank.iteration:g} of {step:g} s",
+                math.inf,
+            )
+            break
+    mfu = result.throughput.mfu
+    winograd = any(call.family.name == "conv" and call.compute == "fp32" for call in result.timeline.calls)
+    if mfu is not None and not 0 <= mfu <= (WINOGRAD if winograd else 1.0):
+        yield "no more than the peak", f"MFU {mfu:.1%}", mfu
+    if not 0 < result.memory.peak_bytes <= result.needed_bytes:
+        yield "memory is positive", f"peak {result.memory.peak_bytes:g} of {result.needed_bytes:g} bytes", math.inf
+    yield from _check_roofs(result)
+
+
+def _check_roofs(result: Prediction) -> Iterator[tuple[str, str, float]]:
+    """Kernels that take less time than their arithmetic allows."""
+    timeline, device = result.timeline, result.platform.device
+    shortest = np.full(len(timeline.calls), np.inf)
+    np.minimum.at(shortest, timeline.schedule.call[timeline.launches], timeline.kernel_seconds)
+    for instructions in result.walk.instructions.lowered:
+        if instructions.calls is not timeline.calls:
+            continue
+        for rows, calls in instructions.by_family():
+            if calls.family.name not in _COUNTED:
+                continue
+            flops = count_flops(calls)
+            for row, work in zip(rows.tolist(), flops.tolist(), strict=True):
+                compute = timeline.calls[row].compute.partition("_")[0]
+                if compute not in device.peak_flops or not _LEAST_SECONDS < shortest[row] < math.inf:
+                    continue
+                allowed = WINOGRAD if calls.family.name.startswith("conv") else 1.0
+                if compute == "fp16":
+                    allowed *= device.multiplying_gain
+                units = ("fp32", "fp32_matrix") if compute == "fp32" else (compute,)  # AMD's matrix units take fp32
+                rate = work / shortest[row] / max(map(device.get_peak_flops, units))
+                if rate > allowed * (1 + ROUNDING):
+                    yield (
+                        "no kernel beats its roof",
+                        f"{calls.family.name} in {compute} at {rate:.2f} of its peak",
+                        rate / allowed,
+                    )
+                    return
+        return

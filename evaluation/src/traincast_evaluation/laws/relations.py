@@ -1,0 +1,224 @@
+"""How the answers to two questions relate: pairs of scenarios, and which of the two may not be slower or larger.
+
+The law of an option stands in its declaration (`Scenario`); what is here makes pairs of it. Laws of hardware are edits
+that can only help. A pair that cannot be asked is no pair.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.fields import FieldInfo, list_scenario_fields
+from traincast.simulator.scenario.kinds import USED
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved, resolve
+from traincast.simulator.scenario.scaling import predict_scaling
+from traincast.simulator.scenario.scenario import Scenario
+from traincast_evaluation.laws.drawing import find_kind, load_device_of
+
+ROUNDING = 1e-7  # relative: sums in another order
+JUMP = 1.35
+"""How many times as long a step may take on twice the GPUs with the same samples, the slowest link being the same."""
+_SECOND = {
+    "seq_len": (256, 512), "jitter": (0.05, 0.2), "skew_ms": (1.0, 5.0), "loader_ms": (1.0, 50.0),
+    "lora_rank": (8, 64), "frozen_layers": (1, 4), "document_len": (128, 512), "expert_imbalance": (1.0, 1.5),
+    "checkpoint_layers": (1, 2), "checkpoint_every": (1, 2), "workers": (1, 4), "shard_group": (2, 4),
+}  # fmt: skip
+"""Two values of fields that scenarios are drawn without."""
+_TEXTS = {"allocator": "expandable_segments:True", "offload": "optimizer"}
+_WITH: dict[str, dict[str, Any]] = {
+    "workers": {"loader_ms": 20.0}, "checkpoint_layers": {"checkpoint": "full"}, "lora_base": {"lora_rank": 8},
+    "checkpoint_every": {"checkpoint": "full"}, "fp8_gather": {"dtype": "fp8"},
+}  # fmt: skip
+"""What a field needs beside it, on both sides."""
+_FIRST_CHOICE = {"zero": 1, "checkpoint": "none", "optimizer": "none", "mode": "training", "attention": "eager",
+                 "optimizer_state": "fp32", "optimizer_impl": "fused"}  # fmt: skip
+HELPING = (
+    "host-speed=2", "launch-speed=2", "memory-speed=1.5", "clock-speed=1.25", "link-speed=2", "nic-speed=2",
+    "link-latency=0.5", "speed:gemm=2", "speed:elementwise=3", "speed:embedding=2",
+)  # fmt: skip
+"""Edits that can only help."""
+
+Side = Scenario | Resolved
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two questions under a law: `slower` is the one that may not take less time (None: either), `larger` the one that
+    may not take less memory (None: either); `same` says that their times are equal. `slack` is a factor that is
+    allowed; `of_kernels`: times are those in which kernels run, not of steps."""
+
+    law: str
+    first: Side
+    second: Side
+    slower: str | None = None
+    larger: str | None = None
+    same: bool = False
+    slack: float = 1.0
+    of_kernels: bool = False
+
+    def judge(self, first: Prediction, second: Prediction) -> Iterator[tuple[str, str, float]]:
+        """Laws that the two answers break: the law, what it shows, and by which factor."""
+        a, b = (result.device_active if self.of_kernels else result.iteration for result in (first, second))
+        shown = f"{1e3 * a:.4g} and {1e3 * b:.4g} ms"
+        allowed = self.slack * (1 + ROUNDING)
+        if self.same and abs(a - b) > ROUNDING * a:
+            yield f"{self.law}: same time", shown, max(a / b, b / a)
+        if self.slower == "second" and b * allowed < a:
+            yield f"{self.law}: slower", shown, a / b
+        if self.slower == "first" and a * allowed < b:
+            yield f"{self.law}: faster", shown, b / a
+        x, y = first.memory.peak_bytes, second.memory.peak_bytes
+        held = f"{x / 1e9:.4g} and {y / 1e9:.4g} GB"
+        if self.larger == "second" and y * (1 + ROUNDING) < x:
+            yield f"{self.law}: more memory", held, x / y
+        if self.larger == "first" and x * (1 + ROUNDING) < y:
+            yield f"{self.law}: less memory", held, y / x
+
+
+def list_pairs(scenario: Scenario, rng: random.Random) -> list[Callable[[], Pair | None]]:
+    """Everything that can be tried with a scenario, each made when it is called."""
+    kind = find_kind(scenario)
+    fields = [info for name, info in list_scenario_fields().items() if info.laws and name in USED[kind]]
+    made: list[Callable[[], Pair | None]] = [partial(pair_field, scenario, info, rng) for info in fields]
+    made += [partial(pair_edit, scenario, edit) for edit in HELPING]
+    made += [partial(make, scenario) for make in (pair_sm, pair_l2, pair_bits, pair_weak, pair_strong)]
+    return made
+
+
+def pair_field(scenario: Scenario, info: FieldInfo, rng: random.Random) -> Pair | None:
+    """A scenario with a smaller and a larger value of a field."""
+    values = _choose_values(scenario, info, rng)
+    if values is None:
+        return None
+    beside = _WITH.get(info.name, {})
+    first, second = (scenario.replace(**{**beside, info.name: value}) for value in values)
+    if info.name == "batch_size" and scenario.micro_batch is not None:
+        return None
+    laws = info.laws
+    return Pair(
+        law=info.name, first=first, second=second, same="same time" in laws,
+        slower="second" if "slower" in laws else "first" if "faster" in laws else None,
+        larger="second" if "more memory" in laws else "first" if "less memory" in laws else None,
+    )  # fmt: skip
+
+
+def _choose_values(scenario: Scenario, info: FieldInfo, rng: random.Random) -> tuple[Any, Any] | None:
+    now = getattr(scenario, info.name)
+    if info.kind == "flag":
+        return None if now else (False, True)
+    if info.kind == "text":
+        return (None, _TEXTS[info.name]) if now is None else None
+    if info.kind == "choice":
+        choices = list(info.choices)
+        start = now if now is not None else _FIRST_CHOICE.get(info.name)
+        later = choices[choices.index(start) + 1 :] if start in choices else choices
+        return (now if now is not None else None if start is None else start, rng.choice(later)) if later else None
+    if info.name in ("clock_mhz", "power_limit_w"):
+        device = load_device_of(str(scenario.on))
+        full = device.boost_clock_mhz if info.name == "clock_mhz" else device.power_limit_watts
+        return None if not full else (float(round(0.6 * full)), float(round(0.9 * full)))
+    if info.name in ("micro_batch", "batch_size", "global_batch", "tp", "seq_len") and now is not None:
+        if info.name == "micro_batch" and (scenario.global_batch or 0) % (2 * now * max(1, _count_data(scenario))):
+            return None
+        return now, 2 * now
+    return _SECOND.get(info.name)
+
+
+def _count_data(scenario: Scenario) -> int:
+    """Data-parallel ranks of a layout."""
+    return (scenario.gpus or 1) // ((scenario.tp or 1) * (scenario.pp or 1) * (scenario.cp or 1))
+
+
+def pair_edit(scenario: Scenario, edit: str) -> Pair:
+    """A step, and the same with something faster."""
+    resolved = resolve(scenario)
+    return Pair(edit, resolved, apply_edits(resolved, parse_edits([edit])), slower="first")
+
+
+def pair_sm(scenario: Scenario) -> Pair:
+    """A step, and the same on a GPU with one more SM, which computes as fast as the others."""
+    resolved = resolve(scenario)
+    device = resolved.platform.device
+    more = (device.num_sms + 1) / device.num_sms
+    peaks = {name: rate * more for name, rate in device.peak_flops.items()}
+    changed = resolved.with_device(num_sms=device.num_sms + 1, peak_flops=peaks)
+    return Pair("one more SM", resolved, changed, slower="first")
+
+
+def pair_l2(scenario: Scenario) -> Pair:
+    """A step, and the same on a GPU with twice the L2."""
+    resolved = resolve(scenario)
+    changed = resolved.with_device(l2_bytes=2 * resolved.platform.device.l2_bytes)
+    return Pair("twice the L2", resolved, changed, slower="first")
+
+
+def pair_bits(scenario: Scenario) -> Pair | None:
+    """A step in fp32, and with fewer bits, where the GPU has units for them."""
+    known = load_device_of(str(scenario.on)).peak_flops
+    order = [name for name in ("fp32", "tf32", "fp16", "bf16") if name in known]
+    now = scenario.dtype or ("bf16" if find_kind(scenario) == "parallel" else "fp32")
+    if now not in order or now in ("fp16", "bf16") or find_kind(scenario) == "program":
+        return None
+    narrower = order[order.index(now) + 1 :]
+    if not narrower:
+        return None
+    return Pair("fewer bits", scenario.replace(dtype=now), scenario.replace(dtype=narrower[-1]), slower="first",
+                slack=CASTS, of_kernels=True)  # fmt: skip
+
+
+CASTS = 1.05
+"""What autocast's copies may add to the kernels of a step in which GEMMs are few."""
+
+
+def pair_weak(scenario: Scenario) -> Pair | None:
+    """A step, and the same on twice the GPUs, each with its own samples: no faster, and with no more memory."""
+    gpus = scenario.gpus
+    if gpus is None or gpus < 2:
+        return None
+    changes: dict[str, Any] = {"gpus": 2 * gpus}
+    if scenario.global_batch is not None:
+        changes["global_batch"] = 2 * scenario.global_batch
+    return Pair("twice the GPUs and samples", scenario, scenario.replace(**changes), slower="second", larger="first")
+
+
+def pair_strong(scenario: Scenario) -> Pair | None:
+    """A layout, and the same on twice the GPUs with the same samples, where no slower link comes in: no jump."""
+    gpus, whole = scenario.gpus, scenario.global_batch
+    if gpus is None or whole is None or find_kind(scenario) != "parallel":
+        return None
+    per_node = resolve(scenario).platform.gpus_per_node
+    if gpus <= per_node < 2 * gpus:
+        return None
+    return Pair("twice the GPUs, the same samples", scenario, scenario.replace(gpus=2 * gpus), slower="first",
+                slack=JUMP)  # fmt: skip
+
+
+def predict_side(side: Side) -> Prediction:
+    """The answer to one side of a pair."""
+    return predict(side)
+
+
+def check_one_gpu(scenario: Scenario, result: Prediction) -> Iterator[tuple[str, str, float]]:
+    """One GPU is one GPU: asked for as such, and as a point of a curve."""
+    if scenario.gpus not in (None, 1) or find_kind(scenario) in ("program", "tables"):
+        return
+    one = predict(scenario.replace(gpus=1))
+    if one.iteration != result.iteration or one.memory.by_kind != result.memory.by_kind:
+        yield "one GPU equals a single one", f"{1e3 * result.iteration:.6g} and {1e3 * one.iteration:.6g} ms", 1.0
+    if scenario.mode == "inference" or scenario.global_batch or scenario.jitter or scenario.skew_ms:
+        return
+    point = predict_scaling(replace_gpus(scenario), [1]).points[0].answer
+    if point.iteration != result.iteration:
+        yield "a curve begins at one GPU", f"{1e3 * result.iteration:.6g} and {1e3 * point.iteration:.6g} ms", 1.0
+
+
+def replace_gpus(scenario: Scenario) -> Scenario:
+    """The scenario without a number of GPUs."""
+    return scenario.replace(gpus=None)

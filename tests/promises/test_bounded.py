@@ -1,0 +1,78 @@
+"""Promise: what is refused is refused soon, and takes little memory, however large it says it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from traincast.app.cli.main import main
+
+ENDLESS = {
+    "x.yaml": ["predict", "x.yaml", "--on", "v100"],
+    "x.tc": ["predict", "x.tc", "--on", "v100"],
+    "x.json": ["trace", "x.json"],
+    "g.toml": ["predict", "dlrm-ddp", "--on", "g.toml"],
+    "c.toml": ["predict", "dlrm-ddp", "--on", "v100", "--costs", "c.toml"],
+    "s.yaml": ["predict", "--file", "s.yaml"],
+    "l.toml": ["predict", "mpt-125m", "--on", "h100", "--from", "l.toml"],
+    "b.json": ["check", "--baseline", "b.json"],
+    "d.yaml": ["shard", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--dense", "d.yaml"],
+    "t.csv": ["shard", "t.csv", "--on", "dgx-a100", "--gpus", "2"],
+}
+LARGE = {
+    "layers": {"layers": 4000, "hidden": 256, "heads": 4, "vocab": 1000},
+    "dense": {"bottom_mlp": [13, *[64] * 3000], "top_mlp": [1]},
+}
+SHORT_MIB = (40, 100, 200)
+TRIES = 2 * len(ENDLESS) + len(LARGE) + len(SHORT_MIB) + 1
+"""Files without an end, pipes, sizes, limits of memory, and a step of too many ranks."""
+_SECONDS = 20.0
+
+
+def _refuse(words, capsys):
+    start = time.process_time()
+    assert main(words) == 2
+    assert time.process_time() - start < _SECONDS
+    err = capsys.readouterr().err
+    assert err.startswith("traincast: ") and err.count("\n") == 1 and "internal" not in err
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_files_without_an_end_are_not_read(name, kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+
+    _refuse(ENDLESS[name], capsys)
+
+
+def test_models_of_thousands_of_layers_are_refused_at_once(tmp_path, capsys):
+    model, dense = tmp_path / "m.yaml", tmp_path / "d.yaml"
+    model.write_text(json.dumps(LARGE["layers"]))
+    dense.write_text(json.dumps(LARGE["dense"]))
+
+    _refuse(["predict", str(model), "--on", "h100"], capsys)
+    _refuse(["shard", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--dense", str(dense)], capsys)
+
+
+def test_a_step_whose_every_rank_differs_is_simulated_up_to_a_number_of_them(capsys):
+    _refuse(["predict", "resnet50", "--on", "dgx-h100", "--gpus", "8192", "--jitter", "0.1"], capsys)
+
+
+@pytest.mark.parametrize("mib", SHORT_MIB)
+def test_memory_that_is_short_is_said(mib):
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20}, {mib << 20}))\n"
+    code += "import sys; sys.argv = ['traincast', 'platforms']\n"
+    code += "from traincast.app.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == f"traincast: a process may take {mib} MiB here; give it 256\n"
