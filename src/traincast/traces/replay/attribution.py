@@ -252,10 +252,7 @@ def attribute_error(
     variants = (instructions, predicted, unscaled, complete)
     simulations = [simulate_replay(linked, variant) for variant in variants]
     floors = [compute_device_work(linked, variant) for variant in variants]
-    families = (
-        (family, replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, family)))
-        for family in (sorted(set(kernels.family)) if explain else ())
-    )
+    families = _list_family_variants(linked, instructions, kernels) if explain else ()
     types = (
         (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
         for kind in (OVERHEAD_TYPES if explain else ())
@@ -279,6 +276,16 @@ def attribute_error(
         steady=_compute_steady_seconds(linked, complete, floors[-1]),
         change_by_family=_compute_changes(linked, simulations[0], families),
         change_by_type=_compute_changes(linked, simulations[1], types),
+    )
+
+
+def _list_family_variants(
+    linked: Linked, instructions: TimelineInstructions, kernels: TracedKernels
+) -> Iterable[tuple[str, TimelineInstructions]]:
+    """The measured instructions with the predicted kernels of one family, for each of them."""
+    return (
+        (family, replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, family)))
+        for family in sorted(set(kernels.family))
     )
 
 
