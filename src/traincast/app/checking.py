@@ -222,7 +222,7 @@ def _find_broken(
 
 def _note_versions(stored: Mapping[str, Any], rows: Sequence[Checked]) -> tuple[str, ...]:
     """That a baseline of another version may differ by what was learned since."""
-    others = sorted({str(stored[row.name]["traincast"]) for row in rows if row.name in stored} - {__version__})
+    others = sorted({str(stored[row.name].get("traincast", "?")) for row in rows if row.name in stored} - {__version__})
     return (f"the baseline was written by traincast {', '.join(others)}, this is {__version__}",) if others else ()
 
 

@@ -36,8 +36,8 @@ _GPU = (
 )
 
 
-# FBGEMM's update of copied tables makes their gradient inside one op on a GPU
-_OF_CPU_ONLY = [("aten::zeros_like", [((sharded_steps.ROWS * sum(sharded_steps.SETUPS["copied"].dims),), "float32")])]
+_WHOLE = ("aten::index_select",)  # what it does inside is a CPU's own
+_LARGE = sharded_steps.ROWS * 16  # elements of a table's gradient, which FBGEMM makes inside one op on a GPU
 
 
 def name_op(name: str) -> str:
@@ -113,9 +113,10 @@ def list_real_ops(nodes: Any) -> Any:
     for node in nodes:
         if node.name.startswith(SEEN):
             tensors = [(shape, dtype) for shape, dtype in tensors_of(node) if shape or dtype == "float32"]
-            if (node.name, tensors[:1]) not in _OF_CPU_ONLY:
+            (shape, _), *_ = (*tensors, ((), ""))
+            if node.name != "aten::zeros_like" or len(shape) != 1 or shape[0] < _LARGE:
                 yield name_op(node.name), tensors
-        else:
+        elif node.name not in _WHOLE:
             yield from list_real_ops(node.children)
 
 

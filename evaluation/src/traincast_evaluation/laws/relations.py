@@ -191,8 +191,8 @@ def pair_weak(scenario: Scenario) -> Pair | None:
 def pair_strong(scenario: Scenario) -> Pair | None:
     """A layout, and the same on twice the GPUs with the same samples, where no slower link comes in: no jump."""
     gpus, whole = scenario.gpus, scenario.global_batch
-    if gpus is None or whole is None or find_kind(scenario) != "parallel":
-        return None
+    if gpus is None or whole is None or find_kind(scenario) != "parallel" or _count_data(scenario) < 2:
+        return None  # where nothing is reduced yet, data parallelism begins with the second rank
     per_node = resolve(scenario).platform.gpus_per_node
     if gpus <= per_node < 2 * gpus:
         return None

@@ -24,7 +24,7 @@ _COLUMNS = {
 _NEWEST = 4009  # the pull request from which the benchmark frees its inputs, as the captured release does
 _BATCH = 32768
 # The captured step by a word of a row's name, the first that fits: the flags of the table are those of one of two rows.
-_CAPTURES = {
+_CAPTURES: dict[str, dict[str, str | None]] = {
     "sparse_data_dist_base": {
         "free_input_inplace": "free_inplace", "free_input": "free", "clear_inputs": "clear", "bwd_opt": "bwdopt",
         "inplace": "inplace", "": "sparse_data_dist_base",
@@ -34,6 +34,7 @@ _CAPTURES = {
     },
     "sparse_data_dist_metrics": {"": "metrics"},
     "sparse_data_dist_eval": {"": "eval_sdd"},
+    "sparse_data_dist_shampoo": {"opt": None, "": "shampoo"},
 }  # fmt: skip
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 
@@ -61,7 +62,9 @@ def list_torchrec_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
 
 
 def _find_capture(row: Row) -> str | None:
-    """The captured step of a row; None where none was captured."""
+    """The captured step of a row; None where none was captured. One configuration's batch is in another table."""
+    if row["name"] == "sparse_data_dist_emb_stash":
+        return "emb_stash"
     if not row["batch_size"] or float(row["batch_size"]) != _BATCH:
         return None
     if row["yaml"] == "prefetch_emo":

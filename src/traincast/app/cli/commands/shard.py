@@ -17,6 +17,7 @@ from traincast.app.cli.arguments import add_processes_option, parse_path
 from traincast.app.cli.output import check_outputs, print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
+from traincast.app.predicting import read_tables
 from traincast.app.report.sharding import format_platforms, format_sharding
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.plan import convert_plan_to_json
@@ -67,6 +68,8 @@ def _compare_platforms(args: argparse.Namespace, places: list[str]) -> int:
     """The best plan of every platform, fastest first."""
     if args.out or args.torchrec_out or args.candidates:
         raise TraincastError("a plan is for one platform: give one with --on, or leave out the files of plans")
+    args.tables, _ = read_tables(args.tables, args.batch_size, args.arguments)  # of a script one capture for all
+    args.arguments = []
     results = sorted((_search(args, place) for place in places), key=lambda result: result.best.seconds)
     if args.json:
         print_json({"platforms": [result.to_dict() for result in results]})

@@ -1,0 +1,136 @@
+"""Writes docs/evidence/promises.md: what is promised, how many inputs of which kinds were tried, how, and when.
+
+Counts of long runs are read from their logs (`tests.fuzz.long`, `check_laws.py`, `tests.app.server.siege` and
+`tests.app.cli.interrupting`, each with `--log`), those of the tests from `tests/promises`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "evidence" / "promises.md"
+PROMISES = {
+    "no_traceback": "bad input is one line, exit code 2: never a traceback",
+    "bounded": "what is refused takes below 20 s of CPU and 2 GiB",
+    "nothing_lost": "no file is lost, half written, or written elsewhere",
+    "no_silent_option": "an option that is not used is an error",
+    "no_silent_zero": "no zero stands for something unknown",
+    "same_answer": "the same question has the same answer",
+    "physics": "answers obey physics",
+    "server_answers": "the server answers whatever others send",
+    "loopback_only": "the server is reached from this machine only",
+    "written_tables": "what is written opens as what it is",
+    "supply_chain": "what a prediction runs on is listed and hashed",
+}
+"""Promises by the file in tests/promises that holds them."""
+
+
+def main() -> int:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("mutants", "laws", "siege", "interruptions"):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="LOG")
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    logs = {name: read_lines(getattr(args, name)) for name in ("mutants", "laws", "siege", "interruptions")}
+    parts = [HEAD, write_tests(), *map(_wrap, write_runs(logs))]
+    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return 0
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; of one seed the last counts."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return list({row.get("seed", number + 10**12): row for number, row in enumerate(rows)}.values())
+
+
+HEAD = """# Promises
+
+What is promised to whoever gives Traincast something odd, and how often it was tried. `scripts/write_promises.py`
+writes this page from the logs of long runs; `tests/promises` has one file per promise with a seeded slice."""
+
+
+def _wrap(text: str) -> str:
+    title, _, body = text.partition("\n\n")
+    return f"{title}\n\n" + textwrap.fill(body, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def write_tests() -> str:
+    """The table of promises."""
+    lines = ["| promise | inputs of the test | test |", "|---|---|---|"]
+    for name, promise in PROMISES.items():
+        module = importlib.import_module(f"tests.promises.test_{name}")
+        lines.append(f"| {promise} | {module.TRIES} | `tests/promises/test_{name}.py` |")
+    return "\n".join(lines)
+
+
+def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What the long runs tried."""
+    mutants, laws, siege, ended = (logs[name] for name in ("mutants", "laws", "siege", "interruptions"))
+    tried, answered, found = Counter[str](), Counter[str](), Counter[str]()
+    for row in mutants:
+        tried[row["format"]] += row["cases"]
+        answered[row["format"]] += row["answered"]
+        found[row["format"]] += row["found"]
+    kinds = ", ".join(f"{name} {count:,} ({answered[name]:,})" for name, count in sorted(tried.items()))
+    broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count) or "none"
+    unexplained = Counter(one["law"] for row in laws for one in row["violations"] if not one["excused"])
+    explained = Counter(one["law"] for row in laws for one in row["violations"] if one["excused"])
+    each = Counter[str]()
+    for row in laws:
+        each.update(row["tried"])
+    times = ", ".join(f"{row['command']} {row['times']}" for row in ended)
+    return [
+        "## Changed files\n\n"
+        f"`scripts/fuzz --cases 20000 --seed 41 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
+        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed). By "
+        f"kind, with those that were still answered: {kinds}.",
+        "## Physics\n\n"
+        f"`python scripts/check_laws.py --log LOG`, {laws[-1]['date']}: "
+        f"**{sum(row['answered'] for row in laws):,} scenarios** of all models and platforms in "
+        f"{sum(each.values()) - each['every answer']:,} pairs under {len(each) - 1} laws, "
+        f"{sum(row['rejected'] for row in laws):,} more refused by name. Unexplained: "
+        f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
+        "`evaluation/src/traincast_evaluation/laws/exceptions.py`: "
+        f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items())) or 'none'}.",
+        write_siege(siege[-1]),
+        "## Interruptions\n\n"
+        f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
+        f"{times}. Broken: {sum(row['broken'] for row in ended)}.",
+    ]
+
+
+def write_siege(last: dict[str, Any]) -> str:
+    """What a server stood."""
+    counts, quick, held = last["counts"], last["quick"], last["server_mb"]
+    done = ", ".join(
+        f"{counts.get(key, 0)} {words}"
+        for key, words in {
+            "job finished": "searches finished", "job cancelled": "cancelled",
+            "job failed": "told to have been ended twice",
+            "half headers": "half headers", "slow bodies": "slow bodies", "POST uploads": "uploads",
+        }.items()
+    )  # fmt: skip
+    problems = "; ".join(f"{what} ({count})" for what, count in last["problems"].items()) or "nothing"
+    return (
+        f"## The server\n\n`scripts/siege`, {last['date']}, {last['minutes']:g} minutes: **{last['requests']:,} "
+        f"requests**, {last['workers_killed']} workers killed, {done}; files at and above the limit, a disk that is "
+        "smaller than it (507), a clock that jumps by 400 days. "
+        "Quick questions, with eight searches begun every four minutes: median "
+        f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, on two cores with a load "
+        f"of {last['load']:.0f}. Memory of the server: {held['second_third']} MB in the second third of the time, "
+        f"{held['last_third']} in the last. No process and no file was left. As the run wrote it down: "
+        f"{problems.replace('|', '/')}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
