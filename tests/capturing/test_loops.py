@@ -184,3 +184,20 @@ def test_an_optimizer_that_wraps_others_without_pytorchs_constructor_is_one(tmp_
     """
     names = [signature.name for signature in capture_function(_write(tmp_path, text)).programs[0].signatures]
     assert names.count("aten::_foreach_add_") == 1 and "aten::addmm" in names
+
+
+def test_a_fraction_read_from_a_tensor_times_a_tensor_is_an_op():
+    import torch
+
+    def make_step(batch_size: int):
+        model = torch.nn.Linear(8, 8).cuda()
+
+        def step():
+            hidden = model(torch.rand(batch_size, 8, device="cuda"))
+            alpha = hidden.mean().item()  # as soft actor-critic reads its temperature
+            (alpha * hidden).mean().backward()
+
+        return step
+
+    names = [signature.name for signature in capture_function(make_step, batch_size=4).programs[0].signatures]
+    assert "aten::mul" in names

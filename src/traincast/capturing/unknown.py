@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_iter
 
 from traincast.capturing.assumptions import get_assumptions
@@ -26,16 +27,16 @@ class UnknownInt:
 
     __slots__ = ()
 
-    def _make_unknown(self, *others: object) -> UnknownInt:
-        return UnknownInt()
+    def _make_unknown(self, *others: object) -> Any:
+        return NotImplemented if isinstance(others[0] if others else None, torch.Tensor) else UnknownInt()
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _make_unknown
     __mod__ = __rmod__ = __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _make_unknown
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _make_unknown
     __neg__ = __pos__ = __abs__ = __round__ = __ceil__ = __floor__ = __trunc__ = _make_unknown
 
-    def __truediv__(self, other: object) -> UnknownFloat:
-        return UnknownFloat()
+    def __truediv__(self, other: object) -> Any:
+        return NotImplemented if isinstance(other, torch.Tensor) else UnknownFloat()
 
     __rtruediv__ = __truediv__
 
@@ -117,13 +118,15 @@ class UnknownFloat(float):
 
     __slots__ = ()
 
-    def _make_unknown(self, *others: object) -> UnknownFloat:
-        return UnknownFloat()
+    def _make_unknown(self, *others: object) -> Any:
+        return NotImplemented if isinstance(others[0] if others else None, torch.Tensor) else UnknownFloat()
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _make_unknown
     __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _make_unknown
 
     def _make_unknown_int(self, *others: object) -> Any:
+        if isinstance(others[0] if others else None, torch.Tensor):
+            return NotImplemented
         return UnknownFloat() if others and others[0] is not None else UnknownInt()
 
     __round__ = __ceil__ = __floor__ = __trunc__ = __floordiv__ = __rfloordiv__ = _make_unknown_int
