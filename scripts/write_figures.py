@@ -25,7 +25,7 @@ ROWS: dict[str, dict[str, dict[str, str]]] = {
             "Steps on several GPUs, PyTorch (DLRM, MLPerf, GPT-2)": "all PyTorch: step",
             "Eight traced V100 ranks of a DLRM, replayed": "replay, each rank",
         },
-        "llm": {"Large Transformers, 2 to 11,616 GPUs (the held-out half of 883 steps)": "all: held-out half"},
+        "llm": {"Large Transformers, 2 to 11,616 GPUs (the held-out half of 907 steps)": "all: held-out half"},
         "distributed-embeddings": {"NVIDIA distributed-embeddings, 1 to 128 A100": "all: step"},
     },
     "docs/evidence/dlrm.md": {

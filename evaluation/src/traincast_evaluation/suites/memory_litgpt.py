@@ -13,6 +13,7 @@ from traincast.hardware.catalog import load_device
 from traincast.ir.file import load_workload
 from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.published import read_rows
@@ -46,5 +47,5 @@ def _load_memory(name: str) -> DeviceMemory:
     with as_file(files("traincast_evaluation") / "suites" / "captured_litgpt" / f"{name}.tc") as path:
         workload = load_workload(path)
     device = replace(load_device("a10"), memory_bytes=_A10G_BYTES)
-    communicators = 1 if len(workload.ranks) > 1 else 0
-    return make_device_memory(compute_peak_memory(workload.programs[0]), device, communicators=communicators)
+    groups = count_communicators(workload.programs)
+    return make_device_memory(compute_peak_memory(workload.programs[0]), device, communicators=groups)

@@ -13,6 +13,7 @@ from traincast.hardware.catalog import load_device
 from traincast.ir.file import load_workload
 from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.published import Row, read_rows
@@ -85,4 +86,7 @@ def _load_memory(name: str) -> list[DeviceMemory]:
     with as_file(files("traincast_evaluation") / "suites" / "captured_torchrec" / f"{name}.tc") as path:
         workload = load_workload(path)
     device = load_device(_DEVICE)
-    return [make_device_memory(compute_peak_memory(program), device, communicators=1) for program in workload.programs]
+    groups = count_communicators(workload.programs)
+    return [
+        make_device_memory(compute_peak_memory(program), device, communicators=groups) for program in workload.programs
+    ]

@@ -180,7 +180,9 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
     profiles = _make_host_profiles(platform, linked, overheads) | others.profiles(source, _name_generation(device))
     for host, profile in profiles.items():
         scale = compute_host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
-        made = attribute_error(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
+        made = attribute_error(
+            linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES, explain=False
+        )
         predicted[host] = [1e3 * step.unscaled for step in made.steps]
         if host == _OWN_TIMES:
             interval = made.interval

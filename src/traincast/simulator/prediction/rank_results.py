@@ -65,14 +65,14 @@ def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
 
 def make_fullest_memory(results: Sequence[RankResult], device: Device, programs: Sequence[Program]) -> DeviceMemory:
     """The memory of the rank that holds most, on its device."""
-    groups = {
-        str(signature.scalar("group", None))
-        for program in programs
-        for signature in program.symbolic
-        if signature.name.startswith("c10d::")
-    }
     fullest = max((result.memory for result in results), key=lambda memory: memory.peak_bytes)
-    return make_device_memory(fullest, device, communicators=len(groups))
+    return make_device_memory(fullest, device, communicators=count_communicators(programs))
+
+
+def count_communicators(programs: Sequence[Program]) -> int:
+    """Groups of ranks in which programs communicate."""
+    signatures = (signature for program in programs for signature in program.symbolic)
+    return len({str(one.scalar("group", None)) for one in signatures if one.name.startswith("c10d::")})
 
 
 class _Totals:

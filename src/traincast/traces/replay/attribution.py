@@ -235,9 +235,11 @@ def attribute_error(
     scale: float = 1.0,
     *,
     own_host: bool = False,
+    explain: bool = True,
 ) -> Attribution:
     """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
-    `own_host` the host's times are those of the trace, and `profile` is not used."""
+    `own_host` the host's times are those of the trace, and `profile` is not used. Unless `explain`, what each family
+    and each type of overhead changes is left out."""
     kernels = predict_kernels(linked, reader, platform.device, own_host=own_host)
     host, shipped = (pool_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
     if own_host:
@@ -250,13 +252,10 @@ def attribute_error(
     variants = (instructions, predicted, unscaled, complete)
     simulations = [simulate_replay(linked, variant) for variant in variants]
     floors = [compute_device_work(linked, variant) for variant in variants]
-    families = (
-        (family, replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, family)))
-        for family in sorted(set(kernels.family))
-    )
+    families = _list_family_variants(linked, instructions, kernels) if explain else ()
     types = (
         (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
-        for kind in OVERHEAD_TYPES
+        for kind in (OVERHEAD_TYPES if explain else ())
     )
     shares = _make_shares(simulations, floors)
     spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA
@@ -277,6 +276,16 @@ def attribute_error(
         steady=_compute_steady_seconds(linked, complete, floors[-1]),
         change_by_family=_compute_changes(linked, simulations[0], families),
         change_by_type=_compute_changes(linked, simulations[1], types),
+    )
+
+
+def _list_family_variants(
+    linked: Linked, instructions: TimelineInstructions, kernels: TracedKernels
+) -> Iterable[tuple[str, TimelineInstructions]]:
+    """The measured instructions with the predicted kernels of one family, for each of them."""
+    return (
+        (family, replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, family)))
+        for family in sorted(set(kernels.family))
     )
 
 
