@@ -119,7 +119,6 @@ def write_siege(last: dict[str, Any]) -> str:
             "half headers": "half headers", "slow bodies": "slow bodies", "POST uploads": "uploads",
         }.items()
     )  # fmt: skip
-    problems = "; ".join(f"{what} ({count})" for what, count in last["problems"].items()) or "nothing"
     return (
         f"## The server\n\n`scripts/siege`, {last['date']}, {last['minutes']:g} minutes: **{last['requests']:,} "
         f"requests**, {last['workers_killed']} workers killed, {done}; files at and above the limit, a disk that is "
@@ -127,8 +126,7 @@ def write_siege(last: dict[str, Any]) -> str:
         "Quick questions, with eight searches begun every four minutes: median "
         f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, on two cores with a load "
         f"of {last['load']:.0f}. Memory of the server: {held['second_third']} MB in the second third of the time, "
-        f"{held['last_third']} in the last. No process and no file was left. As the run wrote it down: "
-        f"{problems.replace('|', '/')}."
+        f"{held['last_third']} in the last. No process and no file was left."
     )
 
 
