@@ -216,7 +216,7 @@ def _run_as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
     """As in a process of its own: arguments, what is alongside the script importable, and imported anew in each run."""
     folder = path.resolve().parent
     argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
-    starting: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    starting: Any = multiprocessing.context._default_context
     started, starting._actual_context = starting._actual_context, None  # a script may say how once
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(folder))
