@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -75,4 +77,14 @@ def test_every_shipped_number_is_named_once_and_read_back() -> None:
     assert SHIPPED.by_name() == tables["fitted"] | tables["measured"]
     assert make_in_step(SHIPPED.by_name()) == SHIPPED
     assert all(math.isfinite(value) and value > 0 for value in SHIPPED.by_name().values())
-    assert {"fitted", "measured", "by_hand", "rows"} == set(tables["provenance"])
+    assert {"fitted", "measured", "by_hand", "lambda", "watts_per_tflops", "rows"} == set(tables["provenance"])
+
+
+def test_the_script_writes_all_that_the_shipped_file_says() -> None:
+    path = Path(__file__).parents[3] / "scripts" / "fit_training_constants.py"
+    spec = importlib.util.spec_from_file_location("fit_training_constants", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    rows = load_shipped_tables()["provenance"]["rows"]
+    assert script.table_text(SHIPPED, rows) == script.FILE.read_text(encoding="utf-8")

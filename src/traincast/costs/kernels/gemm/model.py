@@ -42,6 +42,7 @@ _LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
 # else narrower ones hold an SM to this many flop a clock, in whatever type, and hide little of its arithmetic: half the
 # rate of TF32 in the A100 trace, Transformer-XL's 267,735 words on A100, A6000 and H100 (Lambda); no fitted data has it
+# (tried on rows of 30,522 on H100, loaded in pairs: 43 us for 41; at twice the rate 26)
 _UNALIGNED_FLOPS = 430.0
 # Half precision falls back to kernels written for Turing (cutlass_75, s1688), which load element by element: bytes that
 # an SM moves in a cycle, for each element that divides the rows. From one H100 trace (rows of 5,185), tried on another
