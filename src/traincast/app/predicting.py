@@ -62,6 +62,9 @@ def read_tables(
     text = str(source) if isinstance(source, str | Path) else ""
     if text and _is_program(text):
         return capture_recommender(text, batch_size, arguments), None if arguments else text
+    if _PROGRAM.fullmatch(text):
+        raise TraincastError(f"no file {text} to take the tables of; give the path of the script, or list them in a "
+                             ".yaml, .json or .csv file (name, rows, dim, pooling)")  # fmt: skip
     if arguments:
         raise TraincastError("arguments are those of a script, and no script was given")
     if text:
