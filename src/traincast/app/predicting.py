@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,12 +90,13 @@ def _capture(
     source: str, batch_size: int | None, seq_len: int | None = None, *, gpus: int | None = None,
     mode: str = "training", arguments: Sequence[str] = (),
 ) -> Workload:  # fmt: skip
-    from traincast.capturing.from_file import capture_function
+    """The step of a program, captured as `capture` does it; what it prints is no part of the result."""
+    from traincast.app.captures import TIME_LIMIT_S, capture_isolated
 
-    return capture_function(
-        source, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=None, mode=mode, name=None, assume=None,
-        arguments=arguments,
-    )  # fmt: skip
+    how = {"batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "mode": mode, "name": None,
+           "arguments": list(arguments)}  # fmt: skip
+    with redirect_stdout(sys.stderr):
+        return capture_isolated(source, None, None, how, TIME_LIMIT_S)
 
 
 def check_gpu(scenario: Scenario) -> None:
