@@ -134,7 +134,7 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     [
         ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
         ({"seed": -3}, "`seed=-3`; give an integer, 0 or more"),
-        ({"gpus": 0}, "`gpus` 0 is out of range; give 1 to"),
+        ({"gpus": 0}, "`gpus=0`; give an integer from 1 to 1024"),
     ],
 )
 def test_sharding_refuses_what_makes_no_sense(wrong, said):
