@@ -134,7 +134,7 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     [
         ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
         ({"seed": -3}, "`seed=-3`; give an integer, 0 or more"),
-        ({"gpus": 0}, "`gpus` 0 is out of range; give 1 to"),
+        ({"gpus": 0}, "`gpus=0`; give an integer from 1 to 1024"),
     ],
 )
 def test_sharding_refuses_what_makes_no_sense(wrong, said):
@@ -282,7 +282,7 @@ def test_every_verb_is_a_call_and_no_module_has_its_name():
     }  # fmt: skip
     of_the_terminal = {"mcp", "completion", "serve"}
     assert {other_names.get(command, command) for command in VERBS} - of_the_terminal <= calls
-    for name in calls:
+    for name in calls - {"callbacks"}:  # a namespace of classes, one per trainer
         assert callable(getattr(traincast, name))
         assert getattr(traincast, name).__doc__
         assert importlib.util.find_spec(f"traincast.{name}") is None

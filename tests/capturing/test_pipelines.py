@@ -17,6 +17,7 @@ from torch.distributed import pipelining
 
 import traincast
 from traincast.capturing import capture_distributed
+from traincast.capturing.from_file import capture_function
 from traincast.utils.errors import TraincastError
 
 
@@ -159,8 +160,8 @@ def test_names_imported_from_the_module_and_modules_imported_in_a_step(tmp_path)
     )
     before = dist.init_process_group
 
-    # When two ranks are captured, one after the other
-    workload = traincast.capture(f"{script}:make_step", batch_size=2, gpus=2)
+    # When two ranks are captured in this process, one after the other
+    workload = capture_function(f"{script}:make_step", batch_size=2, gpus=2)
 
     # Then each had stubs of its own, and PyTorch's own are back
     assert workload.ranks == (0, 0)

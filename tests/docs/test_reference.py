@@ -51,8 +51,8 @@ def test_every_option_stands_on_the_command_line_page():
     assert missing == set()
 
 
-OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width"}
-"""Options of every command, and those of other programs that pages name."""
+OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width", "--log", "--cases"}
+"""Options of every command, and those of other programs and of our scripts that pages name."""
 
 
 def test_pages_name_only_commands_and_options_that_exist():

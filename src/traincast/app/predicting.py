@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +64,9 @@ def read_tables(
     text = str(source) if isinstance(source, str | Path) else ""
     if text and _is_program(text):
         return capture_recommender(text, batch_size, arguments), None if arguments else text
+    if _PROGRAM.fullmatch(text):
+        raise TraincastError(f"no file {text} to take the tables of; give the path of the script, or list them in a "
+                             ".yaml, .json or .csv file (name, rows, dim, pooling)")  # fmt: skip
     if arguments:
         raise TraincastError("arguments are those of a script, and no script was given")
     if text:
@@ -85,12 +90,13 @@ def _capture(
     source: str, batch_size: int | None, seq_len: int | None = None, *, gpus: int | None = None,
     mode: str = "training", arguments: Sequence[str] = (),
 ) -> Workload:  # fmt: skip
-    from traincast.capturing.from_file import capture_function
+    """The step of a program, captured as `capture` does it; what it prints is no part of the result."""
+    from traincast.app.captures import TIME_LIMIT_S, capture_isolated
 
-    return capture_function(
-        source, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=None, mode=mode, name=None, assume=None,
-        arguments=arguments,
-    )  # fmt: skip
+    how = {"batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "mode": mode, "name": None,
+           "arguments": list(arguments)}  # fmt: skip
+    with redirect_stdout(sys.stderr):
+        return capture_isolated(source, None, None, how, TIME_LIMIT_S)
 
 
 def check_gpu(scenario: Scenario) -> None:

@@ -37,10 +37,15 @@ async def finished(jobs, key):
     return jobs.find(key)
 
 
-async def when_running(jobs, key):
-    while jobs.find(key).worker is None:
+async def when_running(jobs, key, but=None):
+    """The worker of a job, once it has one, or one other than `but`."""
+    while (worker := jobs.find(key).worker) in (None, but):
         await asyncio.sleep(0.01)
-    return jobs.find(key)
+    return worker
+
+
+def end_process(worker):
+    os.kill(worker.process.pid, signal.SIGKILL)
 
 
 def test_an_answer_is_remembered_and_a_refusal_is_tried_again():
@@ -80,12 +85,13 @@ def test_of_many_jobs_the_oldest_are_forgotten(monkeypatch):
         jobs.find(oldest)
 
 
-def test_a_process_that_dies_costs_its_job_only():
+def test_a_process_that_dies_twice_costs_its_job_only():
     async def scenario():
         async with running() as jobs:
             key = jobs.ask(parse_request(SLOW), "answer", {})
-            job = await when_running(jobs, key)
-            os.kill(job.worker.process.pid, signal.SIGKILL)
+            first = await when_running(jobs, key)
+            end_process(first)
+            end_process(await when_running(jobs, key, but=first))
             died = await finished(jobs, key)
             answered = await finished(jobs, jobs.ask(question(68), "answer", {}))
             slow = jobs.ask(parse_request([*SLOW, ("batch_size", "512")]), "answer", {})
@@ -97,6 +103,27 @@ def test_a_process_that_dies_costs_its_job_only():
 
     assert died.status == FAILED and "the process that worked on it ended" in died.refusal.message
     assert answered.status == FINISHED and cancelled.status == CANCELLED
+
+
+def test_a_job_whose_process_dies_once_is_done_once_more(monkeypatch):
+    answer, ended = module._Worker.answer, []
+
+    def answer_or_die(self, job, seconds):
+        if not ended:
+            ended.append(self)
+            end_process(self)
+        return answer(self, job, seconds)
+
+    monkeypatch.setattr(module._Worker, "answer", answer_or_die)
+
+    async def scenario():
+        async with running() as jobs:
+            return await finished(jobs, jobs.ask(question(70), "answer", {}))
+
+    job = asyncio.run(scenario())
+
+    assert len(ended) == 1 and job.status == FINISHED
+    assert json.loads(job.answer())["batch_size"] == 70
 
 
 def test_no_process_is_left_when_it_has_stopped():

@@ -88,7 +88,7 @@ def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, messa
         ("tables: [{name: a, rows: 10, dim: 2, pooling: [1]}]", r"table 'a': pooling \[1\]"),
         ("tables: [{name: a, rows: 10, dim: 2, pooling: {lengths: 1}}]", "table 'a': pooling: give a number"),
         ("tables: [{name: a, rows: 10, dim: 2}, {name: a, rows: 9, dim: 4}]", "table 'a' appears 2 times"),
-        ("tables: [{rows: 10, dim: 2}]", "table 1: no name"),
+        ("modules: [a]", "give names with the `tables` of each"),
         ("tables: [{name: a, dim: 2}]", "table 'a': no rows"),
         ("tables: [{name: a, rows: 10, dim: 2, pool: 3}]", "unknown field 'pool'.*pooling.*table 'a'"),
         ("tables: [{name: a, rows: 10, dim: 2, weighted: perhaps}]", "weighted 'perhaps'"),

@@ -41,6 +41,27 @@ def test_work_tells_what_it_does_and_leaves_files_in_its_scratch_folder():
         assert (Path(scratch) / "left.txt").read_text() == "x"
 
 
+def test_what_the_work_and_its_programs_print_goes_to_the_streams_of_this_process(capsys):
+    def work(tell):
+        print("printed ü", end="", flush=True)
+        print("said", file=sys.stderr)
+        subprocess.run(["echo", ", echoed"])
+        print("x" * 300_000)  # more than a pipe holds
+        print("and the end", end="")
+        _fail(TraincastError("no such thing"))
+
+    ended, _ = _run(work)
+
+    assert ended == Ended("no such thing", own=True)
+    out, err = capsys.readouterr()
+    assert out == f"printed ü, echoed\n{'x' * 300_000}\nand the end" and err == "said\n"
+
+
+def test_work_may_close_its_streams():
+    ended, _ = _run(lambda tell: (sys.stdout.close(), sys.stderr.close()))
+    assert ended == Ended("", own=True)
+
+
 def test_an_error_of_the_work_comes_back_as_its_text():
     ended, _ = _run(lambda tell: _fail(TraincastError("no such thing")))
     assert ended == Ended("no such thing", own=True)

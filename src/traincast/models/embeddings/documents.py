@@ -51,22 +51,25 @@ def list_entries(content: Any, where: str) -> Iterator[Any]:
     if not isinstance(content, Mapping) or not content:
         raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
     if "modules" in content:
-        for name, module in dict(content["modules"] or {}).items():
+        modules = content["modules"]
+        if not isinstance(modules, Mapping):
+            raise TraincastError(f"{where}: modules {shorten_value(modules)}; give names with the `tables` of each")
+        for name, module in modules.items():
             if not isinstance(module, Mapping) or not isinstance(module.get("tables"), list):
                 raise TraincastError(f"{where}: module {shorten_value(name)}; give its `tables`")
             shared = {"is_weighted": module["is_weighted"]} if "is_weighted" in module else {}
-            yield from (_share_fields(entry, shared) for entry in module["tables"])
+            yield from (share_fields(entry, shared) for entry in module["tables"])
         return
     tables, shared = content.get("tables", content), {}
     if "tables" in content:
         shared = {str(name): value for name, value in content.items() if name != "tables"}
     if isinstance(tables, list):
-        yield from (_share_fields(entry, shared) for entry in tables)
+        yield from (share_fields(entry, shared) for entry in tables)
     elif isinstance(tables, Mapping) and tables and _is_named(tables):
         width = {"dim": DEFAULT_DIM} if lacks_width(content) else {}
         for name, value in tables.items():
             fields = dict(value) if isinstance(value, Mapping) else {"rows": value, **width}
-            yield _share_fields({"name": name, **fields}, shared)
+            yield share_fields({"name": name, **fields}, shared)
     else:
         raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
 
@@ -115,7 +118,8 @@ def _get_enum(value: Any) -> Any:
     return value.rpartition(".")[2] if isinstance(value, str) else value
 
 
-def _share_fields(entry: Any, shared: Mapping[str, Any]) -> Any:
+def share_fields(entry: Any, shared: Mapping[str, Any]) -> Any:
+    """A table with fields that it shares with others, unless it has its own; what is no mapping stays as it is."""
     return {**shared, **entry} if isinstance(entry, Mapping) else entry
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from traincast.models.embeddings.access import Access, Reuse, parse_access
-from traincast.models.embeddings.documents import BUILTIN_SETS, list_entries, load_builtin_tables, translate_fields
+from traincast.models.embeddings.documents import (
+    BUILTIN_SETS,
+    list_entries,
+    load_builtin_tables,
+    share_fields,
+    translate_fields,
+)
 from traincast.models.embeddings.raw import MeasuredAccess, measure_access
 from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
 from traincast.models.embeddings.reuse import ReuseHistogram
@@ -31,9 +37,6 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         return load_builtin_tables(str(source))
     path = Path(source)
     readers = {**dict.fromkeys((".yaml", ".yml", ".json"), _read_entries), ".csv": _read_csv, ".parquet": _read_parquet}
-    if path.suffix.lower() == ".py":
-        raise TraincastError(f"{path}: a script does not say its tables; list them in a .yaml, .json or .csv file "
-                             "(name, rows, dim, pooling), or capture the step and predict that")  # fmt: skip
     if path.suffix.lower() not in readers:
         raise make_unknown_error(
             "table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .json, .csv or .parquet file."
@@ -43,7 +46,8 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         for number, entry in enumerate(readers[path.suffix.lower()](path), start=1):
             if number > MAX_TABLES:
                 raise TraincastError(f"{path}: more than {MAX_TABLES} tables; split the set")
-            tables.append(make_table({"name": f"t{number}", **entry}, f"{path}: table {number}", path.parent))
+            named = share_fields(entry, {"name": f"t{number}"})
+            tables.append(make_table(named, f"{path}: table {number}", path.parent))
     except (OSError, UnicodeDecodeError) as error:
         raise TraincastError(f"{path}: cannot be read ({error})") from error
     try:

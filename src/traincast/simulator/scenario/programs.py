@@ -4,19 +4,20 @@ name."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.hardware.platform import Platform
 from traincast.ir.edit import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.placement.plan import Plan
-from traincast.models.published import PublishedProgram
-from traincast.models.sharded_dlrm.hybrid import build_hybrid_dlrm
-from traincast.models.sharded_dlrm.step import check_ranks
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.hardware.platform import Platform
+    from traincast.models.dlrm.config import DlrmConfig
+    from traincast.models.placement.plan import Plan
+    from traincast.models.published import PublishedProgram
 
 TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
 _PUBLISHED = {
@@ -132,6 +133,9 @@ def build_hybrid_variant(
     plan: Plan | None = None,
 ) -> tuple[Workload, str]:  # fmt: skip
     """`build_hybrid_dlrm` in a scenario, and what was assumed; what such a step does not have is rejected."""
+    from traincast.models.sharded_dlrm.hybrid import build_hybrid_dlrm  # steps of one GPU need neither
+    from traincast.models.sharded_dlrm.step import check_ranks
+
     if scenario.embedding not in (None, "fbgemm"):
         raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{scenario.embedding}'; leave out `embedding`")
     if scenario.optimizer not in (None, "none"):

@@ -1,11 +1,13 @@
 """Work in a process of its own: bounded, unable to change files or reach other machines; its crash is none here.
 
 The process is forked, so that it has all that this one has loaded. It tells with texts what it does, leaves files in
-its scratch folder, and is killed with all that it started when it has ended.
+its scratch folder, and is killed with all that it started when it has ended. What it prints, programs that it starts
+and code outside of Python included, goes to the streams that `sys.stdout` and `sys.stderr` are here.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import multiprocessing.util
 import os
@@ -15,7 +17,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,21 +50,65 @@ def run_apart(work: Callable[[Tell], None], scratch: str, *, listener: Tell | No
     Where the kernel cannot keep it from writing elsewhere, the files of the current folder are compared.
     """
     read, write = os.pipe()
-    sys.stdout.flush(), sys.stderr.flush()
+    printed = _Printed()
+    _flush_streams()
     guarded = os.path.join(scratch, "unguarded")  # noqa: PTH118
     before = _list_states(Path.cwd())
     child = os.fork()
     if not child:
         os.close(read)
+        printed.replace_streams()
         _work_in_child(work, scratch, write, guarded)
     os.close(write)
     try:
-        failure, own = _follow(child, read, listener, time.monotonic() + seconds, seconds)
+        failure, own = _follow(child, read, printed, listener, time.monotonic() + seconds, seconds)
     finally:
         _kill_group(child)
         os.close(read)
+        printed.close()
     changed = _compare_states(before, _list_states(Path.cwd())) if os.path.exists(guarded) else ()  # noqa: PTH110
     return Ended(failure, own, changed)
+
+
+class _Printed:
+    """What the process prints on its output and error streams, passed on to those of this process."""
+
+    def __init__(self) -> None:
+        self._pipes = (os.pipe(), os.pipe())
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self._pipes]
+        self.ends = [read for read, _ in self._pipes]
+
+    def replace_streams(self) -> None:
+        """In the process itself: all that it prints goes into the pipes."""
+        for number, (_, write) in enumerate(self._pipes, start=1):
+            os.dup2(write, number)
+        self._close_pipes()
+        sys.stdout, sys.stderr = (
+            os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False) for number in (1, 2)
+        )
+
+    def pass_on(self, ready: Sequence[int]) -> None:
+        """Passes on what there is in the pipes of `ready`, of each as much as it can hold."""
+        for end, decoder, stream in zip(self.ends, self._decoders, (sys.stdout, sys.stderr), strict=True):
+            if end in ready and stream is not None:
+                known = getattr(stream, "encoding", None) or "utf-8"
+                stream.write(decoder.decode(os.read(end, 1 << 16)).encode(known, "replace").decode(known))
+
+    def close(self) -> None:
+        """To be called when the process has ended: passes on what is left."""
+        self.pass_on(select.select(self.ends, [], [], 0.0)[0])
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for end in (end for pipe in self._pipes for end in pipe):
+            os.close(end)
+
+
+def _flush_streams() -> None:
+    """Whatever the streams are by now: code that was run may have closed them, or put others in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def _work_in_child(work: Callable[[Tell], None], scratch: str, write: int, unguarded: str) -> None:
@@ -86,21 +133,27 @@ def _work_in_child(work: Callable[[Tell], None], scratch: str, write: int, ungua
     except BaseException:
         _send(write, bug=traceback.format_exc())
     finally:
-        sys.stdout.flush(), sys.stderr.flush()
+        _flush_streams()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # ends what the work has started
         os._exit(code)
 
 
 def _send(write: int, **message: object) -> None:
+    """Sends a message, after all that was printed before it."""
+    _flush_streams()
     os.write(write, json.dumps(message).encode() + b"\n")
 
 
-def _follow(child: int, read: int, listener: Tell | None, until: float, seconds: float) -> tuple[str, bool]:
+def _follow(
+    child: int, read: int, printed: _Printed, listener: Tell | None, until: float, seconds: float
+) -> tuple[str, bool]:
     """What the process reports until it ends: why it failed, and whether it says so itself."""
     most = _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     pending, done, reported = b"", False, ""
     while True:
-        if select.select([read], [], [], _LOOK_SECONDS)[0]:
+        ready = select.select([read, *printed.ends], [], [], _LOOK_SECONDS)[0]
+        printed.pass_on(ready)
+        if read in ready:
             got = os.read(read, 1 << 16)
             *lines, pending = (pending + got).split(b"\n")
             for message in map(json.loads, lines):
