@@ -14,10 +14,12 @@ from traincast.utils.metrics import Z90
 MODELS = [info.name for info in list_models()]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_built_in_is_predicted_on_every_platform(model):
+@pytest.mark.parametrize(("number", "model"), enumerate(MODELS))
+def test_every_built_in_is_predicted_and_every_platform_predicts_some(number, model):
     workload = traincast.load(model)
-    for platform in list_platform_keys():
+    keys = list_platform_keys()
+    # every platform has two models, every model ten platforms
+    for platform in [key for place, key in enumerate(keys) if (place - number) % len(MODELS) in (0, 11)]:
         result = traincast.predict(workload, on=platform)
         assert 0 < result.device_active <= result.iteration * (1 + 1e-9)
         assert result.interval[0] < result.iteration < result.interval[1]

@@ -65,10 +65,12 @@ def steps(tmp_path_factory):
     (folder / "tables.yaml").write_text(TABLES)
     (folder / "costs.toml").write_text('["aten::addmm"]\nseconds = 0.01\n["aten::convolution"]\nseconds = 0.01\n'
                                        '["aten::mm"]\nseconds = 0.01\n')  # fmt: skip
+    (folder / "deepfm.yaml").write_text(f"recommender: deepfm\n{TABLES}")
     (folder / "dense.yaml").write_text("bottom_mlp: [13, 64]\ntop_mlp: [64, 1]\n")
     return folder, {
         "model": {"workload": "vgg13", "on": "dgx-a100", "batch_size": 2},
         "workload": {"workload": load_model("vgg13"), "on": "dgx-a100", "batch_size": 2},
+        "recommender": {"workload": str(folder / "deepfm.yaml"), "on": "dgx-a100", "batch_size": 64},
         "dlrm": {"workload": "dlrm-ddp", "on": "dgx-a100", "batch_size": 64},
         "transformer": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "mode": "inference"},
         "parallel": {"workload": "mpt-125m", "on": "dgx-a100", "seq_len": 512, "tp": 1},
