@@ -31,9 +31,7 @@ class ParallelFigures:
         layout = self.layout
         return {
             "layout": {
-                **asdict(layout),
-                "stage_layers": list(layout.stage_layers),
-                "offload": list(layout.offload),
+                **{name: list(value) if isinstance(value, tuple) else value for name, value in asdict(layout).items()},
                 "dp": layout.dp,
                 "accumulation": layout.accumulation,
             },
