@@ -130,7 +130,9 @@ def test_frames_leave_out_tables_without_rows(small):
 
     frames = analyse_traces([small]).frames()
 
-    assert set(frames) == {"steps", "kernels", "overheads", "critical_path", "top_kernels", "rates", "launches"}
+    assert set(frames) == {
+        "steps", "kernels", "overheads", "critical_path", "top_kernels", "rates", "launches", "streams", "queue_curve",
+    }  # fmt: skip
     assert frames["steps"]["iteration_ms"].to_list() == pytest.approx([1.0])
 
 
