@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ def capture_isolated(
         raise TraincastError(f"a time limit of {time_limit_s:g} s is out of range; give seconds above 0")
     if callable(function) or not CAN_FORK:
         return _capture_here(function, as_gpu, progress, how)
+    if find_spec("torch") is None:  # said here: in the other process it would be an error of its own
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     with make_scratch() as scratch:
         whole, first = Path(scratch) / "whole.tc", Path(scratch) / "first.tc"
 
