@@ -63,15 +63,7 @@ def run_cases(form: Format, seeds: range, codes: Counter[int] | None = None) -> 
 def _in_child(form: Format, seeds: list[int], codes: Counter[int]) -> tuple[int, list[Finding], str]:
     """How many cases were done, what they found, and how the process ended when not all were."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        with contextlib.suppress(BaseException):
-            _limit()
-            for seed in seeds:
-                problem = _case(form, seed)
-                os.write(writer, (json.dumps([seed, *problem]) + "\n").encode())
-        os._exit(0)
+    child = _start(form, seeds, writer)
     os.close(writer)
     lines = [json.loads(line) for line in _lines(reader, child)]
     _, status = os.waitpid(child, 0)
@@ -83,6 +75,31 @@ def _in_child(form: Format, seeds: list[int], codes: Counter[int]) -> tuple[int,
         findings,
         f"{killed} (more than {2 * SECONDS} s of CPU time, {_PATIENCE} s of waiting, or memory)",
     )
+
+
+def _start(form: Format, seeds: list[int], writer: int) -> int:
+    """A process that works on the cases: a copy of this one. Once polars has started threads, of which a copy has none
+    and waits for them, it is a new one."""
+    if "polars" in sys.modules and form in FORMATS:
+        os.set_inheritable(writer, True)
+        begin = f"import sys; sys.path[:] = {sys.path!r}; from tests.fuzz.running import work_on"
+        command = [sys.executable, "-c", f"{begin}; work_on({FORMATS.index(form)}, {seeds!r}, {writer})"]
+        return os.posix_spawn(sys.executable, command, dict(os.environ))
+    child = os.fork()
+    if child == 0:
+        work_on(form, seeds, writer)
+    return child
+
+
+def work_on(form: Format | int, seeds: list[int], writer: int) -> None:
+    """Does the cases of a format (or of that place in the list) within limits and writes a line for each; never
+    returns."""
+    with contextlib.suppress(BaseException):
+        _limit()
+        for seed in seeds:
+            problem = _case(FORMATS[form] if isinstance(form, int) else form, seed)
+            os.write(writer, (json.dumps([seed, *problem]) + "\n").encode())
+    os._exit(0)
 
 
 def _lines(reader: int, child: int) -> list[bytes]:
