@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import formats, settings
 from tests.fuzz.formats import FORMATS, Format
 from tests.fuzz.settings import ASK
 
@@ -47,23 +48,25 @@ class Finding:
         return f"{self.format} {self.seed}: {self.problem}\n    {self.command}"
 
 
-def run_cases(form: Format, seeds: range, codes: Counter[int] | None = None) -> Iterator[Finding]:
+def run_cases(
+    form: Format, seeds: range, codes: Counter[int] | None = None, *, changed: bool = True
+) -> Iterator[Finding]:
     """The cases of a format that break the promise. What kills or hangs a process is found by running on after it.
-    `codes` counts how the others ended."""
+    `codes` counts how the others ended. Without `changed` files stay as they are made."""
     todo = list(seeds)
     while todo:
         batch, todo = todo[:_BATCH], todo[_BATCH:]
-        done, findings, ended = _in_child(form, batch, Counter[int]() if codes is None else codes)
+        done, findings, ended = _in_child(form, batch, Counter[int]() if codes is None else codes, changed)
         yield from findings
         if done < len(batch):
             yield Finding(form.name, batch[done], "", ended)
             todo = batch[done + 1 :] + todo
 
 
-def _in_child(form: Format, seeds: list[int], codes: Counter[int]) -> tuple[int, list[Finding], str]:
+def _in_child(form: Format, seeds: list[int], codes: Counter[int], changed: bool) -> tuple[int, list[Finding], str]:
     """How many cases were done, what they found, and how the process ended when not all were."""
     reader, writer = os.pipe()
-    child = _start(form, seeds, writer)
+    child = _start(form, seeds, writer, changed)
     os.close(writer)
     lines = [json.loads(line) for line in _lines(reader, child)]
     _, status = os.waitpid(child, 0)
@@ -77,29 +80,38 @@ def _in_child(form: Format, seeds: list[int], codes: Counter[int]) -> tuple[int,
     )
 
 
-def _start(form: Format, seeds: list[int], writer: int) -> int:
+def _start(form: Format, seeds: list[int], writer: int, changed: bool) -> int:
     """A process that works on the cases: a copy of this one. Once polars has started threads, of which a copy has none
     and waits for them, it is a new one."""
     if "polars" in sys.modules and form in FORMATS:
         os.set_inheritable(writer, True)
         begin = f"import sys; sys.path[:] = {sys.path!r}; from tests.fuzz.running import work_on"
-        command = [sys.executable, "-c", f"{begin}; work_on({FORMATS.index(form)}, {seeds!r}, {writer})"]
+        command = [sys.executable, "-c", f"{begin}; work_on({FORMATS.index(form)}, {seeds!r}, {writer}, {changed})"]
         return os.posix_spawn(sys.executable, command, dict(os.environ))
     child = os.fork()
     if child == 0:
-        work_on(form, seeds, writer)
+        work_on(form, seeds, writer, changed)
     return child
 
 
-def work_on(form: Format | int, seeds: list[int], writer: int) -> None:
+def work_on(form: Format | int, seeds: list[int], writer: int, changed: bool) -> None:
     """Does the cases of a format (or of that place in the list) within limits and writes a line for each; never
     returns."""
     with contextlib.suppress(BaseException):
+        if not changed:
+            _leave_unchanged()
         _limit()
         for seed in seeds:
             problem = _case(FORMATS[form] if isinstance(form, int) else form, seed)
             os.write(writer, (json.dumps([seed, *problem]) + "\n").encode())
     os._exit(0)
+
+
+def _leave_unchanged() -> None:
+    for module in (formats, settings):
+        module.mutated = lambda document, *_: document
+        module.damaged_bytes = lambda data, _: data
+    formats.mutated_messages = lambda data, _: data
 
 
 def _lines(reader: int, child: int) -> list[bytes]:
