@@ -1,4 +1,4 @@
-"""Recommenders of any size, each after the code or paper it is known by: what `Description` says, written on a tape."""
+"""Recommenders of any size, each after the code or paper it is known by: what `Description` says, as ops."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from traincast.models.embeddings.access import format_access
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.models.layers.builder import Ref
 from traincast.models.layers.optimizers import make_optimizer_state, write_foreach_step
+from traincast.models.recommenders.builder import RecommenderBuilder
 from traincast.models.recommenders.description import Description
-from traincast.models.recommenders.tape import Tape
 
 RIGID = "a described recommender is written for one batch size; describe it with another, or ask for it"
 """Why such a step is not resized: it is written anew."""
@@ -25,18 +25,18 @@ RIGID = "a described recommender is written for one batch size; describe it with
 def build_recommender_workload(what: Description, *, batch_size: int | None = None) -> Workload:
     """One training step on one GPU: FBGEMM tables that update themselves, the rest under its optimizer."""
     size = what.batch_size if batch_size is None else batch_size
-    tape = Tape(size)
-    _FAMILIES[what.recommender](tape, what, size)
-    trained = [parameter for parameter in tape.parameters if parameter.tensor in tape.gradients]
-    grads = [tape.gradients[parameter.tensor] for parameter in trained]
-    stepped = make_optimizer_state(tape.builder, what.optimizer, trained)
-    write_foreach_step(tape.builder, what.optimizer, stepped, grads)
-    program = _free_after_last_use(tape.builder.build_program())
-    meta = {"description": f"a described {what.recommender}", "optimizer": what.optimizer, TABLES: _describe(tape)}
+    builder = RecommenderBuilder(size)
+    _FAMILIES[what.recommender](builder, what, size)
+    trained = [parameter for parameter in builder.parameters if parameter.tensor in builder.gradients]
+    grads = [builder.gradients[parameter.tensor] for parameter in trained]
+    stepped = make_optimizer_state(builder.builder, what.optimizer, trained)
+    write_foreach_step(builder.builder, what.optimizer, stepped, grads)
+    program = _free_after_last_use(builder.builder.build_program())
+    meta = {"description": f"a described {what.recommender}", "optimizer": what.optimizer, TABLES: _describe(builder)}
     return Workload(name=what.name, programs=(replace(program, rigid=RIGID),), meta=meta)
 
 
-def _describe(tape: Tape) -> str:
+def _describe(builder: RecommenderBuilder) -> str:
     """The tables by their names, as JSON."""
     entries = [
         {
@@ -44,141 +44,147 @@ def _describe(tape: Tape) -> str:
             "pooling": {"lengths": table.pooling.lengths, "shares": table.pooling.shares},
             "access": format_access(table.access),
         }
-        for tables in tape.tables
+        for tables in builder.tables
         for table in tables
     ]  # fmt: skip
     return json.dumps({"tables": entries})
 
 
-def _write_deep_fm(tape: Tape, what: Description, batch: int) -> None:
+def _write_deep_fm(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """As TorchRec's SimpleDeepFMNN: a factorization machine and an MLP over the same embeddings, side by side."""
     dim, count = what.tables[0].dim, len(what.tables)
-    numbers = tape.apply_mlp(tape.make_input(batch, what.dense_features), (*what.dense_mlp, dim))
-    rows = tape.reshape(tape.look_up(what.tables, batch), batch, count, dim)
-    features = tape.join([tape.reshape(numbers, batch, 1, dim), rows], 1)
-    total = tape.add_up(features, 1)
-    squares = tape.add_up(tape.multiply(features, features), 1)
-    pairs = tape.scale(tape.add_up(tape.subtract(tape.multiply(total, total), squares), 1, keepdim=True), 0.5)
-    deep = tape.apply_mlp(tape.reshape(features, batch, (count + 1) * dim), what.mlp)
-    tape.write_loss(tape.apply_linear(tape.join([numbers, deep, pairs], 1), 1))
+    numbers = builder.apply_mlp(builder.make_input(batch, what.dense_features), (*what.dense_mlp, dim))
+    rows = builder.reshape(builder.look_up(what.tables, batch), batch, count, dim)
+    features = builder.join([builder.reshape(numbers, batch, 1, dim), rows], 1)
+    total = builder.add_up(features, 1)
+    squares = builder.add_up(builder.multiply(features, features), 1)
+    pairs = builder.scale(
+        builder.add_up(builder.subtract(builder.multiply(total, total), squares), 1, keepdim=True), 0.5
+    )
+    deep = builder.apply_mlp(builder.reshape(features, batch, (count + 1) * dim), what.mlp)
+    builder.write_loss(builder.apply_linear(builder.join([numbers, deep, pairs], 1), 1))
 
 
-def _write_wide_and_deep(tape: Tape, what: Description, batch: int) -> None:
+def _write_wide_and_deep(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """A sum of weights, one a feature, alongside an MLP over embeddings (Cheng et al., 2016). The weights are tables of
     four columns, the least that FBGEMM has."""
     count, width = len(what.tables), sum(table.dim for table in what.tables)
     weights = [replace(table, name=f"{table.name}.wide", dim=4) for table in what.tables]
-    wide = tape.reshape(tape.look_up(weights, batch), batch, count, 4)
-    summed = tape.add_up(tape.reshape(tape.take(wide, 2, 0, 1), batch, count), 1, keepdim=True)
-    numbers = tape.make_input(batch, what.dense_features)
-    embedded = tape.reshape(tape.look_up(what.tables, batch), batch, width)
-    deep = tape.apply_mlp(tape.join([numbers, embedded], 1), what.mlp)
-    tape.write_loss(tape.add(tape.apply_linear(deep, 1), summed))
+    wide = builder.reshape(builder.look_up(weights, batch), batch, count, 4)
+    summed = builder.add_up(builder.reshape(builder.take(wide, 2, 0, 1), batch, count), 1, keepdim=True)
+    numbers = builder.make_input(batch, what.dense_features)
+    embedded = builder.reshape(builder.look_up(what.tables, batch), batch, width)
+    deep = builder.apply_mlp(builder.join([numbers, embedded], 1), what.mlp)
+    builder.write_loss(builder.add(builder.apply_linear(deep, 1), summed))
 
 
-def _write_two_tower(tape: Tape, what: Description, batch: int) -> None:
+def _write_two_tower(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """As TorchRec's example of retrieval: an MLP over the tables of each side, and the product of both results."""
     sides = []
     for names in (what.query, what.candidate):
         tables = [table for table in what.tables if table.name in names]
-        sides.append(tape.apply_mlp(tape.look_up(tables, batch), what.mlp))
-    tape.write_loss(tape.add_up(tape.multiply(*sides), 1, keepdim=True))
+        sides.append(builder.apply_mlp(builder.look_up(tables, batch), what.mlp))
+    builder.write_loss(builder.add_up(builder.multiply(*sides), 1, keepdim=True))
 
 
-def _write_din(tape: Tape, what: Description, batch: int) -> None:
+def _write_din(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """Deep Interest Network (Zhou et al., 2018): unpooled rows of a history, weighted by what is on offer."""
     width, length = sum(table.dim for table in what.tables), what.history.longest
-    rows = tape.look_up(_take_one_each(what.tables), batch * (length + 1))
-    rows = tape.reshape(rows, batch, length + 1, width)
-    offered, history = tape.take(rows, 1, 0, 1), tape.take(rows, 1, 1, length + 1)
-    query = tape.expand(offered, batch, length, width)
-    both = tape.join([query, history, tape.subtract(query, history), tape.multiply(query, history)], 2)
-    scores = tape.apply_linear(tape.apply_mlp(both, what.attention_mlp), 1)
-    scores = tape.multiply(tape.swap(scores, 1, 2), tape.make_input(batch, 1, length))
-    interest = tape.reshape(tape.multiply_matrices(scores, history), batch, width)
-    offered = tape.reshape(offered, batch, width)
-    deep = tape.apply_mlp(tape.join([offered, interest, tape.multiply(offered, interest)], 1), what.mlp)
-    tape.write_loss(tape.apply_linear(deep, 1))
+    rows = builder.look_up(_take_one_each(what.tables), batch * (length + 1))
+    rows = builder.reshape(rows, batch, length + 1, width)
+    offered, history = builder.take(rows, 1, 0, 1), builder.take(rows, 1, 1, length + 1)
+    query = builder.expand(offered, batch, length, width)
+    both = builder.join([query, history, builder.subtract(query, history), builder.multiply(query, history)], 2)
+    scores = builder.apply_linear(builder.apply_mlp(both, what.attention_mlp), 1)
+    scores = builder.multiply(builder.swap(scores, 1, 2), builder.make_input(batch, 1, length))
+    interest = builder.reshape(builder.multiply_matrices(scores, history), batch, width)
+    offered = builder.reshape(offered, batch, width)
+    deep = builder.apply_mlp(builder.join([offered, interest, builder.multiply(offered, interest)], 1), what.mlp)
+    builder.write_loss(builder.apply_linear(deep, 1))
 
 
-def _write_hstu(tape: Tape, what: Description, batch: int) -> None:
+def _write_hstu(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """HSTU of generative recommenders: an item per action, unpooled, layers of gated attention without softmax, and the
     score of what followed. `attention: fused` runs one kernel over all lengths, `padded` op by op."""
     width, lengths = what.tables[0].dim, what.history
     tokens = round(batch * lengths.mean)
-    x = tape.look_up(_take_one_each(what.tables[:1]), tokens)
-    offsets = tape.make_input(batch + 1, dtype="int64")
+    x = builder.look_up(_take_one_each(what.tables[:1]), tokens)
+    offsets = builder.make_input(batch + 1, dtype="int64")
     for _ in range(what.layers):
-        x = _write_hstu_layer(tape, what, x, offsets, batch)
+        x = _write_hstu_layer(builder, what, x, offsets, batch)
     if len(what.tables) > 1:  # what is known of the sample besides its history
-        context = tape.look_up(what.tables[1:], batch)
-        last = tape.apply_linear(tape.take(x, 0, 0, batch), width)
-        x = tape.join([last, context], 1)
-    tape.write_loss(tape.apply_linear(tape.apply_mlp(x, what.mlp), 1))
+        context = builder.look_up(what.tables[1:], batch)
+        last = builder.apply_linear(builder.take(x, 0, 0, batch), width)
+        x = builder.join([last, context], 1)
+    builder.write_loss(builder.apply_linear(builder.apply_mlp(x, what.mlp), 1))
 
 
-def _write_hstu_layer(tape: Tape, what: Description, x: Ref, offsets: Ref, batch: int) -> Ref:
+def _write_hstu_layer(builder: RecommenderBuilder, what: Description, x: Ref, offsets: Ref, batch: int) -> Ref:
     inner, tokens = what.heads * what.head_dim, x.shape[0]
-    mixed = tape.apply_unary("silu", tape.apply_linear(tape.normalise(x), 4 * inner, bias=False))
-    gate, *parts = tape.split(mixed, 4)
+    mixed = builder.apply_unary("silu", builder.apply_linear(builder.normalise(x), 4 * inner, bias=False))
+    gate, *parts = builder.split(mixed, 4)
     length = what.history.effective if what.attention == "fused" else what.history.longest
-    padded = [_pad(tape, part, (batch, length, inner), offsets) for part in parts]
-    heads = [tape.swap(tape.reshape(one, batch, length, what.heads, what.head_dim), 1, 2) for one in padded]
+    padded = [_pad(builder, part, (batch, length, inner), offsets) for part in parts]
+    heads = [builder.swap(builder.reshape(one, batch, length, what.heads, what.head_dim), 1, 2) for one in padded]
     value, query, key = heads
     if what.attention == "fused":
-        attended = tape.attend(query, key, value)
+        attended = builder.attend(query, key, value)
     else:
         merged = (batch * what.heads, length)
-        query, key, value = (tape.reshape(one, *merged, what.head_dim) for one in (query, key, value))
-        scores = tape.add(tape.multiply_matrices(query, tape.swap(key, 1, 2)), tape.make_parameter(length, length))
-        weights = tape.multiply(tape.apply_unary("silu", scores), tape.make_input(length, length))
-        attended = tape.reshape(tape.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
-    joined = tape.reshape(tape.swap(attended, 1, 2), batch, length, inner)
-    rows = tape.run_op(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
-    return tape.add(tape.apply_linear(tape.multiply(gate, tape.normalise(rows)), x.shape[1]), x)
+        query, key, value = (builder.reshape(one, *merged, what.head_dim) for one in (query, key, value))
+        scores = builder.add(
+            builder.multiply_matrices(query, builder.swap(key, 1, 2)), builder.make_parameter(length, length)
+        )
+        weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
+        attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
+    joined = builder.reshape(builder.swap(attended, 1, 2), batch, length, inner)
+    rows = builder.run_op(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
+    return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
 
 
-def _write_one_trans(tape: Tape, what: Description, batch: int) -> None:
+def _write_one_trans(builder: RecommenderBuilder, what: Description, batch: int) -> None:
     """A Transformer like OneTrans: behaviour and features in one causal sequence; the first table has the items."""
     width, length, count = what.tables[0].dim, what.history.longest, len(what.tables) - 1
-    items = tape.look_up(_take_one_each(what.tables[:1]), batch * length)
-    behaviour = tape.add(tape.reshape(items, batch, length, width), tape.make_parameter(length, width))
-    features = tape.reshape(tape.look_up(what.tables[1:], batch), batch, count, width)
+    items = builder.look_up(_take_one_each(what.tables[:1]), batch * length)
+    behaviour = builder.add(builder.reshape(items, batch, length, width), builder.make_parameter(length, width))
+    features = builder.reshape(builder.look_up(what.tables[1:], batch), batch, count, width)
     for _ in range(what.layers):
-        behaviour, features = _write_one_trans_layer(tape, what, behaviour, features)
-    tape.write_loss(tape.apply_linear(tape.reshape(features, batch, count * width), 1))
+        behaviour, features = _write_one_trans_layer(builder, what, behaviour, features)
+    builder.write_loss(builder.apply_linear(builder.reshape(features, batch, count * width), 1))
 
 
-def _write_one_trans_layer(tape: Tape, what: Description, behaviour: Ref, features: Ref) -> tuple[Ref, Ref]:
+def _write_one_trans_layer(
+    builder: RecommenderBuilder, what: Description, behaviour: Ref, features: Ref
+) -> tuple[Ref, Ref]:
     """Behaviour shares its weights, every feature has its own."""
     batch, length, width = behaviour.shape
     count, tokens = features.shape[1], behaviour.shape[1] + features.shape[1]
 
     def divide(x: Ref) -> tuple[Ref, Ref]:
-        return tape.take(x, 1, 0, length), tape.take(x, 1, length, tokens)
+        return builder.take(x, 1, 0, length), builder.take(x, 1, length, tokens)
 
     def mix(shared: Ref, own: Ref, to: int) -> tuple[Ref, Ref]:
-        weights = tape.make_parameter(count, own.shape[2], to)
-        mixed = tape.multiply_matrices(tape.swap(own, 0, 1), weights)
-        return tape.apply_linear(shared, to), tape.swap(mixed, 0, 1)
+        weights = builder.make_parameter(count, own.shape[2], to)
+        mixed = builder.multiply_matrices(builder.swap(own, 0, 1), weights)
+        return builder.apply_linear(shared, to), builder.swap(mixed, 0, 1)
 
-    x = tape.join([behaviour, features], 1)
-    mixed = tape.join(mix(*divide(tape.normalise(x)), 3 * width), 1)
+    x = builder.join([behaviour, features], 1)
+    mixed = builder.join(mix(*divide(builder.normalise(x)), 3 * width), 1)
     shape = (batch, tokens, what.heads, width // what.heads)
-    heads = [tape.swap(tape.reshape(part, *shape), 1, 2) for part in tape.split(mixed, 3)]
-    attended = tape.reshape(tape.swap(tape.attend(*heads), 1, 2), batch, tokens, width)
-    x = tape.add(tape.apply_linear(attended, width), x)
-    inner = [tape.apply_unary("gelu", part) for part in mix(*divide(tape.normalise(x)), 4 * width)]
+    heads = [builder.swap(builder.reshape(part, *shape), 1, 2) for part in builder.split(mixed, 3)]
+    attended = builder.reshape(builder.swap(builder.attend(*heads), 1, 2), batch, tokens, width)
+    x = builder.add(builder.apply_linear(attended, width), x)
+    inner = [builder.apply_unary("gelu", part) for part in mix(*divide(builder.normalise(x)), 4 * width)]
     added = mix(inner[0], inner[1], width)
     before = divide(x)
-    return tape.add(before[0], added[0]), tape.add(before[1], added[1])
+    return builder.add(before[0], added[0]), builder.add(before[1], added[1])
 
 
 _TO_PADDED, _TO_JAGGED = "fbgemm::jagged_to_padded_dense_forward", "fbgemm::dense_to_jagged_forward"
 
 
-def _pad(tape: Tape, rows: Ref, shape: tuple[int, ...], offsets: Ref) -> Ref:
-    return tape.run_op(_TO_PADDED, _TO_JAGGED, rows, shape, offsets, [("max_lengths", (shape[1],))])
+def _pad(builder: RecommenderBuilder, rows: Ref, shape: tuple[int, ...], offsets: Ref) -> Ref:
+    return builder.run_op(_TO_PADDED, _TO_JAGGED, rows, shape, offsets, [("max_lengths", (shape[1],))])
 
 
 def _take_one_each(tables: tuple[Table, ...]) -> list[Table]:
@@ -186,7 +192,7 @@ def _take_one_each(tables: tuple[Table, ...]) -> list[Table]:
     return [replace(table, pooling=Pooling.from_constant(1.0)) for table in tables]
 
 
-_FAMILIES: dict[str, Callable[[Tape, Description, int], None]] = {
+_FAMILIES: dict[str, Callable[[RecommenderBuilder, Description, int], None]] = {
     "deepfm": _write_deep_fm, "wide-deep": _write_wide_and_deep, "two-tower": _write_two_tower, "din": _write_din,
     "hstu": _write_hstu, "onetrans": _write_one_trans,
 }  # fmt: skip

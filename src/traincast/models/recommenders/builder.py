@@ -1,4 +1,4 @@
-"""Ops written forward and noted on a tape, from which the backward pass is written: autograd's order, without torch."""
+"""Ops written forward and noted, from which the backward pass is written: autograd's order, without torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Node:
     write: Callable[..., Grads]
 
 
-class Tape:
+class RecommenderBuilder:
     """The step of one model: `parameters` in the order they are made, and their gradients once `write_backward` ran."""
 
     def __init__(self, batch_size: int) -> None:
