@@ -70,10 +70,9 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def _write_rows(path: Path, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    import pandas
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    pandas.DataFrame(columns).to_csv(path, sep="\t", index=False)
+    lines = ("\t".join(map(str, row)) for row in zip(*(column.tolist() for column in columns.values()), strict=True))
+    path.write_text("\n".join(("\t".join(columns), *lines)) + "\n")
 
 
 def write_table(name: str, folder: Path) -> None:
