@@ -250,7 +250,7 @@ def _read_baseline(path: Path, *, missing_is_empty: bool) -> dict[str, Any]:
     numbers = [*MEASURES.values()]
     if not isinstance(rows, dict) or not all(
         isinstance(row, dict) and _is_scenario(row.get("scenario"))
-        and all(_is_number(row.get(name)) for name in numbers)
+        and all(_is_number(row.get(name)) and row[name] >= 0 for name in numbers) and row["iteration_ms"] > 0
         and all(isinstance(row.get(name), dict) and all(map(_is_number, row[name].values()))
                 for name in ("by_op", "by_module"))
         for row in rows.values()

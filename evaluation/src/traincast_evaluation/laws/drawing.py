@@ -21,8 +21,8 @@ SHARES = {"alone": 0.72, "replicated": 0.17, "laid out": 0.07, "program": 0.04}
 program."""
 _BATCHES = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 256)
 _LARGE_BATCHES = (512, 1024, 2048, 3000, 8192)
-_LIGHT_PARAMETERS = 1.5e9  # larger captured Transformers are drawn less often: each takes a second
-_HEAVY_SHARE = 0.01
+_LIGHT_PARAMETERS = 2e8  # larger captured Transformers are drawn less often: each takes ten times as long as the rest
+_HEAVY_SHARE = 0.04
 _WHOLE_SHARE, _WHOLE_LAYERS = 0.05, 24
 
 
