@@ -77,7 +77,7 @@ def test_a_little_of_everything_measured_here_tells_how_long_this_machines_steps
     monkeypatch.setattr(here, "draw_one_process_trials", lambda **_: SLICE)
     monkeypatch.setattr(here, "draw_two_rank_trials", lambda **_: [])
     monkeypatch.setattr(question, "_choose_plan", lambda _, seed: islice(plan_benchmarks(seed), 40))
-    for most, number in {"_MOST_STEPS": 3, "_MOST_COPIES": 3, "_MOST_EXCHANGES": 3}.items():
+    for most, number in {"_MOST_STEPS": 2, "_MOST_COPIES": 3, "_MOST_EXCHANGES": 2}.items():
         monkeypatch.setattr(parts, most, number)
     monkeypatch.setattr(parts, "_TOGETHER_SECONDS", 0.09 * 24 * 3600)  # one of those steps on two ranks
     benched = traincast.bench(budget="24h")
