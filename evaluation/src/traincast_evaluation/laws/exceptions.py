@@ -166,6 +166,13 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "cuda_graph: faster", 1.03, _has_several_gpus,
         "Kernels that are launched earlier meet collectives that take SMs and memory bandwidth from them.",
     ),
+    *(
+        LawException(
+            edit, 1.005, _has_several_gpus,
+            "What is ready earlier runs beside other kernels and collectives, which share SMs and bandwidth with it.",
+        )
+        for edit in ("link-speed", "link-latency", "nic-speed", "memory-speed", "host-speed", "launch-speed", "speed:")
+    ),
     LawException(
         "batch_size: slower", 1.001, _always,
         "A step that waits for its host ends with its last kernel, which has another tile for more rows.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
 from traincast.ir.symbolic import replace_sizes_by_indices
@@ -50,6 +50,7 @@ class Tables:
         self.names: dict[str, int] = {}
         self.signatures: dict[Signature, int] = {}
         self.sources: dict[int, Source] = {}
+        self._forms: dict[TensorSpec, TensorSpec] = {}
         self._modules: dict[tuple[int, str], Int32Array] = {}
         self._segments: dict[tuple[int, bytes], _Segment] = {}
 
@@ -57,10 +58,8 @@ class Tables:
         """A short program under the shared numbers."""
         if id(program) not in self.sources:
             c = program.columns
-            numbers = [
-                self.signatures.setdefault(replace_sizes_by_indices(plain, self._size), len(self.signatures))
-                for plain in program.signatures
-            ]
+            indexed = [replace_sizes_by_indices(plain, self._size, self._forms) for plain in program.signatures]
+            numbers = [self.signatures.setdefault(signature, len(self.signatures)) for signature in indexed]
             sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
             lasting = np.isin(c.storage_kind, _LASTING) & (c.storage_alloc < 0)
             # what comes from a neighbour takes no memory of its own
