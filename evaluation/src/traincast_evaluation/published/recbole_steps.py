@@ -170,13 +170,15 @@ def capture_table(name: str, folder: Path) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         write_table(name, Path(scratch))
+        shared: Any = None  # rows of one form serve all context-aware models
         for model in MODELS[TABLES[name].family]:
             target = folder / f"{name}-{model}.tc"
             if target.exists():
                 continue
             try:
                 config = _configure(name, model, Path(scratch))
-                data = data_preparation(config, create_dataset(config))[0]
+                data = shared or data_preparation(config, create_dataset(config))[0]
+                shared = data if TABLES[name].family == "Context-aware" else None
                 workload = capture_step(
                     lambda batch, config=config, data=data, model=model: make_step(config, data, model),
                     batch_size=BATCH, name=f"recbole-{name}-{model}", rebatch=False,

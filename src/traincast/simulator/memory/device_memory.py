@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from traincast.hardware.device import Device
-from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents
+from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents, group_layers
 from traincast.simulator.memory.allocator import LARGE_SEGMENT, AllocatorSettings
 from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, add_workspaces, estimate_process_memory
 from traincast.simulator.memory.replay import Replay, replay_steps
@@ -36,7 +35,6 @@ _USUAL_FRAGMENTATION = 0.03  # of what is allocated
 _WORST_FRAGMENTATION = 1.0
 _CLEAR = 0.999  # a probability from which no further replay is worth its time
 _SEARCHES = 3
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _LARGEST = 8
 
 
@@ -159,7 +157,7 @@ class DeviceMemory(Memory):
         """What takes most at the peak: blocks of one category and module together."""
         events = self.events
         alive = np.flatnonzero(events.mark_alive(events.peak_tick))
-        names = [_NUMBER.sub(".*", label) for label in events.labels]  # layers together
+        names = [group_layers(label) for label in events.labels]
         places = {name: number for number, name in enumerate(dict.fromkeys(names))}
         of_label = np.array([places[name] for name in names], dtype=np.int64)
         modules = list(places)
