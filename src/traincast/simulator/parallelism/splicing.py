@@ -49,8 +49,8 @@ class Tables:
         self.sizes: dict[int, int] = {}
         self.names: dict[str, int] = {}
         self.signatures: dict[Signature, int] = {}
-        self.sources: dict[int, Source] = {}
         self._forms: dict[TensorSpec, TensorSpec] = {}
+        self.sources: dict[int, Source] = {}
         self._modules: dict[tuple[int, str], Int32Array] = {}
         self._segments: dict[tuple[int, bytes], _Segment] = {}
 
@@ -58,8 +58,12 @@ class Tables:
         """A short program under the shared numbers."""
         if id(program) not in self.sources:
             c = program.columns
-            indexed = [replace_sizes_by_indices(plain, self._size, self._forms) for plain in program.signatures]
-            numbers = [self.signatures.setdefault(signature, len(self.signatures)) for signature in indexed]
+            numbers = [
+                self.signatures.setdefault(
+                    replace_sizes_by_indices(plain, self._size, self._forms), len(self.signatures)
+                )
+                for plain in program.signatures
+            ]
             sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
             lasting = np.isin(c.storage_kind, _LASTING) & (c.storage_alloc < 0)
             # what comes from a neighbour takes no memory of its own
