@@ -30,7 +30,8 @@ STEP = (
     "        model(data).sum().backward()\n        best.step()\n\n    return step\n"
 )
 SCRIPT = (
-    "import os\nimport torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n\n"
+    "import os\nimport torch\nimport torch.distributed as dist\n"
+    "from torch.nn.parallel import DistributedDataParallel\n\n"
     "dist.init_process_group('nccl')\ndevice = torch.device('cuda', int(os.environ['LOCAL_RANK']))\n"
     "model = DistributedDataParallel(torch.nn.Linear(64, 8).to(device))\n"
     "best = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -108,8 +109,8 @@ def main() -> int:
     args = parser.parse_args()
     torches = list_torches() if args.torch is None else [one for one in args.torch.split(",") if one]
     with tempfile.TemporaryDirectory() as name:
-        if args.wheel is None and (wrong := run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", name, ROOT,
-                                                folder=ROOT)):  # fmt: skip
+        build = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", name, ROOT)
+        if args.wheel is None and (wrong := run(*build, folder=ROOT)):
             print(f"the wheel does not build: {wrong}")
             return 1
         wheel = args.wheel or next(Path(name).glob("*.whl"))
