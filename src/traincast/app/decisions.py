@@ -245,8 +245,8 @@ def fits(
     **scenario: Unpack[ScenarioFields],
 ) -> Fit:
     """Whether a step fits in the memory of its GPUs: `fits`, its probability, allocated, reserved and used memory, what
-    fills it, and the changes that would make it fit. `max` is "batch-size" or "seq-len", of which the largest that fits
-    is searched. Other keywords as in `predict`."""
+    fills it, and the changes that would make it fit. `max` is "batch-size", "seq-len" or "rows", of which
+    the largest that fits is searched. Other keywords as in `predict`."""
     from traincast.planner.fitting.fit import answer_fit
 
     return answer_fit(_resolve_scenario(workload, on, scenario), largest=max, progress=progress)

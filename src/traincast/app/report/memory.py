@@ -21,12 +21,18 @@ def format_fit(fit: Fit) -> str:
         f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
         "",
         format_table(
-            ("largest at the peak", "module", "blocks", "GB"),
+            ("largest at the peak", "module", "line", "blocks", "GB"),
             [
-                (one.category.replace("_", " "), one.module or "-", f"{one.count:,}", f"{one.nbytes / 1e9:.2f}")
-                for one in memory.list_largest(_SHOWN)
+                (
+                    one["category"].replace("_", " "),
+                    one["module"] or "-",
+                    one["line"] or "-",
+                    f"{one['count']:,}",
+                    f"{one['gb']:.2f}",
+                )
+                for one in fit.list_culprits(_SHOWN)
             ],
-            right=(2, 3),
+            right=(3, 4),
         ),
     ]
     if fit.remedies:
@@ -43,7 +49,7 @@ def format_fit(fit: Fit) -> str:
     if fit.largest is not None:
         found = fit.largest
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
-        lines += ["", f"largest {found.axis} that fits: {found.value}{sure}"]
+        lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
     return "\n".join(lines)
 
 

@@ -4,8 +4,9 @@ The verdict comes first, with its probability, then what fills the device at the
 changes under which it would, tried and predicted, the cheapest first. Allocated is what tensors take, reserved what
 PyTorch's caching allocator holds for them (replayed step by step), used what nvidia-smi shows: reserved, the CUDA
 context and buffers of collectives. '--max batch-size' finds the largest batch that fits, '--max seq-len' the longest
-sequence. '--snapshot-out' writes the replayed allocator in the JSON form of PyTorch's memory snapshots
-(pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are those of 'traincast predict'.
+sequence, '--max rows' how many times as many rows all embedding tables may have. '--snapshot-out' writes the replayed
+allocator in the JSON form of PyTorch's memory snapshots (pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are
+those of 'traincast predict'.
 """
 
 from __future__ import annotations
