@@ -189,3 +189,13 @@ def test_the_pytest_plug_in_predicts_and_holds_tests_to_their_limits(tmp_path):
     assert "1 failed, 2 passed, 1 error" in done.stdout, done.stdout + done.stderr
     assert "step_ms 62." in done.stdout and " is above 1" in done.stdout
     assert "unknown model 'no-such-model'" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("iteration_ms", -(2**63)), ("iteration_ms", 0), ("memory_gb", -1.0)])
+def test_a_baseline_of_impossible_figures_is_rejected(repository, capsys, name, value):
+    document = json.loads((repository / "perf.json").read_text())
+    document["scenarios"]["resnet"][name] = value
+    (repository / "perf.json").write_text(json.dumps(document))
+
+    assert main(["check", "--baseline", "perf.json"]) == 2
+    assert "is no baseline" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from traincast.simulator.scenario.fields import list_scenario_fields, make_scena
 from traincast.utils.display.text import count_of
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import format_path, read_document
-from traincast.utils.files.writing import write_bytes
+from traincast.utils.files.writing import lock_folder, write_bytes
 from traincast.utils.results import Records, Result
 from traincast.utils.version import __version__
 
@@ -180,9 +180,11 @@ def check(
         rows.append(Checked(name=name, then=then, now=now, broken=_find_broken(then, now, limits, strict=not update)))
         progress((number + 1) / len(asked))
     if update:
-        kept = {**stored, **{row.name: {**row.now, "reason": update} for row in rows}}
-        document = {"traincast_baseline": 1, "scenarios": dict(sorted(kept.items()))}
-        write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
+        with lock_folder(path.parent):
+            stored = _read_baseline(path, missing_is_empty=True)  # another process may have written meanwhile
+            kept = {**stored, **{row.name: {**row.now, "reason": update} for row in rows}}
+            document = {"traincast_baseline": 1, "scenarios": dict(sorted(kept.items()))}
+            write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
     return CheckResult(
         baseline=path, gate=limits, rows=tuple(rows), notes=_note_versions(stored, rows) if not update else (),
         updated=update,
@@ -250,7 +252,7 @@ def _read_baseline(path: Path, *, missing_is_empty: bool) -> dict[str, Any]:
     numbers = [*MEASURES.values()]
     if not isinstance(rows, dict) or not all(
         isinstance(row, dict) and _is_scenario(row.get("scenario"))
-        and all(_is_number(row.get(name)) for name in numbers)
+        and all(_is_number(row.get(name)) and row[name] >= 0 for name in numbers) and row["iteration_ms"] > 0
         and all(isinstance(row.get(name), dict) and all(map(_is_number, row[name].values()))
                 for name in ("by_op", "by_module"))
         for row in rows.values()

@@ -160,7 +160,7 @@ def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> Non
         free = None if info.free is None else max(int(place[info.free]) if info.free >= 0 else -1, alloc, 0)
         builder.set_lifetime(number[info.index], alloc, free)
     if aside:
-        builder.add_storage(aside, StorageKind.INPUT)
+        builder.set_lifetime(builder.add_storage(aside, StorageKind.INPUT), -1, None)
     for storage in book.tensor_storage:
         builder.add_tensor(number[book.find_merged(storage)])
 

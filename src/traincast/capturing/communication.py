@@ -33,7 +33,16 @@ _COPY_FIRST = {
 }
 
 
-Issued = tuple[Any, Collective, int | None, list[TensorWeakRef]]  # work, what, event, tensors written
+@dataclass(slots=True, eq=False)
+class Issued:
+    """A work with its collective and event. NCCL's works hold what they read and write until somebody waits (`held`);
+    who asks for their future gets what was `made`, if it is still there."""
+
+    work: Any
+    collective: Collective
+    event: int | None
+    made: list[TensorWeakRef]
+    held: list[torch.Tensor]
 
 
 class Future:
@@ -91,16 +100,13 @@ class Communication:
         arguments = bind_arguments(func, args, kwargs)
         collective = describe_collective(func._schema.name.partition("::")[2], arguments)
         stream = self._find_stream(collective)
-        if not self.recorder.book.recording:
+        tensors = _list_argument_tensors(arguments)
+        recording = self.recorder.book.recording
+        on_host = self._is_on_host(collective, tensors) if recording else not any(t.is_meta for t in tensors)
+        if not recording or on_host:
             result = self._execute_op(func, args, kwargs)
             self._communicate_values(func, collective, arguments, result)
-            self._remember_work(func, result, collective, None, arguments)
-            return result
-        tensors = [t for _, value in arguments for t in _list_tensors(value)]
-        if self._is_on_host(collective, tensors):
-            result = self._execute_op(func, args, kwargs)
-            self._communicate_values(func, collective, arguments, result)
-            self._remember_work(func, result, collective, None, arguments)
+            self._remember_work(func, result, collective, None, arguments, on_host=on_host)
             return result
         self.wait_before_use(tensors)
         issued = self.recorder.get_current_stream()
@@ -111,7 +117,7 @@ class Communication:
         self._communicate_values(func, collective, arguments, result)
         event = self.recorder.regions.make_event_number()
         self.recorder.record_synchronisation("cuda::event_record", event=event, stream=stream)
-        self._remember_work(func, result, collective, event, arguments)
+        self._remember_work(func, result, collective, event, arguments, on_host=False)
         return result
 
     def _communicate_values(self, func: Any, collective: Collective, arguments: Arguments, result: Any) -> None:
@@ -125,7 +131,7 @@ class Communication:
     def _send_message(self, func: Any, collective: Collective, arguments: Arguments) -> None:
         """Small integers that ranks send each other before the step that is recorded: stages of a pipeline agree
         on how they start."""
-        tensors = [t for _, value in arguments for t in _list_tensors(value)]
+        tensors = _list_argument_tensors(arguments)
         small = [t for t in tensors if not t.dtype.is_floating_point and t.numel() <= _AGREED]
         values, ends = self.recorder.execution.values, dict(collective.ends)
         if self.recorder.book.recording or len(small) != len(tensors):
@@ -153,11 +159,13 @@ class Communication:
         """`work.wait()`: the current stream waits for the collective; a barrier makes the host wait too."""
         # A work that no op made ends a group of coalesced calls: the last of them is behind all others.
         known = self._works.get(id(work), self._last)
-        if known is not None and known[2] is not None and self.recorder.book.recording:
+        if known is not None and known.event is not None and self.recorder.book.recording:
             stream = self.recorder.get_current_stream()
-            self.wait_event(known[2])
-            if known[1].kind == "barrier":
+            self.wait_event(known.event)
+            if known.collective.kind == "barrier":
                 self.recorder.record_synchronisation("cuda::stream_synchronize", stream=stream)
+        for issued in [known] if known is not None and known.work is work else self._works.values():
+            issued.held.clear()
         return True
 
     def wait_event(self, event: int | None) -> None:
@@ -187,8 +195,9 @@ class Communication:
         known = self._works.get(id(work), self._last)
         if known is None:
             return Future(self, [], None)
-        alive = [tensor for reference in known[3] if (tensor := reference()) is not None]
-        return Future(self, alive, known[2])
+        known.held.clear()  # the watchdog gives it back once the collective is done
+        alive = [tensor for reference in known.made if (tensor := reference()) is not None]
+        return Future(self, alive, known.event)
 
     def install_patches(self, patches: Patches) -> None:
         """Answers for works, and rejections for what needs values of other ranks, until the patches are undone."""
@@ -274,15 +283,16 @@ class Communication:
         return self.run_op(_COPY_FIRST[func], (first, *args[1:]), {})
 
     def _remember_work(
-        self, func: Any, result: Any, collective: Collective, event: int | None, arguments: Arguments
+        self, func: Any, result: Any, collective: Collective, event: int | None, arguments: Arguments, *, on_host: bool
     ) -> None:
         """What to wait for later; `event` is None for a collective that is not part of the recorded step."""
         if func.namespace == "c10d":
             boxed = result[-1] if isinstance(result, (tuple, list)) else result
             work = dist.Work.unbox(boxed)
             made = list_written_tensors(arguments) if COLLECTIVES[collective.kind].route is not Route.PAIR else []
-            outputs = [TensorWeakRef(tensor) for tensor in made]  # who holds them decides how long they live
-            self._last = self._works[id(work)] = (work, collective, event, outputs)  # held: ids stay distinct
+            outputs = [TensorWeakRef(tensor) for tensor in made]
+            held = [] if on_host else _list_argument_tensors(arguments)
+            self._last = self._works[id(work)] = Issued(work, collective, event, outputs, held)  # ids stay distinct
         elif event is not None:
             for tensor in _list_tensors(result):
                 self._unawaited[self.recorder.book.get_info(tensor).index] = event
@@ -292,6 +302,10 @@ def _list_tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [t for item in value for t in _list_tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _list_argument_tensors(arguments: Arguments) -> list[torch.Tensor]:
+    return [tensor for _, value in arguments for tensor in _list_tensors(value)]
 
 
 def _make_empty(value: Any) -> Any:

@@ -155,7 +155,7 @@ class _LoopRecording:
             mode=self._mode,
             tf32=self._tf32[0],
             assumptions=assumed.texts,
-            meta=dict(assumed.meta),
+            meta=assumed.list_meta(),
         )
 
     def _record_programs(

@@ -66,7 +66,7 @@ def capture_step(
         program = _rebatch_program(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=list_tf32_arithmetic(), assumptions=assumed.texts, meta=dict(assumed.meta),
+        tf32=list_tf32_arithmetic(), assumptions=assumed.texts, meta=assumed.list_meta(),
     )  # fmt: skip
 
 

@@ -65,15 +65,16 @@ class _Lookup(torch.autograd.Function):
         ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any, per_sample: Any
     ) -> Any:
         common = _list_common_arguments(weights, given)
-        forward_op, backward_op = _get_ops(optimizer, _find_kind(given))
-        ctx.call = (backward_op, common, momenta)
+        forward_op, ctx.backward_op = _get_ops(optimizer, _find_kind(given))
+        ctx.momenta = momenta
+        _save_common_arguments(ctx, common)
         return forward_op(*common)
 
     @staticmethod
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
-        op, common, momenta = ctx.call
+        common = _restore_common_arguments(ctx)
         weights_grad = _find_weight_gradient(grad, common)
-        op(grad, *common, momenta)
+        ctx.backward_op(grad, *common, ctx.momenta)
         return (None, None, None, None, None, weights_grad if ctx.needs_input_grad[5] else None)
 
 
@@ -84,13 +85,14 @@ class _DenseLookup(torch.autograd.Function):
     def forward(ctx: Any, weights: torch.Tensor, given: Any) -> Any:
         common = _list_common_arguments(weights, given)
         forward_op, ctx.backward_op = _get_ops("dense", _find_kind(given))
-        ctx.common = common
+        _save_common_arguments(ctx, common)
         return forward_op(*common)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        _find_weight_gradient(grad, ctx.common)
-        return ctx.backward_op(grad, *ctx.common), None
+        common = _restore_common_arguments(ctx)
+        _find_weight_gradient(grad, common)
+        return ctx.backward_op(grad, *common), None
 
 
 def _find_weight_gradient(grad: torch.Tensor, common: tuple[Any, ...]) -> torch.Tensor | None:
@@ -100,6 +102,20 @@ def _find_weight_gradient(grad: torch.Tensor, common: tuple[Any, ...]) -> torch.
     _get_ops("dense", "weighted")
     made: torch.Tensor = getattr(torch.ops, SPACE).split_embedding_codegen_grad_indice_weights_cuda(grad, *common)
     return made
+
+
+_READ = slice(2, 5)  # indices, offsets and weights of samples among the common arguments
+
+
+def _save_common_arguments(ctx: Any, common: tuple[Any, ...]) -> None:
+    """Keeps the arguments for the backward pass. What the lookup reads goes when that is done, as FBGEMM's does; tables
+    stay, and change between the two."""
+    ctx.save_for_backward(*common[_READ])
+    ctx.common = (*common[: _READ.start], None, None, None, *common[_READ.stop :])
+
+
+def _restore_common_arguments(ctx: Any) -> tuple[Any, ...]:
+    return (*ctx.common[: _READ.start], *ctx.saved_tensors, *ctx.common[_READ.stop :])
 
 
 def _find_kind(given: dict[str, Any]) -> str:

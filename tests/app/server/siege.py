@@ -60,8 +60,10 @@ class Siege:
         assert found is not None, "the server did not start"
         self.port, self.folder, self.seed = int(found[1]), folder, seed
         self.lock, self.counts, self.problems = threading.Lock(), Counter[str](), Counter[str]()
-        self.quick: list[float] = []
+        self.quick: list[tuple[float, int]] = []
         self.memory: list[tuple[float, int, int]] = []
+        self.loads: list[float] = []
+        self.searching = 0
         self.killed = 0
         self.start, self.end = time.monotonic(), 0.0
 
@@ -109,6 +111,7 @@ class Siege:
                 text = Path(f"/proc/{self.process.pid}/status").read_text()
                 size = int(re.search(r"VmRSS:\s+(\d+)", text)[1])  # type: ignore[index]
                 self.memory.append((time.monotonic(), size, len(self.tree())))
+            self.loads.append(os.getloadavg()[0])
             time.sleep(5)
 
     def broken(self, what: str) -> None:
@@ -121,11 +124,11 @@ def quick_client(siege: Siege, rng: random.Random) -> None:
     """Asks what is answered at once, each time something new."""
     while time.monotonic() < siege.end:
         batch, on = rng.randrange(1, 1 << 20), rng.choice(("v100", "h100", "a100-80gb"))
-        start = time.monotonic()
+        start, searching = time.monotonic(), siege.searching
         status, data = siege.ask("GET", f"/api/answer?workload=dlrm-ddp&on={on}&batch_size={batch}")
         took = time.monotonic() - start
         if status == 200:
-            siege.quick.append(took)
+            siege.quick.append((took, min(searching, siege.searching)))
             if json.loads(data)["iteration_ms"] <= 0:
                 siege.broken("a step that takes no time")
         elif status != 202:
@@ -147,12 +150,18 @@ def slow_client(siege: Siege, rng: random.Random) -> None:
             return
         key = json.loads(data)["id"]
         cancel = time.monotonic() + rng.uniform(1, 40) if rng.random() < 0.4 else None
-        _follow(siege, key, cancel)
+        siege.searching += 1
+        try:
+            cancelled = _follow(siege, key, cancel)
+        finally:
+            siege.searching -= 1
+        if cancelled:  # another one at once: eight are under way until the first has finished
+            continue
         time.sleep(max(0.0, min(_BURST - (time.monotonic() - siege.start) % _BURST, siege.end - time.monotonic())))
 
 
-def _follow(siege: Siege, key: str, cancel: float | None) -> None:
-    """A job until its end; it may not be forgotten, nor fail by itself."""
+def _follow(siege: Siege, key: str, cancel: float | None) -> bool:
+    """A job until its end, and whether it was cancelled; it may not be forgotten, nor fail by itself."""
     while time.monotonic() < siege.end:
         if cancel is not None and time.monotonic() > cancel:
             siege.ask("DELETE", f"/api/jobs/{key}")
@@ -160,7 +169,7 @@ def _follow(siege: Siege, key: str, cancel: float | None) -> None:
         status, data = siege.ask("GET", f"/api/jobs/{key}")
         if status != 200:
             siege.broken(f"a job was lost: {status} {data[:80]!r}")
-            return
+            return False
         job = json.loads(data)
         with siege.lock:
             siege.counts[f"job {job['status']}"] += job["status"] in ("finished", "failed", "cancelled")
@@ -174,8 +183,9 @@ def _follow(siege: Siege, key: str, cancel: float | None) -> None:
         if job["status"] in ("finished", "failed", "cancelled"):
             if job["status"] == "finished" and siege.ask("GET", f"/api/jobs/{key}/result")[0] != 200:
                 siege.broken("a finished job has no result")
-            return
+            return bool(job["status"] == "cancelled")
         time.sleep(2)
+    return False
 
 
 def rude_client(siege: Siege, rng: random.Random) -> None:
@@ -251,7 +261,9 @@ def run_siege(minutes: float, seed: int) -> dict[str, Any]:
     """What was done and what was broken."""
     with tempfile.TemporaryDirectory() as name:
         siege = Siege(Path(name), seed)
-        siege.end = time.monotonic() + 60 * minutes
+        siege.ask("GET", "/api/answer?workload=dlrm-ddp&on=v100")  # until then it is starting
+        siege.start = time.monotonic()
+        siege.end = siege.start + 60 * minutes
         clients = [quick_client] * 2 + [slow_client] * SLOW + [rude_client] * 3 + [killer]
         threads = [threading.Thread(target=_guarded, args=(client, siege, random.Random(f"{seed} {number}")))
                    for number, client in enumerate(clients)]  # fmt: skip
@@ -295,15 +307,24 @@ def _summarize(siege: Siege, minutes: float, processes: int) -> dict[str, Any]:
     early, late = statistics.median(sizes[third : 2 * third] or [1]), statistics.median(sizes[-third:] or [1])
     if late > _GROWTH * early:
         siege.broken(f"memory grew from {early / 1e3:.0f} to {late / 1e3:.0f} MB")
-    quick = sorted(siege.quick) or [0.0]
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}", "minutes": minutes, "requests": sum(
             count for name, count in siege.counts.items() if name.startswith(("GET", "POST", "DELETE"))),
         "counts": dict(siege.counts), "workers_killed": siege.killed, "processes": processes,
-        "quick": {"n": len(quick), "median_s": round(statistics.median(quick), 3),
-                  "p95_s": round(quick[int(0.95 * len(quick))], 3), "worst_s": round(quick[-1], 3)},
+        "quick": _describe_times([took for took, _ in siege.quick]),
+        "quick_beside_eight": _describe_times([took for took, searching in siege.quick if searching >= SLOW]),
         "server_mb": {"second_third": round(early / 1e3), "last_third": round(late / 1e3)},
-        "load": os.getloadavg()[0], "problems": dict(siege.problems),
+        "load": round(statistics.median(siege.loads or [0.0]), 1), "problems": dict(siege.problems),
+    }  # fmt: skip
+
+
+def _describe_times(times: list[float]) -> dict[str, float]:
+    """Seconds that questions took, and the share that was answered in time."""
+    ordered = sorted(times) or [0.0]
+    return {
+        "n": len(times), "median_s": round(statistics.median(ordered), 3),
+        "p95_s": round(ordered[int(0.95 * len(ordered))], 3), "p99_s": round(ordered[int(0.99 * len(ordered))], 3),
+        "worst_s": round(ordered[-1], 3), "within": sum(took <= QUICK_SECONDS for took in ordered) / len(ordered),
     }  # fmt: skip
 
 

@@ -155,3 +155,21 @@ def test_an_upload_that_cannot_be_read_is_named_without_its_place(tmp_path):
 
     assert (refused.value.status, refused.value.field) == (422, "body")
     assert str(tmp_path) not in refused.value.message
+
+
+def test_searches_leave_the_processor_to_quick_questions():
+    async def scenario():
+        async with running() as jobs:
+            slow, quick = jobs.ask(parse_request(SLOW), "answer", {}), jobs.ask(question(71), "answer", {})
+            searching = await when_running(jobs, slow)
+            await finished(jobs, quick)
+            answering = next(worker for worker in jobs._workers if worker is not searching)
+            for _ in range(500):  # a process sets its priority when it has started
+                if os.getpriority(os.PRIO_PROCESS, searching.process.pid) > os.getpriority(os.PRIO_PROCESS, 0):
+                    break
+                await asyncio.sleep(0.01)
+            return [os.getpriority(os.PRIO_PROCESS, one.process.pid) for one in (answering, searching)]
+
+    answering, searching = asyncio.run(scenario())
+    assert answering == os.getpriority(os.PRIO_PROCESS, 0)
+    assert searching == min(19, answering + 15)

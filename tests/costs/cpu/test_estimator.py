@@ -64,3 +64,9 @@ def test_one_sample_is_enough_for_a_guess():
 def test_what_no_sample_has_gets_no_price():
     terms = np.array([[1.0, 1e-90], [1.0, 3e-90], [1.0, 2e-90]])
     assert fit_terms(terms, np.array([1e-6, 3e-6, 2e-6]))[1] == 0.0
+
+
+@pytest.mark.parametrize("name", ["coefficients", "residuals", "lengths"])
+def test_a_number_where_a_list_belongs_is_rejected(model, name):
+    with pytest.raises(ValueError, match="list belongs"):
+        KindModel.from_dict({**model.to_dict(), name: 1.0})

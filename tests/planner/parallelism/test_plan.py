@@ -29,11 +29,11 @@ NODE = load_platform("dgx-h100")
 
 @pytest.fixture(scope="module")
 def planned():
-    return traincast.plan("llama3-70b", on="dgx-h100", gpus=256, global_batch=512, price=2.0, tokens=15e12)
+    return traincast.plan("llama3-8b", on="dgx-h100", gpus=64, global_batch=128, price=2.0, tokens=15e12)
 
 
 def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
-    model = load_transformer("llama3-70b")
+    model = load_transformer("llama3-8b")
     layouts = list(list_layout_candidates(model, NODE.device, planned.base, 8))
     chosen = random.Random(18).sample(layouts, 200)
     ordered = sorted(chosen, key=lambda layout: estimate_seconds(model, NODE, layout))

@@ -28,7 +28,7 @@ VALUES = {
     "clock-mhz": "1000", "clock-speed": "2", "link-speed": "2", "nic-speed": "2", "link-latency": "0.5", "speed": "2",
     "embedding-dim": "32", "pooling": "x2", "tables": "30", "drop-table": "0", "add-table": "1000x2", "rows": "x2",
     "mlp-width": "2", "bottom-mlp": "512-256-64", "top-mlp": "256-1", "layers": "2", "ffn": "1024", "vocab": "1000",
-    "tp": "4", "pp": "2", "cp": "2", "sharding": "zero1", "kernels": "compiled", "global-batch": "64",
+    "tp": "4", "pp": "2", "cp": "2", "sharding": "zero1", "kernels": "compiled", "global-batch": "32",
     "recompute": "full", "batch-size": "x2", "seq-len": "64", "dtype": "tf32", "optimizer": "none",
     "optimizer-impl": "foreach", "attention": "sdpa", "embedding": "fbgemm", "bucket-mb": "4", "overlap": "none",
     "program": "torchrec-pipelined", "plan": "search", "accumulate": "2", "stream": "1", "checkpoint": "layers",
@@ -48,7 +48,7 @@ LAID_OUT = {"dtype": "fp8", "batch-size": "2", "seq-len": "1024", "gpus": "32", 
 MACHINE = {"host", "host-speed", "launch-speed", "memory-speed", "clock-mhz", "clock-speed", "link-speed", "nic-speed",
            "link-latency", "speed"}  # fmt: skip
 """Edits of the machine alone: the step needs as much memory as before."""
-_NODE, _LAYOUT = "dgx-h100", {"gpus": 16, "tp": 2, "micro_batch": 1, "global_batch": 64}
+_NODE, _LAYOUT = "dgx-h100", {"gpus": 16, "tp": 2, "micro_batch": 1, "global_batch": 16}
 _INVERSE: dict[str, Callable[[Resolved], str]] = {
     **dict.fromkeys(
         ("host-speed", "launch-speed", "memory-speed", "clock-speed", "link-speed", "nic-speed", "link-latency",

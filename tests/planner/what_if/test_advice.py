@@ -73,3 +73,13 @@ def test_risks_are_those_of_the_values_and_said_once():
     assert "scaled" in _describe_risk(parse_edits(["dtype=fp16"])) and "scaled" not in _describe_risk(
         parse_edits(["dtype=tf32"])
     )
+
+
+def test_a_layout_that_does_not_fit_is_told_first_what_makes_it_fit() -> None:
+    advice = traincast.advise("mpt-1b", on="a100-40gb", batch_size=8)
+
+    assert not advice.before.fits
+    assert advice.suggestions[0].answer.after.fits
+    assert any("checkpoint=full" in one.answer.edits and one.answer.after.fits for one in advice.suggestions)
+    assert "program=torchrec-pipelined" not in advice.refused
+    assert "does not fit" in format_advice(advice).splitlines()[1]

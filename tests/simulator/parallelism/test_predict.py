@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -25,12 +26,11 @@ SMALL = make_transformer(
 )
 
 
-def predicted(**options):
-    model = options.pop("model", "llama3-70b")
+@cache
+def predicted(*, model="llama3-70b", on="dgx-h100", memory=False, **options):
     transformer = load_transformer(model) if isinstance(model, str) else model
-    return predict_parallel(
-        transformer, add_default_links(load_platform(options.pop("on", "dgx-h100"))), Layout(**options)
-    )
+    platform = add_default_links(load_platform(on))
+    return predict_parallel(transformer, platform, Layout(**options), check_memory=memory)
 
 
 def test_one_gpu_is_the_described_model() -> None:
@@ -50,9 +50,9 @@ def test_the_parts_are_the_step() -> None:
 
 
 def test_ten_thousand_ranks_cost_what_64_do() -> None:
-    predicted(gpus=64, tp=8, pp=4, global_batch=64, sharding="zero1")
+    predicted(gpus=64, tp=8, pp=4, global_batch=64, sharding="zero1", memory=True)
     few, many = (
-        calls(lambda gpus=gpus: predicted(gpus=gpus, tp=8, pp=4, global_batch=8 * gpus, sharding="zero1"))
+        calls(lambda gpus=gpus: predicted(gpus=gpus, tp=8, pp=4, global_batch=8 * gpus, sharding="zero1", memory=True))
         for gpus in (64, 10240)
     )
     assert many < 1.5 * few
@@ -79,18 +79,18 @@ def test_what_people_switch_on_makes_steps_shorter(better, worse) -> None:
 
 def test_memory_falls_with_what_is_shared() -> None:
     def needed(**options) -> float:
-        return predicted(gpus=64, global_batch=64, **options).needed_bytes
+        return predicted(gpus=64, global_batch=64, memory=True, **options).needed_bytes
 
     assert needed(sharding="zero3") < needed(sharding="zero1") < needed(sharding="none")
     assert needed(sharding="zero3", checkpoint="full") < needed(sharding="zero3", checkpoint="selective")
     assert needed(tp=8, sharding="zero1") < needed(tp=2, sharding="zero1")
-    result = predicted(gpus=64, global_batch=64)
+    result = predicted(gpus=64, global_batch=64, sharding="none", memory=True)
     assert not result.fits and "too much; it would not run as it is" in result.warnings[0]
 
 
 def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
-    alone = predicted(model="mixtral-8x7b", gpus=8, global_batch=8, sharding="zero1")
-    shared = predicted(model="mixtral-8x7b", gpus=8, ep=8, global_batch=8, sharding="zero1")
+    alone = predicted(model="mixtral-8x7b", gpus=8, global_batch=8, sharding="zero1", memory=True)
+    shared = predicted(model="mixtral-8x7b", gpus=8, ep=8, global_batch=8, sharding="zero1", memory=True)
     assert shared.parallel.exposed["ep"] > 0 and "ep" not in alone.parallel.exposed
     assert shared.memory.by_kind["parameter"] < 0.3 * alone.memory.by_kind["parameter"]
 

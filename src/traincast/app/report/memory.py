@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.planner.fitting.fit import Fit
-from traincast.utils.display.text import format_milliseconds, format_table
+from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, format_table
 
 _SHOWN = 5
 
@@ -13,18 +13,26 @@ def format_fit(fit: Fit) -> str:
     memory, p = fit.memory, fit.prediction
     low, high = (bound / 1e9 for bound in memory.used_interval)
     lines = [
-        fit.headline(),
-        f"{p.workload.name}, batch {p.workload.batch_size}, {p.gpus} GPU{'s' if p.gpus > 1 else ''}: "
+        f"{fit.headline()}.{_state_help(fit)}",
+        f"A step takes {format_duration(p.iteration)} (90 % interval {format_interval(p.interval)}). "
+        f"{p.trust.sentence}",
+        f"{p.workload.name}, batch {p.workload.batch_size}, {count_of(p.gpus, 'GPU')}: "
         f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
         f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
         "",
         format_table(
-            ("largest at the peak", "module", "blocks", "GB"),
+            ("largest at the peak", "module", "line", "blocks", "GB"),
             [
-                (one.category.replace("_", " "), one.module or "-", f"{one.count:,}", f"{one.nbytes / 1e9:.2f}")
-                for one in memory.list_largest(_SHOWN)
+                (
+                    one["category"].replace("_", " "),
+                    one["module"] or "-",
+                    one["line"] or "-",
+                    f"{one['count']:,}",
+                    f"{one['gb']:.2f}",
+                )
+                for one in fit.list_culprits(_SHOWN)
             ],
-            right=(2, 3),
+            right=(3, 4),
         ),
     ]
     if fit.remedies:
@@ -41,5 +49,10 @@ def format_fit(fit: Fit) -> str:
     if fit.largest is not None:
         found = fit.largest
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
-        lines += ["", f"largest {found.axis} that fits: {found.value}{sure}"]
+        lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
     return "\n".join(lines)
+
+
+def _state_help(fit: Fit) -> str:
+    """What would help most, where it does not fit."""
+    return f" It would with {fit.remedies[0].text}." if fit.remedies else ""

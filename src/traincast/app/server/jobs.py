@@ -86,11 +86,13 @@ class Job:
 class _Worker:
     """A process and our end of its pipe."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, *, is_long: bool) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["traincast.app.server.warm"])
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve_requests, args=(theirs, memory), daemon=True)
+        self.process = context.Process(
+            target=serve_requests, args=(theirs, memory), kwargs={"is_long": is_long}, daemon=True
+        )
         self.process.start()
         theirs.close()
         self.killed = False
@@ -129,7 +131,7 @@ class Jobs:
 
     def start(self) -> None:
         """Starts the first process, so that the first question finds it."""
-        self._pools[False].submit(self._worker)
+        self._pools[False].submit(self._worker, is_long=False)
 
     async def stop(self) -> None:
         """Ends all processes; jobs that run or wait are cancelled."""
@@ -225,7 +227,7 @@ class Jobs:
     def _try(self, job: Job, *, last: bool) -> bool:
         """Whether a job came to its end, whatever that is; with `last` it does."""
         try:
-            worker = self._worker()
+            worker = self._worker(is_long=job.long)
         except OSError as error:
             self._end(job, FAILED, rejection=Rejection(503, f"no process could be started: {error.strerror}"))
             return True
@@ -260,12 +262,12 @@ class Jobs:
             return self.limits.check_seconds
         return self.limits.long_seconds if job.long else self.limits.quick_seconds
 
-    def _worker(self) -> _Worker:
+    def _worker(self, *, is_long: bool) -> _Worker:
         """The process of this thread; one that was ended is replaced."""
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None and not worker.killed and worker.process.is_alive():
             return worker
-        started = self._own.worker = _Worker(self.limits.memory)
+        started = self._own.worker = _Worker(self.limits.memory, is_long=is_long)
         with self._lock:
             if worker is not None:
                 worker.pipe.close()

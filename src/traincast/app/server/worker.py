@@ -16,16 +16,18 @@ PROGRESS, DONE, REFUSED, BROKEN = b"p", b"d", b"r", b"b"
 """How a message of a worker begins: a fraction; the result; a rejection; a mistake of ours."""
 CHECK = "check"
 """The form of a job that only says what an uploaded file is."""
-_NICE = 5  # below the server's own process, which has to stay quick
+_NICE = 15  # of searches, so that the server's own process and quick questions always come first
 _EVERY = 0.1  # seconds between two messages about progress
 
 
-def serve_requests(pipe: Connection, most_memory: int) -> None:
-    """Serves until the pipe closes; `most_memory` bytes are all that the process may map."""
+def serve_requests(pipe: Connection, most_memory: int, *, is_long: bool) -> None:
+    """Serves until the pipe closes; `most_memory` bytes are all that the process may map. One for long jobs (`is_long`)
+    leaves the processor to all others."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICE)
+    if is_long:
+        with suppress(OSError):
+            os.nice(_NICE)
     _limit_memory(most_memory)
     with suppress(EOFError, OSError):  # the server is gone: so are we
         while True:

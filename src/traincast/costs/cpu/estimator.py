@@ -86,6 +86,8 @@ class KindModel:
         largest = max(float(np.abs(held).max(initial=0.0)) for held in numbers)
         if not largest <= _LARGEST_NUMBER or min(lengths.min(initial=1.0), amplitude, noise) < 0:
             raise ValueError("a model has numbers that are not finite or too large, or lengths below 0")
+        if any(held.ndim != 1 for held in (lengths, residuals, coefficients)):
+            raise ValueError("a model has a number where a list belongs")
         if coefficients.min(initial=0.0) < 0 or (places.size and places.ndim != 2) or len(places) != len(residuals):
             raise ValueError("a model has negative seconds, or other counts of places and residuals")
         inverse, weights = Process(lengths, amplitude, noise).solved(places, residuals)

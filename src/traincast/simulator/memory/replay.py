@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -71,11 +71,6 @@ class _Step:
         self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
         self.now = 0
 
-    @cached_property
-    def steady(self) -> list[_Event]:
-        """What comes and goes in every step but the first."""
-        return list_step_events(self.events, first=False)
-
     def allocate_resident(self) -> None:
         """What is there before the first step, in the order in which it is made."""
         for number in np.flatnonzero((self.events.born < 0) & (self.events.appears < 0)).tolist():
@@ -85,7 +80,7 @@ class _Step:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
         held, allocator = self.held, self.allocator
-        for tick, number, comes in list_step_events(self.events, first=True) if first else self.steady:
+        for tick, number, comes in list_step_events(self.events, first=first):
             self.now = tick
             if comes:
                 held[number] = allocator.allocate(self.sizes[number], self.streams[number], number)
@@ -110,6 +105,7 @@ class _Step:
                 held[number] = None
 
 
+@lru_cache(maxsize=4)  # of searches that replay one step again and again
 def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
     """Blocks that a step leaves to the next one (a batch that was fetched ahead, gradients, the loss with its graph),
     each with the block that is there before a step and goes in it: the same one, a step later. Of blocks of one size
@@ -127,6 +123,7 @@ def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
     return pairs
 
 
+@lru_cache(maxsize=8)
 def list_step_events(events: MemoryEvents, *, first: bool) -> list[_Event]:
     """What comes and goes in a step, in the host's order."""
     born = np.where((events.born < 0) & first, events.appears, events.born)

@@ -28,6 +28,7 @@ _EVENTS_OF_LAYERS = 256
 _ISSUE, _REDUCED, _MESSAGE, _SENT = range(_EVENTS_OF_LAYERS, _EVENTS_OF_LAYERS + 4)
 _FIRST = _EVENTS_OF_LAYERS + 8
 _TENSOR_ELEMENTS = 10_000_000  # weights of one tensor of the update
+_MOST_TENSORS = 2048  # more weights than any GPU holds (20 billion with their states) are in larger tensors
 
 
 def _write_once(write: Callable[..., Program | None]) -> Callable[..., Program | None]:
@@ -142,7 +143,7 @@ class Snippets:
         elements = int(dense / shared + sparse / experts)
         if not elements:
             return None
-        tensors = max(1, round(elements / _TENSOR_ELEMENTS))
+        tensors = min(_MOST_TENSORS, max(1, round(elements / _TENSOR_ELEMENTS)))
         builder = self._builder("aten::_foreach_norm", "update")
         write_update(
             builder, elements, tensors, dtype="float32" if layout.wide else "bfloat16", optimizer=layout.optimizer,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
 from traincast.ir.symbolic import replace_sizes_by_indices
@@ -49,6 +49,7 @@ class Tables:
         self.sizes: dict[int, int] = {}
         self.names: dict[str, int] = {}
         self.signatures: dict[Signature, int] = {}
+        self._forms: dict[TensorSpec, TensorSpec] = {}
         self.sources: dict[int, Source] = {}
         self._modules: dict[tuple[int, str], Int32Array] = {}
         self._segments: dict[tuple[int, bytes], _Segment] = {}
@@ -58,7 +59,9 @@ class Tables:
         if id(program) not in self.sources:
             c = program.columns
             numbers = [
-                self.signatures.setdefault(replace_sizes_by_indices(plain, self._size), len(self.signatures))
+                self.signatures.setdefault(
+                    replace_sizes_by_indices(plain, self._size, self._forms), len(self.signatures)
+                )
                 for plain in program.signatures
             ]
             sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)

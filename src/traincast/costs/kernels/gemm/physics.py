@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
-from traincast.hardware.device import AMPERE, BLACKWELL, Device
+from traincast.hardware.device import AMPERE, BLACKWELL, VOLTA, Device
 from traincast.utils.arrays import FloatArray
 
 DRAM_SHARE = 0.82
@@ -260,5 +260,10 @@ def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The longer of whole waves of tiles and the operands' trip through memory."""
     batch, m, n, k = calls["batch"], calls["m"], calls["n"], calls["k"]
     nbytes = batch * (m * k + k * n + m * n) * calls.item_bytes()
-    arithmetic = estimate_gemm_arithmetic_seconds(batch, m, n, k, get_flop_rate(calls, device), device)
+    rate = get_flop_rate(calls, device) * np.where(calls.is_compute(*HALF), device.multiplying_gain, 1.0)
+    if "fp32_matrix" in device.peak_flops:  # AMD's matrix units take fp32
+        rate = np.where(calls.is_compute("fp32"), device.get_sustained_flops("fp32_matrix"), rate)
+    if device.is_capability_below(VOLTA):  # vector units reach their peak, tensor cores do not
+        rate = np.where(calls.is_compute("fp16"), device.get_sustained_flops("fp16"), rate)
+    arithmetic = estimate_gemm_arithmetic_seconds(batch, m, n, k, rate, device)
     return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(nbytes, device)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from traincast.costs.kernels.operands import get_compute_type, has_same_layout, is_dense, is_on_device
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
@@ -36,8 +36,7 @@ _FUSED_WRITES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
+class _Launch(NamedTuple):
     """One launch: elements of each list it covers, and tensors of each list it touches."""
 
     elements: int
@@ -117,17 +116,15 @@ def make_multi_tensor(kind: str, reads: Lists, writes: Lists, depth: int) -> tup
     read = sum(spec.nbytes for specs in reads for spec in specs) / total
     written = sum(spec.nbytes for specs in writes for spec in specs) / total
     compute = get_compute_type(writes[0][0])
-    return tuple(
-        ELEMENTWISE.call(
-            kind,
-            compute,
-            elements=launch.elements,
-            bytes_read=launch.elements * read,
-            bytes_written=launch.elements * written,
-            tensors=launch.tensors * depth,
+    launches = list(split_launches([spec.numel for spec in writes[0]], depth))
+    calls = {
+        launch: ELEMENTWISE.call(
+            kind, compute, elements=launch.elements, bytes_read=launch.elements * read,
+            bytes_written=launch.elements * written, tensors=launch.tensors * depth,
         )
-        for launch in split_launches([spec.numel for spec in writes[0]], depth)
-    )
+        for launch in set(launches)
+    }  # fmt: skip
+    return tuple(calls[launch] for launch in launches)
 
 
 def _are_alike(column: Sequence[TensorSpec]) -> bool:
