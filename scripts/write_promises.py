@@ -90,11 +90,14 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
     times = Counter[str]()
     for row in ended:
         times[row["command"]] += row["times"]
-    killed = times.pop("bench", 0)
+    killed, places = times.pop("bench", 0), Counter[str]()
+    for row in ended:
+        places.update(row.get("places", {}))
+    where = ", ".join(f"{place} {count}" for place, count in places.items())
     often = ", ".join(f"{command} {count}" for command, count in times.items())
     return [
         "## Changed files\n\n"
-        f"`scripts/fuzz --cases 20000 --seed 41 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
+        f"`scripts/fuzz --cases 20000 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
         f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed). By "
         f"kind, with those that were still answered: {kinds}.",
         "## Physics\n\n"
@@ -108,7 +111,7 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         write_siege(siege[-1]),
         "## Interruptions\n\n"
         f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
-        f"{often}. `scripts/kill_bench`: a bench store, its copies and collectives included, killed {killed} times. "
+        f"{often}. `scripts/kill_bench`: a bench store killed {killed} times ({where}). "
         f"Broken: {sum(row['broken'] for row in ended)}.",
     ]
 

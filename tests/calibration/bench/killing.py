@@ -145,7 +145,8 @@ def main() -> int:
         total = len(Store(folder))
     print(f"{args.times} kills, {total} samples in the end; killed {dict(places)}")
     if args.log:
-        row = {"command": "bench", "times": args.times, "broken": len(failures), "date": time.strftime("%Y-%m-%d")}
+        row = {"command": "bench", "times": args.times, "broken": len(failures), "places": dict(places),
+               "date": time.strftime("%Y-%m-%d")}  # fmt: skip
         with args.log.open("a") as file:
             file.write(json.dumps(row) + "\n")
     print("\n".join(failures) or "nothing was lost but what was under way")

@@ -173,6 +173,10 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "As for power limits; and kernels that end earlier meet other collectives, which take bandwidth from them.",
     ),
     LawException(
+        "cuda_graph: faster", 1.001, _always,
+        "A step that never waits for its host gains nothing, and its first kernel waits until the graph is launched.",
+    ),
+    LawException(
         "cuda_graph: faster", 1.15, lambda s: s.micro_batch is not None,
         "A graph writes to the same addresses each time: gradients are kept, set to zero and added to, where else they "
         "are made anew. That is more element-wise work and memory.",
