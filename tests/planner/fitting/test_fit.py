@@ -23,7 +23,7 @@ def test_a_step_that_does_not_fit_has_remedies_under_which_it_does() -> None:
     assert fit.remedies and all(one.prediction.memory.fits for one in fit.remedies)
     costs = [one.seconds_per_sample for one in fit.remedies if "offload" not in one.fields]
     assert costs == sorted(costs)
-    assert fit.headline().startswith("does not fit with")
+    assert fit.headline().startswith("Does not fit, ")
 
 
 def test_the_largest_batch_fits_and_a_larger_one_does_not() -> None:
@@ -41,7 +41,7 @@ def test_the_command_says_the_verdict_first_and_ends_with_it(
 ) -> None:
     snapshot = tmp_path / "snapshot.json"
     assert main(["fits", "dlrm-ddp", "--on", "v100", "--snapshot-out", str(snapshot)]) == 0
-    assert capsys.readouterr().out.startswith("fits with 100%")
+    assert capsys.readouterr().out.startswith("Fits, ")
     assert json.loads(snapshot.read_text())["segments"]
     assert main(["fits", "dlrm-ddp", "--on", "v100", "--batch-size", "4000000", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)

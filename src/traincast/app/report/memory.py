@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.planner.fitting.fit import Fit
+<<<<<<< HEAD
 from traincast.planner.fitting.remedies import Remedy
 from traincast.utils.display.text import format_milliseconds, format_table
+=======
+from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, format_table
+>>>>>>> main
 
 _SHOWN = 5
 
@@ -30,8 +34,10 @@ def format_fit(fit: Fit) -> str:
     memory, p = fit.memory, fit.prediction
     low, high = (bound / 1e9 for bound in memory.used_interval)
     lines = [
-        fit.headline(),
-        f"{p.workload.name}, batch {p.workload.batch_size}, {p.gpus} GPU{'s' if p.gpus > 1 else ''}: "
+        f"{fit.headline()}.{_state_help(fit)}",
+        f"A step takes {format_duration(p.iteration)} (90 % interval {format_interval(p.interval)}). "
+        f"{p.trust.sentence}",
+        f"{p.workload.name}, batch {p.workload.batch_size}, {count_of(p.gpus, 'GPU')}: "
         f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
         f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
         "",
@@ -57,3 +63,8 @@ def format_fit(fit: Fit) -> str:
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
         lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
     return "\n".join(lines)
+
+
+def _state_help(fit: Fit) -> str:
+    """What would help most, where it does not fit."""
+    return f" It would with {fit.remedies[0].text}." if fit.remedies else ""

@@ -11,6 +11,7 @@ from traincast.planner.fitting.remedies import Remedy, list_remedies
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import state_memory
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
@@ -85,11 +86,10 @@ class Fit(Result):
 
     def headline(self) -> str:
         """The verdict."""
-        memory, device = self.memory, self.prediction.platform.device
-        sure = f"{memory.fit_probability if self.fits else 1 - memory.fit_probability:.0%}"
-        verdict = "fits" if self.fits else "does not fit"
-        limit, used = memory.limit_bytes / 1e9, memory.used_bytes / 1e9
-        return f"{verdict} with {sure}: {used:.1f} GB used of the {limit:.0f} GB of {device.name}"
+        probability = self.memory.fit_probability
+        verdict = state_memory(self.prediction)
+        sure = "" if "(" in verdict else f"; {probability if self.fits else 1 - probability:.0%} sure"
+        return f"{verdict[:1].upper()}{verdict[1:]} of {self.prediction.platform.device.name}{sure}"
 
     def records(self) -> Records:
         """Tables "largest" (what fills the peak) and "remedies"."""

@@ -15,8 +15,7 @@ import argparse
 
 from traincast.app.api import fits
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.options import name_options
-from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
@@ -47,8 +46,5 @@ def run(args: argparse.Namespace) -> int:
         result = fits(max=args.max, progress=progress, **values)
     if args.snapshot_out:
         write_json(args.snapshot_out, make_snapshot(result.memory))
-    if args.json:
-        print_json(result.to_dict())
-    else:
-        print_text(name_options(format_fit(result), args.options))
+    print_result(result, format_fit, as_json=args.json, options=args.options)
     return OK if result.fits else CHECK_FAILED
