@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.planner.fitting.fit import Fit
-<<<<<<< HEAD
 from traincast.planner.fitting.remedies import Remedy
-from traincast.utils.display.text import format_milliseconds, format_table
-=======
 from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, format_table
->>>>>>> main
 
 _SHOWN = 5
 

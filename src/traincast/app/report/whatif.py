@@ -133,7 +133,7 @@ def format_advice(advice: Advice) -> str:
     lines = [
         *_state_advice(advice),
         "",
-        *(() if advice.before.fits else ("it does not fit", format_remedies(advice.remedies), "")),
+        *(() if advice.before.fits else (format_remedies(advice.remedies), "")),
         _format_filled_table(header, rows, right=(1, 2, 4, 6, 7)) if rows else _NO_GAIN,
     ]
     lines.append("")

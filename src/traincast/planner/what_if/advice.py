@@ -133,22 +133,14 @@ def advise(
         if not isinstance(tried, str):
             together.append(tried)
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
-<<<<<<< HEAD
-    better = {one.answer.edits[0]: one.gain for one in useful}
-    together = [one for one in together if one.gain > max(better[edit] for edit in one.answer.edits) + _LEAST_GAIN]
-    ranked = sorted([*useful, *together], key=lambda one: (not one.answer.after.fits, -one.gain))
-    useless = tuple(one.answer.edits[0] for one in alone if one.gain <= _LEAST_GAIN)
-    return Advice(
-        before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless,
-        remedies=() if before.fits else tuple(list_remedies(resolved, before)),
-    )  # fmt: skip
-=======
     single = {one.answer.edits[0]: one for one in useful}
     together = [one for one in together if _is_better(one, [single[edit] for edit in one.answer.edits])]
     ranked = sorted([*useful, *together], key=_rank_suggestion)
     useless = tuple(one.answer.edits[0] for one in alone if not _is_useful(one))
-    return Advice(before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless)
->>>>>>> main
+    return Advice(
+        before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless,
+        remedies=() if before.fits else tuple(list_remedies(resolved, before)),
+    )  # fmt: skip
 
 
 def _is_useful(one: Suggestion) -> bool:
