@@ -80,7 +80,10 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         tried[row["format"]] += row["cases"]
         answered[row["format"]] += row["answered"]
         found[row["format"]] += row["found"]
-    kinds = ", ".join(f"{name} {count:,} ({answered[name]:,})" for name, count in sorted(tried.items()))
+    kinds = "; ".join(
+        f"{often:,} each of {', '.join(name for name, count in sorted(tried.items()) if count == often)}"
+        for often in sorted(set(tried.values()), reverse=True)
+    )
     broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count) or "none"
     unexplained = Counter(one["law"] for row in laws for one in row["violations"] if not one["excused"])
     explained = Counter(one["law"] for row in laws for one in row["violations"] if one["excused"])
@@ -98,15 +101,16 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
     return [
         "## Changed files\n\n"
         f"`scripts/fuzz --cases 20000 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
-        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed). By "
-        f"kind, with those that were still answered: {kinds}.",
+        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed), "
+        f"{answered.total():,} were still answered: {kinds}.",
         "## Physics\n\n"
         f"`python scripts/check_laws.py --log LOG`, {laws[-1]['date']}: "
         f"**{sum(row['answered'] for row in laws):,} scenarios** of all models and platforms in "
         f"{sum(each.values()) - each['every answer']:,} pairs under {len(each) - 1} laws, "
-        f"{sum(row['rejected'] for row in laws):,} more refused by name. Unexplained: "
+        f"{sum(row['rejected'] for row in laws):,} more refused by name; what broke a law was tried again "
+        "after repairs. Unexplained: "
         f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
-        "`evaluation/src/traincast_evaluation/laws/exceptions.py`: "
+        "`evaluation/src/traincast_evaluation/laws/exceptions.py`, once seen: "
         f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items())) or 'none'}.",
         write_siege(siege[-1]),
         "## Interruptions\n\n"

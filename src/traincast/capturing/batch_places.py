@@ -143,8 +143,7 @@ def _list_named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         positional = [*node.posonlyargs, *node.args]
         for given, default in zip(reversed(positional), reversed(node.defaults), strict=False):
             yield given.arg, default
-        for given, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
-            yield given.arg, default
+        yield from ((one.arg, value) for one, value in zip(node.kwonlyargs, node.kw_defaults, strict=True))
     elif isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
             yield str(key.value) if isinstance(key, ast.Constant) else "", value
