@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from traincast.planner.fitting.fit import Fit
+from traincast.planner.fitting.remedies import Remedy
 from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, format_table
 
 _SHOWN = 5
+
+
+def format_remedies(remedies: Sequence[Remedy]) -> str:
+    """Changes under which a step that does not fit would, the cheapest first."""
+    if not remedies:
+        return "none of the changes that were tried makes it fit; give more GPUs or a smaller model"
+    rows = [
+        (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
+         f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
+         f"{1e6 * one.seconds_per_sample:,.0f}")
+        for one in remedies
+    ]  # fmt: skip
+    header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
+    return format_table(header, rows, right=(1, 2, 3, 4))
 
 
 def format_fit(fit: Fit) -> str:
@@ -35,17 +52,8 @@ def format_fit(fit: Fit) -> str:
             right=(3, 4),
         ),
     ]
-    if fit.remedies:
-        rows = [
-            (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
-             f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
-             f"{1e6 * one.seconds_per_sample:,.0f}")
-            for one in fit.remedies
-        ]  # fmt: skip
-        header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
-        lines += ["", format_table(header, rows, right=(1, 2, 3, 4))]
-    elif not fit.fits:
-        lines += ["", "none of the changes that were tried makes it fit; give more GPUs or a smaller model"]
+    if not fit.fits:
+        lines += ["", format_remedies(fit.remedies)]
     if fit.largest is not None:
         found = fit.largest
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from traincast.app.report.memory import format_remedies
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction
@@ -132,6 +133,7 @@ def format_advice(advice: Advice) -> str:
     lines = [
         *_state_advice(advice),
         "",
+        *(() if advice.before.fits else (format_remedies(advice.remedies), "")),
         _format_filled_table(header, rows, right=(1, 2, 4, 6, 7)) if rows else _NO_GAIN,
     ]
     lines.append("")

@@ -19,7 +19,6 @@ from traincast.utils.results import Records, Result
 
 AXES = {"batch-size": MAX_BATCH, "seq-len": MAX_SEQ_LEN, "rows": 10_000_000}
 """What may be as large as fits, and its largest value; rows are hundredths of those that every table has."""
-_SHOWN = 6
 _LARGEST = 8
 
 
@@ -73,7 +72,7 @@ class Fit(Result):
                 for one in p.ranks
             ],
             "by_module_gb": {name: nbytes / 1e9 for name, nbytes in list(self.memory.by_module.items())[:32]},
-            "remedies": [_describe_remedy(one) for one in self.remedies],
+            "remedies": [one.to_dict() for one in self.remedies],
             "max": None if self.largest is None else {
                 "axis": self.largest.axis, "value": self.largest.value, "fit_probability": self.largest.probability,
             },
@@ -96,19 +95,8 @@ class Fit(Result):
         """Tables "largest" (what fills the peak) and "remedies"."""
         return {
             "largest": self.list_culprits(),
-            "remedies": [_describe_remedy(one) for one in self.remedies],
+            "remedies": [one.to_dict() for one in self.remedies],
         }
-
-
-def _describe_remedy(remedy: Remedy) -> dict[str, Any]:
-    result = remedy.prediction
-    return {
-        "options": remedy.text,
-        "used_gb": result.memory.used_bytes / 1e9,
-        "fit_probability": result.memory.fit_probability,
-        "iteration_ms": 1e3 * result.iteration,
-        "gpu_us_per_sample": 1e6 * remedy.seconds_per_sample,
-    }
 
 
 def answer_fit(
@@ -117,7 +105,7 @@ def answer_fit(
     """Whether a step fits; `largest` names what is to be as large as fits (of `AXES`)."""
     before = predict(resolved)
     found = None if largest is None else find_largest(resolved, largest)
-    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress)[:_SHOWN])
+    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress))
     return Fit(prediction=before, remedies=remedies, largest=found)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from traincast.planner.fitting.remedies import Remedy, list_remedies
 from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf, compare_predictions, find_bottleneck, prepare_both_sides
@@ -67,12 +68,14 @@ class Suggestion:
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Advice(Result):
     """Suggestions, the largest gain first (those that do not fit in memory last); `refused` says of edits why they
-    cannot be applied, `useless` names those that change nothing or make a sample slower."""
+    cannot be applied, `useless` names those that change nothing or make a sample slower. `remedies` come before all
+    others where the step does not fit: what would make it."""
 
     before: Prediction
     suggestions: tuple[Suggestion, ...]
     refused: dict[str, str]
     useless: tuple[str, ...]
+    remedies: tuple[Remedy, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -81,6 +84,8 @@ class Advice(Result):
             "iteration_ms": 1e3 * self.before.iteration,
             "bottleneck": name,
             "bottleneck_share": share,
+            "fits": self.before.fits,
+            "remedies": [one.to_dict() for one in self.remedies],
             "suggestions": [one.to_dict() for one in self.suggestions],
             "refused": self.refused,
             "useless": list(self.useless),
@@ -94,6 +99,9 @@ class Advice(Result):
             f"{first}: {format_milliseconds(self.before.iteration)} ms per step, {share:.0%} of its critical path is "
             f"{name}"
         ]
+        if not self.before.fits:
+            help = f"would fit with {self.remedies[0].text}" if self.remedies else "nothing that was tried makes it fit"
+            lines.insert(1, f"does not fit: {help}")
         best = [one for one in self.suggestions if one.answer.after.fits][:_EXPLAINED]
         lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
         return "\n".join(lines if best else [*lines, "no edit makes it faster"])
@@ -129,7 +137,10 @@ def advise(
     together = [one for one in together if _is_better(one, [single[edit] for edit in one.answer.edits])]
     ranked = sorted([*useful, *together], key=_rank_suggestion)
     useless = tuple(one.answer.edits[0] for one in alone if not _is_useful(one))
-    return Advice(before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless)
+    return Advice(
+        before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless,
+        remedies=() if before.fits else tuple(list_remedies(resolved, before)),
+    )  # fmt: skip
 
 
 def _is_useful(one: Suggestion) -> bool:

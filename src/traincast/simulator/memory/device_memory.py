@@ -213,6 +213,13 @@ class DeviceMemory(Memory):
         return 0.5 * math.erfc(-math.log(self.limit_bytes / max(needed, 1.0)) / sigma / math.sqrt(2))
 
 
+def compute_headroom(device: Device, communicators: int) -> float:
+    """Share of a device that tensors may not take if a step is to fit: the process, and what usually lies free between
+    blocks. The rule of `fits`, for searches over plans that are not replayed."""
+    room = device.memory_bytes - estimate_process_memory(device, communicators).total
+    return 1.0 - max(room, 0.0) / (1.0 + _USUAL_FRAGMENTATION) / device.memory_bytes
+
+
 def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
     return nbytes * math.exp(-Z90 * sigma), nbytes * math.exp(Z90 * sigma)
 
