@@ -80,37 +80,49 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         tried[row["format"]] += row["cases"]
         answered[row["format"]] += row["answered"]
         found[row["format"]] += row["found"]
-    kinds = ", ".join(f"{name} {count:,} ({answered[name]:,})" for name, count in sorted(tried.items()))
+    kinds = "; ".join(
+        f"{often:,} each of {', '.join(name for name, count in sorted(tried.items()) if count == often)}"
+        for often in sorted(set(tried.values()), reverse=True)
+    )
     broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count) or "none"
     unexplained = Counter(one["law"] for row in laws for one in row["violations"] if not one["excused"])
     explained = Counter(one["law"] for row in laws for one in row["violations"] if one["excused"])
     each = Counter[str]()
     for row in laws:
         each.update(row["tried"])
-    times = ", ".join(f"{row['command']} {row['times']}" for row in ended)
+    times = Counter[str]()
+    for row in ended:
+        times[row["command"]] += row["times"]
+    killed, places = times.pop("bench", 0), Counter[str]()
+    for row in ended:
+        places.update(row.get("places", {}))
+    where = ", ".join(f"{place} {count}" for place, count in places.items())
+    often = ", ".join(f"{command} {count}" for command, count in times.items())
     return [
         "## Changed files\n\n"
-        f"`scripts/fuzz --cases 20000 --seed 41 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
-        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed). By "
-        f"kind, with those that were still answered: {kinds}.",
+        f"`scripts/fuzz --cases 20000 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
+        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed), "
+        f"{answered.total():,} were still answered: {kinds}.",
         "## Physics\n\n"
         f"`python scripts/check_laws.py --log LOG`, {laws[-1]['date']}: "
         f"**{sum(row['answered'] for row in laws):,} scenarios** of all models and platforms in "
         f"{sum(each.values()) - each['every answer']:,} pairs under {len(each) - 1} laws, "
-        f"{sum(row['rejected'] for row in laws):,} more refused by name. Unexplained: "
+        f"{sum(row['rejected'] for row in laws):,} more refused by name; what broke a law was tried again "
+        "after repairs. Unexplained: "
         f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
-        "`evaluation/src/traincast_evaluation/laws/exceptions.py`: "
+        "`evaluation/src/traincast_evaluation/laws/exceptions.py`, once seen: "
         f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items())) or 'none'}.",
         write_siege(siege[-1]),
         "## Interruptions\n\n"
         f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
-        f"{times}. Broken: {sum(row['broken'] for row in ended)}.",
+        f"{often}. `scripts/kill_bench`: a bench store killed {killed} times ({where}). "
+        f"Broken: {sum(row['broken'] for row in ended)}.",
     ]
 
 
 def write_siege(last: dict[str, Any]) -> str:
     """What a server stood."""
-    counts, quick, held = last["counts"], last["quick"], last["server_mb"]
+    counts, quick, beside, held = last["counts"], last["quick"], last["quick_beside_eight"], last["server_mb"]
     done = ", ".join(
         f"{counts.get(key, 0)} {words}"
         for key, words in {
@@ -123,10 +135,12 @@ def write_siege(last: dict[str, Any]) -> str:
         f"## The server\n\n`scripts/siege`, {last['date']}, {last['minutes']:g} minutes: **{last['requests']:,} "
         f"requests**, {last['workers_killed']} workers killed, {done}; files at and above the limit, a disk that is "
         "smaller than it (507), a clock that jumps by 400 days. "
-        "Quick questions, with eight searches begun every four minutes: median "
-        f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, on two cores with a load "
-        f"of {last['load']:.0f}. Memory of the server: {held['second_third']} MB in the second third of the time, "
-        f"{held['last_third']} in the last. No process and no file was left."
+        f"{quick['n']:,} quick questions on two cores with a load of {last['load']:.0f} by others too: median "
+        f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, "
+        f"{quick['within']:.1%} within a second; the {beside['n']} beside eight searches: {beside['p95_s']}, "
+        f"{beside['worst_s']} s, {beside['within']:.1%}. "
+        f"Memory of the server: {held['second_third']} MB in the second third of the time, {held['last_third']} in the "
+        "last. No process and no file was left."
     )
 
 

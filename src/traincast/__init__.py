@@ -111,6 +111,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name == "callbacks":
         return import_module("traincast.app.callbacks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import typing
 import pytest
 
 import traincast
+import traincast.simulator.scenario.scenario as scenario_module
+from traincast.app import keywords as keywords_module
 from traincast.app.cli.main import main
 from traincast.app.cli.registry import VERBS
 from traincast.app.keywords import ScenarioFields
@@ -109,7 +112,7 @@ def test_scaling_curve_is_that_of_the_command_line(capsys):
     assert [point.answer.workload.batch_size for point in result.points] == [32, 16, 8]
     assert result.frames()["points"]["gpus"].to_list() == [1, 2, 4]
     check_shown(result, starts="ScalingCurve: vgg13 (training) on NVIDIA A100-SXM4-40GB: strong scaling")
-    assert repr(result).splitlines()[1].startswith("1 GPUs: ")
+    assert repr(result).splitlines()[1].startswith("1 GPU: ")
 
 
 def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
@@ -263,7 +266,7 @@ def test_an_unknown_keyword_names_the_nearest():
 
 
 def test_keywords_are_the_fields_of_a_scenario():
-    keywords = typing.get_type_hints(ScenarioFields)
+    keywords = typing.get_type_hints(ScenarioFields, {**vars(keywords_module), **vars(scenario_module)})
     assert {"workload", "on", *keywords} == set(list_scenario_fields())
 
 
@@ -295,3 +298,10 @@ def test_importing_costs_little():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_calls_name_their_keywords_and_the_module_what_it_offers():
+    assert {"batch_size", "dtype", "gpus", "fsdp"} <= set(inspect.signature(traincast.predict).parameters)
+    assert set(dir(traincast)) == set(traincast.__all__)
+    changed = traincast.whatif("resnet50", ["dtype=fp16"], on="v100", power_limit_w=200)
+    assert changed.cost_before.watts == 200

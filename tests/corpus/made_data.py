@@ -49,6 +49,12 @@ def _write_sequences(path: Path, draw: random.Random) -> None:
     path.write_text("\n".join(rows), encoding="utf-8")
 
 
+def _write_films(path: Path, draw: random.Random) -> None:
+    kinds = ("Drama", "Comedy", "Action|Drama", "Horror")
+    rows = [f"{number},film {number},{draw.choice(kinds)},film,{draw.randint(1930, 2000)}" for number in range(1, 3953)]
+    path.write_text("\n".join(["movie_id,title,genres,cleaned_title,year", *rows]), encoding="utf-8")
+
+
 def _write_images(path: Path, draw: random.Random) -> None:
     from PIL import Image
 
@@ -100,5 +106,5 @@ def _write_tokenizer(path: Path, draw: random.Random) -> None:
 _MAKERS = {
     "text": _write_text, "tokens": _write_tokens, "json": _write_json, "interactions": _write_interactions,
     "sequences": _write_sequences, "images": _write_images, "coco": _write_coco,
-    "tokenizer": _write_tokenizer,
+    "tokenizer": _write_tokenizer, "films": _write_films,
 }  # fmt: skip

@@ -72,12 +72,16 @@ def _replace_graphs() -> None:
 
 
 def _name_old_types() -> None:
-    """Names that NumPy 2 no longer has, which older libraries use."""
+    """Names that NumPy 2 and SciPy no longer have, which older libraries use."""
     import numpy as np
 
     for name, kind in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
         if not hasattr(np, name):
             setattr(np, name, kind)
+    if find_spec("scipy") is not None:
+        from scipy.sparse import dok_matrix
+
+        dok_matrix._update = lambda self, entries: self._dict.update(entries)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ def test_what_the_builder_makes_is_valid() -> None:
         ("storage_kind", 1, 6, "column storage_kind is 6 at entry 1, not from 0 to 5"),
         ("storage_alloc", 1, 9, "column storage_alloc is 9 at entry 1"),
         ("storage_free", 4, 0, "storage 4 is freed before it is allocated"),
-        ("storage_alloc", 4, 4, "storage 4 is used before it is allocated"),
         ("scope_name", 1, 1000, "column scope_name is 1000 at entry 1"),
         ("scope_phase", 1, 6, "column scope_phase is 6 at entry 1, not from 0 to 5"),
         ("scope_thread", 1, -1, "column scope_thread is -1 at entry 1"),

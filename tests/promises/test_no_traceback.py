@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from traincast.app.cli.main import main
+from traincast.ir.file import save_workload
+from traincast.models.catalog import load_model
 
-TRIES = 16
+TRIES = 17
 """Files; `tests/fuzz` tries more of every format."""
 PREDICT = ["predict", "dlrm-default", "--on"]
 SWEEP = {
@@ -89,3 +92,17 @@ def test_a_damaged_parquet_file_prints_nothing_of_the_reader(tmp_path, capfd):
     err = capfd.readouterr().err
     assert "panicked" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_workload_whose_storage_is_used_before_it_is_allocated(tmp_path, capsys):
+    workload = load_model("dlrm-v2")
+    program = workload.programs[0]
+    c = program.columns
+    made = c.tensor_storage[c.output_tensor].tolist()
+    storage = next(one for one in made if 0 <= c.storage_alloc[one] < c.storage_free[one] - 1)
+    late = c.storage_alloc.copy()
+    late[storage] = c.storage_free[storage]
+    changed = replace(program, columns=replace(c, storage_alloc=late))
+    save_workload(replace(workload, programs=(changed,)), tmp_path / "late.tc")
+    words = ["predict", tmp_path / "late.tc", "--on", "dgx-a100", "--gpus", "2"]
+    assert f"storage {storage} of the workload is used before it is allocated" in _reject(words, capsys)

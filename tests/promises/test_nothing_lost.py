@@ -45,15 +45,17 @@ def test_a_command_that_writes_beside_its_output_is_seen(tmp_path):
 
 @pytest.mark.parametrize("kind", ["baseline", "journal"])
 def test_two_processes_on_one_file_leave_it_whole(kind, tmp_path):
-    (tmp_path / "step.yaml").write_text("{workload: dlrm-ddp, on: v100, batch_size: 64}")
+    names = [f"step{number}" for number in range(TOGETHER)]
+    for name in names:
+        (tmp_path / f"{name}.yaml").write_text("{workload: dlrm-ddp, on: v100, batch_size: 64}")
     words = {
-        "baseline": "check step.yaml --baseline perf.json --update --reason both",
+        "baseline": "check {}.yaml --baseline perf.json --update --reason both",
         "journal": "sweep dlrm-ddp --on v100 --vary batch-size=8,16 --processes 1 --out out.csv",
-    }[kind].split()
+    }[kind]
     started = [
-        subprocess.Popen([sys.executable, "-m", "traincast", *words], cwd=tmp_path, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True)
-        for _ in range(TOGETHER)
+        subprocess.Popen([sys.executable, "-m", "traincast", *words.format(name).split()], cwd=tmp_path,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name in names
     ]  # fmt: skip
     said = [process.communicate()[1] for process in started]
     codes = [process.returncode for process in started]
@@ -61,9 +63,9 @@ def test_two_processes_on_one_file_leave_it_whole(kind, tmp_path):
     assert set(codes) <= {0, 2} and 0 in codes, said
     assert all("another sweep" in text for code, text in zip(codes, said, strict=True) if code == 2)
     if kind == "baseline":
-        assert list(json.loads((tmp_path / "perf.json").read_text())["scenarios"]) == ["step"]
+        assert list(json.loads((tmp_path / "perf.json").read_text())["scenarios"]) == names
     else:
         assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["step.yaml", "perf.json" if kind == "baseline" else "out.csv"]
+        [*(f"{name}.yaml" for name in names), "perf.json" if kind == "baseline" else "out.csv"]
     )

@@ -20,6 +20,7 @@ from traincast.app.decisions import sensitivity as sensitivity
 from traincast.app.decisions import shard as shard
 from traincast.app.decisions import sweep as sweep
 from traincast.app.decisions import whatif as whatif
+from traincast.app.keywords import spell_out_keywords
 from traincast.app.machine import bench as bench
 from traincast.app.machine import fit_store as fit_store
 from traincast.app.machine import measure as measure
@@ -56,6 +57,7 @@ def _ignore_progress(_: float) -> None:
     """Ignores progress."""
 
 
+@spell_out_keywords
 def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Prediction:
     """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
 
@@ -71,6 +73,7 @@ def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> 
     return answer(make_scenario({"workload": workload, "on": on, **scenario}))
 
 
+@spell_out_keywords
 def scaling(
     workload: Source, *, on: On, gpus: Sequence[int], kind: str = "weak", **scenario: Unpack[StepFields]
 ) -> ScalingCurve:
@@ -173,6 +176,7 @@ def recording(
     return record_block(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
 
 
+@spell_out_keywords
 def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
     """A built-in model by name, a saved workload (`.tc`), or a model described in a file, as a step of one GPU in the
     variant that fields of `Scenario` choose (`batch_size`, `dtype`, `mode`, ...)."""
@@ -186,6 +190,7 @@ def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
     return load_step(asked, kind)
 
 
+@spell_out_keywords
 def export(workload: Source, out: str | Path, *, to: str = "pytorch", **scenario: Unpack[ScenarioFields]) -> Exported:
     """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
     PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Other keywords as in `load`."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traincast.app.keywords import spell_out_keywords
 from traincast.app.watching import StepWatch, WatchedSteps, log_figures
 from traincast.utils.errors import TraincastError
 
@@ -62,6 +63,7 @@ class _Listener:
             print(self.result.box())
 
 
+@spell_out_keywords
 def make_hugging_face(
     workload: Source | None = None, *, on: On | None = None, **scenario: Unpack[ScenarioFields]
 ) -> Any:
@@ -89,6 +91,7 @@ def make_hugging_face(
     return TraincastCallback()
 
 
+@spell_out_keywords
 def make_lightning(workload: Source | None = None, *, on: On | None = None, **scenario: Unpack[ScenarioFields]) -> Any:
     """A `Callback` for Lightning's Trainer; its `listener.result` has the verdict."""
     base = _find_base("Callback", "lightning.pytorch", "pytorch_lightning")
@@ -114,6 +117,7 @@ def make_lightning(workload: Source | None = None, *, on: On | None = None, **sc
 
 
 @contextmanager
+@spell_out_keywords
 def watch_torchtitan(
     trainer: Any, workload: Source | None = None, *, on: On | None = None, **scenario: Unpack[ScenarioFields]
 ) -> Iterator[_Listener]:

@@ -105,7 +105,7 @@ def _capture_here(
     from traincast.capturing.progress import notify_listener
 
     def keep(program: Program) -> None:
-        if first is not None:
+        if first is not None and how.get("gpus") is None:  # one rank alone is no step of several
             save_workload(Workload(name=how["name"] or Path(str(function)).stem, programs=(program,)), first)
 
     gpu = None if as_gpu is None else _describe_gpu(as_gpu)

@@ -14,7 +14,7 @@ from traincast.simulator.scenario.fields import list_scenario_fields, make_scena
 from traincast.utils.display.text import count_of
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import format_path, read_document
-from traincast.utils.files.writing import write_bytes
+from traincast.utils.files.writing import lock_folder, write_bytes
 from traincast.utils.results import Records, Result
 from traincast.utils.version import __version__
 
@@ -180,9 +180,11 @@ def check(
         rows.append(Checked(name=name, then=then, now=now, broken=_find_broken(then, now, limits, strict=not update)))
         progress((number + 1) / len(asked))
     if update:
-        kept = {**stored, **{row.name: {**row.now, "reason": update} for row in rows}}
-        document = {"traincast_baseline": 1, "scenarios": dict(sorted(kept.items()))}
-        write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
+        with lock_folder(path.parent):
+            stored = _read_baseline(path, missing_is_empty=True)  # another process may have written meanwhile
+            kept = {**stored, **{row.name: {**row.now, "reason": update} for row in rows}}
+            document = {"traincast_baseline": 1, "scenarios": dict(sorted(kept.items()))}
+            write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
     return CheckResult(
         baseline=path, gate=limits, rows=tuple(rows), notes=_note_versions(stored, rows) if not update else (),
         updated=update,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traincast.app.keywords import spell_out_keywords
+
 if TYPE_CHECKING:
     from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.ir.workload import Workload
@@ -22,30 +24,31 @@ if TYPE_CHECKING:
     from traincast.simulator.scenario.scenario import On, Source
 
 
+@spell_out_keywords
 def whatif(
     workload: Source,
+    edits: Sequence[str],
     *,
     on: On,
-    edits: Sequence[str],
     price: float | None = None,
     samples: float | None = None,
     tokens: float | None = None,
-    power_watts: float | None = None,
     **scenario: Unpack[ScenarioFields],
 ) -> WhatIf:
     """A step before and after `edits` such as "batch-size=4096" or "cuda-graph" (`list_edits` names them), and the
     change with its 90 % interval: errors that both predictions share are left out of it.
 
-    `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run, `power_watts` the power
-    limit of a GPU (default: that of its sheet). Other keywords are those of `predict`.
+    `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run; energy is at most that of
+    `power_limit_w` (default: the limit on the sheet of the GPU). Other keywords are those of `predict`.
     """
     from traincast.planner.what_if.money import Prices
     from traincast.planner.what_if.result import answer_what_if
 
-    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
+    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens)
     return answer_what_if(_resolve_scenario(workload, on, scenario), edits, prices)
 
 
+@spell_out_keywords
 def advise(
     workload: Source,
     *,
@@ -53,7 +56,6 @@ def advise(
     price: float | None = None,
     samples: float | None = None,
     tokens: float | None = None,
-    power_watts: float | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scenario: Unpack[ScenarioFields],
 ) -> Advice:
@@ -62,10 +64,11 @@ def advise(
     from traincast.planner.what_if.advice import advise as answer
     from traincast.planner.what_if.money import Prices
 
-    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
+    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens)
     return answer(_resolve_scenario(workload, on, scenario), prices, progress=progress)
 
 
+@spell_out_keywords
 def sensitivity(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Sensitivity:
     """Which numbers of the platform a step depends on, as elasticities, and which measurement would narrow its interval
     most. Keywords as in `predict`."""
@@ -84,6 +87,7 @@ def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
     return resolve(capture_source(scenario))
 
 
+@spell_out_keywords
 def sweep(
     workload: Source,
     *,
@@ -120,6 +124,7 @@ def sweep(
     )  # fmt: skip
 
 
+@spell_out_keywords
 def compare(
     workload: Source,
     *,
@@ -145,6 +150,7 @@ def compare(
     )  # fmt: skip
 
 
+@spell_out_keywords
 def plan(
     workload: Source,
     *,
@@ -229,6 +235,7 @@ def list_edits() -> list[dict[str, str]]:
     return [{"edit": one.written, "what": one.what, "risk": one.risk} for one in list_edits().values()]
 
 
+@spell_out_keywords
 def fits(
     workload: Source,
     *,
@@ -238,8 +245,8 @@ def fits(
     **scenario: Unpack[ScenarioFields],
 ) -> Fit:
     """Whether a step fits in the memory of its GPUs: `fits`, its probability, allocated, reserved and used memory, what
-    fills it, and the changes that would make it fit. `max` is "batch-size" or "seq-len", of which the largest that fits
-    is searched. Other keywords as in `predict`."""
+    fills it, and the changes that would make it fit. `max` is "batch-size", "seq-len" or "rows", of which
+    the largest that fits is searched. Other keywords as in `predict`."""
     from traincast.planner.fitting.fit import answer_fit
 
     return answer_fit(_resolve_scenario(workload, on, scenario), largest=max, progress=progress)

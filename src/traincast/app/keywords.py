@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from traincast.simulator.scenario.scenario import (
-    Attention,
-    Checkpoint,
-    Costs,
-    Dtype,
-    Embedding,
-    Host,
-    Kernels,
-    Mode,
-    Optimizer,
-    OptimizerState,
-    ProgramName,
-    Schedule,
-)
+if TYPE_CHECKING:
+    from traincast.simulator.scenario.scenario import (
+        Attention,
+        Checkpoint,
+        Costs,
+        Dtype,
+        Embedding,
+        Host,
+        Kernels,
+        Mode,
+        Optimizer,
+        OptimizerState,
+        ProgramName,
+        Schedule,
+    )
 
 
 class VariantFields(TypedDict, total=False):
@@ -98,3 +100,21 @@ class ScenarioFields(StepFields, total=False):
     """Every field of `Scenario` but the workload and the platform; see there for units, ranges and defaults."""
 
     gpus: int | None
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def spell_out_keywords(call: Call) -> Call:
+    """Gives a call that takes fields by `Unpack` a signature with each of them, for `help` and notebooks."""
+    signature = inspect.signature(call)
+    *plain, packed = signature.parameters.values()
+    fields = globals()[str(packed.annotation).removeprefix("Unpack[").removesuffix("]")].__annotations__
+    named = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=getattr(kind, "__forward_arg__", kind)
+        )
+        for name, kind in fields.items()
+    ]
+    call.__signature__ = signature.replace(parameters=[*plain, *named])  # type: ignore[attr-defined]
+    return call

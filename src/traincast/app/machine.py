@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from traincast.app.keywords import spell_out_keywords
+
 if TYPE_CHECKING:
     from traincast.app.keywords import VariantFields
     from traincast.calibration.bench.measure import Measured
@@ -31,6 +33,7 @@ def _make_variant(fields: VariantFields) -> Scenario:
     return make_scenario({"dtype": "fp32", **fields})
 
 
+@spell_out_keywords
 def measure(
     step: Step,
     *,
@@ -74,6 +77,7 @@ def measure(
     )  # fmt: skip
 
 
+@spell_out_keywords
 def bench(
     *,
     device: str = "cpu",

@@ -10,6 +10,7 @@ An assumption has a kind, perhaps a place (`FILE:LINE`, or the line alone), and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,11 +21,14 @@ from typing import Any
 from traincast.capturing.checks import find_passing_answer
 from traincast.capturing.errors import find_user_line
 from traincast.capturing.updates import Bounds, Choice
+from traincast.ir.memory import group_layers
+from traincast.ir.workload import LINES
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
 _MOST_ASKED = 1000  # times that a line outside the step decides as False
+_MOST_PLACES = 2_000  # modules whose lines a workload keeps
 Assume = Mapping[str, object] | Sequence[str]
 """`{"mask": 0.15, "branch@train.py:42": False}`, or texts as on the command line: `["mask=0.15"]`."""
 
@@ -59,6 +63,7 @@ class Assumptions:
     bounds: Bounds = field(default_factory=Bounds)  # where steps of a loop begin and end
     steps: dict[int, Choice] = field(default_factory=dict)  # by rank: which updates of a loop are its step
     meta: dict[str, str] = field(default_factory=dict)  # what the workload keeps of it
+    places: dict[str, tuple[int, str]] = field(default_factory=dict)  # by module: most bytes of an op, `FILE:LINE`
     batch: int | None = None  # samples that the step was seen to have, where nobody said how many
     _total: int | None = None  # what the last count of experts' work adds up to
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -87,6 +92,17 @@ class Assumptions:
     def note_once(self, text: str) -> None:
         """Notes what holds for the whole capture."""
         self.taken[text] = None
+
+    def note_place(self, module: str, nbytes: int) -> None:
+        """An op of a module makes so many bytes where the user's code is now: the most of each are kept."""
+        name = group_layers(module)
+        if nbytes > self.places.get(name, (0, ""))[0] and (name in self.places or len(self.places) < _MOST_PLACES):
+            self.places[name] = (nbytes, find_user_line().rsplit("/", 1)[-1])
+
+    def list_meta(self) -> dict[str, str]:
+        """What the workload keeps."""
+        lines = {name: line for name, (_, line) in self.places.items()}
+        return {**self.meta, LINES: json.dumps(lines)} if lines else dict(self.meta)
 
     @property
     def texts(self) -> tuple[str, ...]:

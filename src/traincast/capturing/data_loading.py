@@ -50,6 +50,14 @@ def install_data_loading(patches: Patches, recorder: Recorder) -> None:
         size = len(self.data_source)
         return (number % size for number in range(self.num_samples))
 
+    choose: Any = single._next_index
+
+    def next_index(self: Any) -> Any:
+        chosen, size = choose(self), getattr(self._index_sampler, "batch_size", None)
+        recorder.watch.current.partial |= isinstance(chosen, list) and size is not None and len(chosen) < size
+        return chosen
+
+    patches.set_attribute(single, "_next_index", next_index)
     patches.set_attribute(data.DataLoader, "_get_iterator", iterator)
     patches.set_attribute(single, "__next__", batch)
     patches.set_attribute(data.RandomSampler, "__iter__", in_order)

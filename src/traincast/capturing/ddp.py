@@ -24,7 +24,7 @@ from traincast.utils.errors import TraincastError
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _BROADCAST = "torch.distributed::_broadcast_coalesced"
 _BROADCASTS_IN_FLIGHT = 2  # MAX_INFLIGHT of PyTorch's broadcast_coalesced
-_REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
+_REFUSED = ("mixed_precision", "delay_all_reduce_named_params", "lazy_bucket_allocation")
 _bucket_assignment: Any = torch._C._distributed_c10d._compute_bucket_assignment_by_size
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -76,6 +76,7 @@ class Reducer:
         use_python_reducer: bool,
         bucket_size_limits_for_rebuilding: list[int],
         batched_grad_copy: bool,
+        lazy_bucket_allocation: bool = False,  # PyTorch 2.15 and newer
         *,
         around: Around,
         buckets_made: Callable[[list[torch.Tensor]], None],

@@ -76,7 +76,7 @@ def capture_distributed(
         framework_version=framework_version,
         tf32=list_tf32_arithmetic(),
         assumptions=assumed.texts,
-        meta=dict(assumed.meta),
+        meta=assumed.list_meta(),
     )
 
 

@@ -49,6 +49,7 @@ class FileOverlay:
             "access": os.access,
             "chdir": os.chdir,
             "readlink": os.readlink,
+            "statvfs": os.statvfs,
         }
         changers = {
             name: getattr(os, name)

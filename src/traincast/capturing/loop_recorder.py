@@ -14,6 +14,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
 from traincast.capturing.errors import BRANCH, format_one_line
 from traincast.capturing.eval_pipelines import note_pipeline_steps
+from traincast.capturing.evaluations import Evaluations
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
@@ -25,6 +26,7 @@ from traincast.capturing.updates import USUAL_WARM, Bounds
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
 
+_MANY_PASSES = 8  # that an update adds up: one such update before the recorded one takes long enough
 _UNUSED = 8  # backward passes after which a loop that has made no optimizer has none
 _NONE = (
     "no optimizer of torch.optim was called inside, and no backward pass ran three times; record a loop of at least "
@@ -94,6 +96,7 @@ class LoopRecorder:
 
         patches.set_attribute(torch.optim.Optimizer, "_patch_step_function", prepare_step)
         self.recorder.watch.after_backward = self._note_backward
+        Evaluations(lambda: not self.recorder.watch.watching).install_hooks(patches)
         note_pipeline_steps(patches, self._note_evaluation)
         note_tables(patches)
         patches.callback(self.recording.close)
@@ -105,7 +108,7 @@ class LoopRecorder:
         if id(optimizer) != self._optimizer or self.bounds.by_backward:
             return
         self._calls += 1
-        if self._calls >= self.bounds.warm:
+        if self._calls >= (min(1, self.bounds.warm) if self._passes >= _MANY_PASSES else self.bounds.warm):
             self.regions.run_outside_backward(self._pass_boundary)  # an optimizer may step in hooks of its parameters
 
     def _note_backward(self) -> None:
@@ -153,7 +156,7 @@ def record_loop_step(
         except RecordedSignal:
             return
         except Exception as error:
-            if recording.program is None:
+            if recording.program is None and watch.find_other_bounds() is None:
                 raise
             get_assumptions().note_once(
                 f"updates after the recorded step were not all compared with it: {format_one_line(error)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from os import devnull
+from pathlib import Path
 
 from traincast.ir.program import Program
 
@@ -40,3 +42,10 @@ def keep_first_program(program: Program) -> None:
     if keeper is not None:
         _keeper.set(None)
         keeper(program)
+
+
+@contextmanager
+def hold_prints() -> Iterator[None]:
+    """Keeps back what the user's code prints when it is run once more, which it has printed before."""
+    with Path(devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield

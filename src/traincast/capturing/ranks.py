@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -28,6 +29,9 @@ _USUAL_NODE = 8  # GPUs
 _NCCL, _CUDA = (2, 27, 5), "12.8"  # versions of a usual build
 _CACHES: dict[str, tuple[int, list[Any]]] = {}  # modules with this many names, and their functions that have a cache
 _OF_MESHES: tuple[int, list[str]] = (0, [])  # this many modules were imported, and those that keep things for meshes
+
+
+_WARNED: set[tuple[str, str]] = set()  # logger and message of warnings that were shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,20 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     install_ddp(patches, devices.wrap_function, recorder.regions.note_buckets)
     patches.enter_context(warnings.catch_warnings())  # DDP blames the line that calls it, which is ours
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    _warn_once(patches)
+
+
+def _warn_once(patches: Patches) -> None:
+    """What libraries log as a warning on every rank is shown once."""
+    original = logging.Logger.callHandlers
+
+    def call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+        said = (record.name, str(record.msg))
+        if record.levelno != logging.WARNING or said not in _WARNED:
+            original(logger, record)
+        _WARNED.add(said)
+
+    patches.set_attribute(logging.Logger, "callHandlers", call_handlers)
 
 
 def _draw_the_same(patches: Patches) -> None:

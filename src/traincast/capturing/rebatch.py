@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from traincast.capturing.progress import hold_prints
 from traincast.ir.generalise import capture_sizes, generalise_ranks, have_same_structure
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError
@@ -15,7 +16,7 @@ _NEAR = 0.02  # share of ops in which the size asked for may differ from all oth
 
 
 def rebatch_programs(
-    firsts: Sequence[Program], at: At, *, shares: bool, note: Callable[[str], None], lengths: bool = True
+    firsts: Sequence[Program], capture: At, *, shares: bool, note: Callable[[str], None], lengths: bool = True
 ) -> list[Program]:
     """The programs made to depend on their sizes; those that no polynomial expresses keep their size, and say why.
 
@@ -25,6 +26,11 @@ def rebatch_programs(
     assumed; `note` hears what was taken to hold. Without `lengths` the sequence length stays what it is.
     """
     first = firsts[0]
+
+    def at(batch: int, length: int) -> Sequence[Program]:
+        with hold_prints():
+            return capture(batch, length)
+
     if first.seq_len and not lengths:
         return _generalise_by_batch(firsts, at, [], "", note, shares=shares)
     sizes = capture_sizes(first.batch_size, first.seq_len, multiples=shares)
@@ -108,22 +114,28 @@ def _generalise_by_batch(
 
 
 def _generalise_by_multiples(firsts: Sequence[Program], at: At, why: str, note: Callable[[str], None]) -> list[Program]:
-    """The programs at multiples of their batch size alone: code divides it (`batch // 4`), or draws sizes at random."""
+    """The programs at multiples of their batch size alone, or at halves of it: code divides it (`batch // 4`), data
+    has no more samples, or sizes are drawn at random."""
     batch, length = firsts[0].batch_size, firsts[0].seq_len
-    try:
-        captures = [firsts, at(2 * batch, length), at(3 * batch, length)]
-    except TraincastError as error:
-        return fix_sizes(firsts, why or str(error))
-    taken = {
-        False: f"sizes are those of multiples of batch {batch}; at others, {why.partition(';')[0]}",
-        True: f"sizes that differ from draw to draw are those drawn at batch {batch}, and grow with it",
-    }
-    for drawn, text in taken.items():
+    tried = {"multiples": (2 * batch, 3 * batch)}
+    if not batch % 4 and batch > 4:
+        tried["halves"] = (batch // 2, batch // 4)
+    for kind, others in tried.items():
         try:
-            found = _generalise_captures(captures, shares=True, drawn=drawn)
+            captures = [firsts, *(at(other, length) for other in others)]
         except TraincastError as error:
             why = why or str(error)
-        else:
-            note(text)
-            return found
+            continue
+        taken = {
+            False: f"sizes are those of {kind} of batch {batch}; at others, {why.partition(';')[0]}",
+            True: f"sizes that differ from draw to draw are those drawn at batch {batch}, and grow with it",
+        }
+        for drawn, text in taken.items():
+            try:
+                found = _generalise_captures(captures, shares=True, drawn=drawn)
+            except TraincastError as error:
+                why = why or str(error)
+            else:
+                note(text)
+                return found
     return fix_sizes(firsts, why)

@@ -12,6 +12,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from traincast.capturing.arguments import Arguments, bind_arguments, group_tensors, list_scalars, list_tensors
+from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.collectives import Collective, list_written_tensors
 from traincast.capturing.errors import OTHER_PROCESSES, find_user_line
 from traincast.capturing.execution import Execution
@@ -226,6 +227,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase = self.regions.find_phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
         module = self.ops[forward].module if forward >= 0 else self.regions.module
         self._append_op(RawOp(signature, ids, out_ids, phase, module, forward, stream, stream, reuses))
+        if forward < 0 and not known.view:
+            get_assumptions().note_place(module, sum(spec.nbytes for spec in out_specs))
         if phase == Phase.BACKWARD and self.regions.hook_stream is None:
             self._made_on.update((self.book.tensor_storage[t], stream) for t in out_ids)
         return result

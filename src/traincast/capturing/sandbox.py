@@ -95,7 +95,10 @@ def _use_scratch_for_temporary_files(patches: Patches, folder: str) -> None:
     """Temporary files, compiled modules and settings of libraries, as the script and its processes see them."""
     patches.set_attribute(tempfile, "tempdir", folder)
     patches.set_attribute(sys, "dont_write_bytecode", True)
-    for name, value in {**_SETTINGS, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}.items():
+    settings = {**_SETTINGS, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    if "HF_DATASETS_CACHE" not in os.environ and not Path("~/.cache/huggingface/datasets").expanduser().exists():
+        settings["HF_DATASETS_CACHE"] = os.path.join(folder, "datasets")  # noqa: PTH118  # Arrow maps it natively
+    for name, value in settings.items():
         before = os.environ.get(name)
         os.environ[name] = value
         patches.callback(_restore_variable, name, before)

@@ -8,21 +8,23 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
+from traincast.capturing.batch_places import BatchPlaces
 from traincast.capturing.distributed import capture_ranks
 from traincast.capturing.eval_pipelines import import_pipelines
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.precision import keep_precision_switches, list_tf32_arithmetic
-from traincast.capturing.progress import report_progress
+from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import rebatch_programs
 from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
+from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
@@ -30,8 +32,8 @@ from traincast.utils.errors import TraincastError
 BATCH_SIZE, SEQ_LEN = "{batch_size}", "{seq_len}"
 """What stands for the sizes in the arguments of a script that is to be run at several."""
 _ONE_RUN = (
-    f"recorded at one size only; write {BATCH_SIZE} among the script's own arguments where they have the batch size, "
-    "and the script is run at several"
+    f"recorded at one size only: where the script has its batch size was not found; write {BATCH_SIZE} among its own "
+    "arguments where they have it, and it is run at several"
 )
 NO_GPUS = "ranks to capture are those of a step on several GPUs; say how many with `gpus`"
 _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
@@ -110,10 +112,11 @@ def capture_script(
 
     def run(batch: int, length: int) -> None:
         told = [a.replace(BATCH_SIZE, str(batch)).replace(SEQ_LEN, str(length)) for a in arguments]
-        with _run_as_main(path, told):
+        with _run_as_main(path, told if places is None else places.change_arguments(told)):
             runpy.run_path(str(path), run_name="__main__")
 
-    recorded = _LoopRecording(run, batch_size or 0, seq_len, lengths=lengths, sized=sized)
+    places = None if sized else BatchPlaces()
+    recorded = _LoopRecording(run, batch_size or 0, seq_len, lengths=lengths, places=places)
     if gpus is None and ranks is not None:
         raise TraincastError(NO_GPUS)
     workload = recorded.record_workload(name or path.stem, assume, gpus, ranks)
@@ -122,13 +125,16 @@ def capture_script(
 
 
 class _LoopRecording:
-    """The step of a loop on one GPU or on every rank of several, at several batch sizes where it is `sized`, and at
-    several `lengths`."""
+    """The step of a loop on one GPU or on every rank of several, at several batch sizes and `lengths`; the batch size
+    of a loop that is not told it is changed at its `places`."""
 
-    def __init__(self, loop: Loop, batch: int, length: int, *, lengths: bool, sized: bool = True) -> None:
-        self._loop, self._asked, self._lengths, self._sized = loop, (batch, length), lengths, sized
+    def __init__(
+        self, loop: Loop, batch: int, length: int, *, lengths: bool, places: BatchPlaces | None = None
+    ) -> None:
+        self._loop, self._asked, self._lengths, self._places = loop, (batch, length), lengths, places
+        self._fixed = ""  # why the loop cannot be run at other sizes
         self._tf32: list[tuple[str, ...]] = []
-        self._first: Program | None = None  # of the first rank
+        self._firsts: dict[int, Program] = {}  # by rank
         self._mode = "training"
 
     def record_workload(
@@ -140,8 +146,8 @@ class _LoopRecording:
                 programs, run_by = self._record_programs(gpus, ranks)
             except _SizeWithoutEffectError as same:
                 raise TraincastError(str(same)) from None
-        if not self._asked[0]:
-            programs = tuple(replace(program, batch_size=assumed.batch or 1) for program in programs)
+            if self._places is not None and not programs[0].rigid:
+                assumed.note_once(f"run at other batch sizes by changing {self._places.describe()}")
         return Workload(
             name=name,
             programs=programs,
@@ -149,23 +155,20 @@ class _LoopRecording:
             mode=self._mode,
             tf32=self._tf32[0],
             assumptions=assumed.texts,
-            meta=dict(assumed.meta),
+            meta=assumed.list_meta(),
         )
 
     def _record_programs(
         self, gpus: int | None, ranks: Sequence[int] | None
     ) -> tuple[tuple[Program, ...], tuple[int, ...]]:
         """The distinct programs, and which of them each rank runs."""
-        why = "" if self._sized else _ONE_RUN
         if gpus is None:
-            return (self._record_one_process(why),), (0,)
-        return capture_ranks(self._record_at, gpus, self._asked, ranks=ranks, why=why, lengths=self._lengths)
+            return (self._record_one_process(),), (0,)
+        return capture_ranks(self._record_at, gpus, self._asked, ranks=ranks, lengths=self._lengths)
 
-    def _record_one_process(self, why: str) -> Program:
+    def _record_one_process(self) -> Program:
         with freeze_existing_objects():
             first, known = self._record_at(*self._asked), get_assumptions()
-            if why:
-                return replace(first, rigid=why)
             return rebatch_programs(
                 [first], lambda batch, length: [self._record_at(batch, length)], shares=bool(known.used),
                 note=lambda text: known.used.setdefault(text), lengths=self._lengths,
@@ -175,25 +178,53 @@ class _LoopRecording:
         report_progress(
             f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
         )
-        program, allowed, self._mode = _run_loop(self._loop, batch, length, place)
+        program, allowed, self._mode = self._run_loop_at(batch, length, place)
         self._tf32.append(allowed)
-        self._first = first = self._first or program
-        if batch != first.batch_size and program.signatures == first.signatures:
+        program = program if batch else replace(program, batch_size=get_assumptions().batch or 1)
+        first = self._firsts.setdefault(place.rank if place else 0, program)
+        if program.batch_size != first.batch_size and self._places is not None:
+            self._check_places(first, program)
+        elif program.batch_size != first.batch_size and program.signatures == first.signatures:
             raise _SizeWithoutEffectError(_SAME.format(first.batch_size, batch))
         return program
+
+    def _run_loop_at(self, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
+        if self._places is None:
+            return _run_loop(self._loop, batch, length, place)
+        first = self._firsts.get(0)
+        if self._fixed or (first and self._asked[0] and not self._places.found):
+            raise TraincastError(self._fixed or _ONE_RUN)
+        own = first.batch_size if first else batch
+        with self._places.change_size(own, batch or own) if own > 1 else nullcontext():
+            return _run_loop(self._loop, batch, length, place)
+
+    def _check_places(self, first: Program, program: Program) -> None:
+        """Rejects another batch size that has not reached the step, or also the model."""
+        assert self._places is not None
+        if program.signatures == first.signatures:
+            self._fixed = _ONE_RUN
+        elif _weigh_parameters(program) != _weigh_parameters(first):
+            self._fixed = f"changing {self._places.describe()} changes the model as well: {_ONE_RUN}"
+        if self._fixed:
+            raise TraincastError(self._fixed)
+
+
+def _weigh_parameters(program: Program) -> int:
+    """Bytes of the weights."""
+    return int(program.storage_nbytes[program.columns.storage_kind == StorageKind.PARAMETER].sum())
 
 
 def _run_loop(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...], str]:
     """One recorded step, what its arithmetic may run in TF32, and its mode. A loop that never mentions `cuda` is run
     once more, with that as its default device; one without three updates, with its step elsewhere."""
-    stated, default_cuda = get_assumptions(), False
+    stated, default_cuda, again = get_assumptions(), False, False
     while True:
-        with keep_precision_switches():
+        with keep_precision_switches(), hold_prints() if again else nullcontext():
             bounds = stated.bounds
             with record_loop_step(batch, length, default_cuda=default_cuda, place=place, bounds=bounds) as watch:
                 loop(batch, length)
             allowed = list_tf32_arithmetic()
-        other = watch.find_other_bounds()
+        other, again = watch.find_other_bounds(), True
         if watch.without_cuda and not default_cuda:
             default_cuda = True
         elif other is None:

@@ -16,7 +16,7 @@ from traincast.capturing.errors import find_raised_line, format_one_line
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
 from traincast.capturing.precision import list_tf32_arithmetic
-from traincast.capturing.progress import report_progress
+from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.rebatch import rebatch_programs
 from traincast.capturing.recorder import Recorder
@@ -66,7 +66,7 @@ def capture_step(
         program = _rebatch_program(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=list_tf32_arithmetic(), assumptions=assumed.texts, meta=dict(assumed.meta),
+        tf32=list_tf32_arithmetic(), assumptions=assumed.texts, meta=assumed.list_meta(),
     )  # fmt: skip
 
 
@@ -123,15 +123,12 @@ def capture_program(
     sequence, rank = f", {length} tokens" if length else "", f", rank {place.rank}" if place else ""
     report_progress(f"batch {batch}{sequence}{rank}")
     program = _attempt_capture(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
-    return (
-        program
-        or _attempt_capture(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on)
-        or _make_empty_program()
-    )
-
-
-def _make_empty_program() -> Program:
-    raise TraincastError("the step ran no PyTorch op; return a callable that runs one whole iteration")
+    if program is None:
+        with hold_prints():
+            program = _attempt_capture(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on)
+    if program is None:
+        raise TraincastError("the step ran no PyTorch op; return a callable that runs one whole iteration")
+    return program
 
 
 def _attempt_capture(

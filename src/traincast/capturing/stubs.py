@@ -66,6 +66,7 @@ def _patch_tensor_grouping(patches: Patches, devices: DeviceMode) -> None:
         return found
 
     patches.set_attribute(torch._C, "_group_tensors_by_device_and_dtype", grouped)
+    patches.set_attribute(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0)  # libraries take it when imported
 
 
 def _patch_legacy_types(patches: Patches, devices: DeviceMode) -> None:

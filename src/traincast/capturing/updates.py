@@ -56,6 +56,7 @@ class Update:
     evaluations: int = 0
     passes: int = 0
     optimizers: int = 0
+    partial: bool = False  # a data loader gave fewer samples than its batches have
     batches: dict[int, dict[int, tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
 
     @property
@@ -169,6 +170,8 @@ class Choice:
         with as many samples as the `batch` size has (0: any)."""
         if len(updates) != len(self.names):
             return False
+        if not sizes and not self.whole and any(update.partial for update in updates):
+            return False
         if not self.forms:
             return not any(update.evaluations for update in updates)
         if not sizes and batch and any(batch not in update.shapes[0] for update in updates if update.shapes):
@@ -236,9 +239,10 @@ def _leave_out(seen: Sequence[Update]) -> tuple[list[Update], list[str]]:
     most: dict[int, int] = {}
     for update in kept:
         most[update.names] = max(most.get(update.names, 0), update.batch)
-    if len(kept) > 2 and len({update.batch for update in kept}) == len(kept):
-        return kept, notes  # samples of different lengths, one after the other: none is the last of an epoch
-    whole = [update for update in kept if update.batch == most[update.names]]
+    if len(kept) > 2 and len({update.batch for update in kept}) == len(kept):  # samples of different lengths
+        whole = [update for update in kept if not update.partial] or kept
+    else:
+        whole = [update for update in kept if update.batch == most[update.names]]
     if len(whole) < len(kept):
         small = min(update.batch for update in kept)
         notes.append(
@@ -267,6 +271,7 @@ def compare_batch(update: Update, asked: int) -> tuple[int, Fraction, str]:
     nothing was said) beside what reaches the model."""
     shapes, batch, passes = update.shapes, update.batch, update.micro_batches
     share, said = Fraction(1), []
+    given = [shape for calls in update.batches.values() for call in calls.values() for shape in call]
     seen = ", ".join(str(list(shape)) for shape in shapes[:3])
     if not asked:
         asked = batch or 1
@@ -275,7 +280,7 @@ def compare_batch(update: Update, asked: int) -> tuple[int, Fraction, str]:
             if batch
             else "how many samples a batch has was neither stated nor seen: samples/s are batches/s"
         )
-    elif shapes and not any(asked in shape for shape in shapes):
+    elif shapes and not any(asked in shape for shape in given):
         alike = len({shape[0] for shape in shapes}) == 1
         if batch * passes == asked or (alike and batch < asked):
             share = Fraction(batch, asked)

@@ -153,7 +153,12 @@ def _find_device(table: dict[str, Any], folder: Path | None = None) -> Device | 
     """The device that a node's table names: built in, or the user's own in a file alongside the node's."""
     if "device" not in table:
         return None
-    name = str(table["device"])
+    name = table["device"]
+    if not isinstance(name, str):
+        raise TraincastError(
+            "'device' of a node is the name of a GPU; fields of a GPU of your own (name, memory_gb, ...) stand at the "
+            "top of a file of their own"
+        )
     if folder is None or not name.endswith(USER_FILES):
         return load_device(name)
     path = _check_user_file(str(folder / name), "device", "device")

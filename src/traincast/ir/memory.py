@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,10 +16,20 @@ from traincast.utils.errors import TraincastError
 
 CATEGORIES = (*USES, "workspace")
 """What blocks are for: the uses of a program's storages, and what libraries work in."""
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 BLOCK = 512
 """Bytes that PyTorch's allocators round up to."""
 _MOST_BYTES = 2.0**62
 _COUNT_FROM_USE = (StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE)
+
+
+def group_layers(module: str) -> str:
+    """A module's name with numbers left out, so that layers are together.
+
+    >>> group_layers("net.layers.12.mlp")
+    'net.layers.*.mlp'
+    """
+    return _NUMBER.sub(".*", module)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -62,7 +62,8 @@ def replace_indices_by_sizes(signatures: Sequence[Signature], sizes: Sequence[in
     """
     size = sizes.__getitem__
     forms = {id(spec): spec for s in signatures for spec in (*s.inputs, *s.outputs)}
-    plain = {key: _map_spec(spec, size) for key, spec in forms.items()}
+    known: dict[TensorSpec, TensorSpec] = {}
+    plain = {key: known.get(spec) or known.setdefault(spec, _map_spec(spec, size)) for key, spec in forms.items()}
     return tuple(
         [
             Signature(

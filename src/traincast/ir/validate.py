@@ -183,10 +183,6 @@ def _check_order(program: Program) -> None:
         program,
     )
     _require(c.scope_after < np.arange(program.num_scopes), "scope {i} waits for a scope that comes after it")
-    first = np.full(len(c.storage_bytes), program.num_ops)
-    for pointer, tensors in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
-        np.minimum.at(first, c.tensor_storage[tensors], np.repeat(np.arange(program.num_ops), np.diff(pointer)))
-    _require(c.storage_alloc <= first, "storage {i} is used before it is allocated")
 
 
 def _check_counts(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ CAPTURED_BY = "captured_by"
 _FAR = 4  # times that batch size, from which on a reader is told
 TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
+LINES = "lines"
+"""The entry of `Workload.meta` of a captured step: by module (layers together) the line of its largest op, as JSON."""
 KEPT_BACK = "kept_back"
 """The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
 _TOO_FAR = (
@@ -72,6 +75,16 @@ class Workload(Result):
     costs: tuple[OpCost, ...] = ()
     assumptions: tuple[str, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """By module, layers together: the `FILE:LINE` at which its largest tensor was made when the step was captured;
+        empty where it was not, or where what a file says of it cannot be read."""
+        try:
+            found = json.loads(self.meta.get(LINES, "{}"))
+        except ValueError:
+            return {}
+        return {str(name): str(line) for name, line in found.items()} if isinstance(found, dict) else {}
 
     @property
     def batch_size(self) -> int:

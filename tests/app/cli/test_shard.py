@@ -208,4 +208,4 @@ def test_a_part_of_a_step_is_not_called_a_step(capsys, tmp_path):
     tables.write_text("tables:\n  - {name: user, rows: 2000, dim: 64}\n  - {name: item, rows: 5000, dim: 64}\n")
     assert main(["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec"]) == 0
     text = capsys.readouterr().out
-    assert "embedding part only: " in text and "per step" not in text
+    assert "for the embedding part only" in text and "per step" not in text and "--dense" in text

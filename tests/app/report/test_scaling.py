@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import traincast
 from traincast.app.report.scaling import format_scaling
 from traincast.simulator.prediction.scaling import ScalingCurve, ScalingPoint
 
@@ -34,23 +35,19 @@ CURVE = ScalingCurve(
 )
 
 
-def test_the_page():
-    assert format_scaling(CURVE).splitlines() == [
-        "net (training) on GPU 9000, 128 tokens: weak scaling, batch of a GPU fixed",
-        "",
-        "GPUs  nodes  batch  per GPU  ms per step  90 % interval  samples/s  exposed comm  GB per GPU  efficiency",
-        "────  ─────  ─────  ───────  ───────────  ─────────────  ─────────  ────────────  ──────────  ──────────  "
-        + "─" * 20,
-        "   1      1     32       32          500     450 to 550      64.00      0.000 ms        12.3      100.0%  "
-        + "█" * 20,
-        "   8      1    256       32          520     468 to 572        492       4.00 ms        12.3       96.2%  "
-        + "█" * 19 + "▎",
-        "  16      2    512       32          625     562 to 688        819        100 ms        12.3       80.0%  "
-        + "█" * 16,
-        "warning: needs 3 GB",
-        "warning: left out",
-        "warning: joined as in node",
-    ]  # fmt: skip
+def test_the_page_has_the_verdict_of_most_gpus_then_a_row_for_each_number():
+    curve = traincast.scaling("dlrm-ddp", on="dgx-a100", gpus=(1, 8))
+    title, verdict, trust, _, header, _, *rows = format_scaling(curve).splitlines()
+
+    assert title == curve.title()
+    assert verdict.startswith("8 GPUs: ") and "per step (90 % interval " in verdict and "fits, " in verdict
+    assert trust.startswith("Efficiency ") and "of 1 GPU. " in trust and "xtrapolated" in trust
+    assert header.split()[:4] == ["GPUs", "nodes", "batch", "per"]
+    assert [row.split()[0] for row in rows[:2]] == ["1", "8"]
+
+
+def test_warnings_that_differ_in_numbers_are_one():
+    assert CURVE.warnings == ["needs 3 GB", "left out", "joined as in node"]
 
 
 def test_the_data():

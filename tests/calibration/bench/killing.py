@@ -9,6 +9,7 @@ collectives between two ranks, single ops and merging alike.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -120,6 +121,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--longest", type=float, default=LONGEST_SECONDS, help="the latest moment of a kill, in seconds"
+    )
+    parser.add_argument("--log", type=Path, help="where the result is added as a line, as `scripts/interrupt` does")
     parser.add_argument("--into", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.into:
@@ -129,7 +134,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "store"
         for number in range(1, args.times + 1):
-            moment = draw.uniform(0.0, LONGEST_SECONDS)
+            moment = draw.uniform(0.0, args.longest)
             try:
                 place = run_and_kill(folder, moment)
                 places[place] += 1
@@ -139,6 +144,11 @@ def main() -> int:
             print(f"{number}: killed after {moment:.2f} s, {place}", flush=True)
         total = len(Store(folder))
     print(f"{args.times} kills, {total} samples in the end; killed {dict(places)}")
+    if args.log:
+        row = {"command": "bench", "times": args.times, "broken": len(failures), "places": dict(places),
+               "date": time.strftime("%Y-%m-%d")}  # fmt: skip
+        with args.log.open("a") as file:
+            file.write(json.dumps(row) + "\n")
     print("\n".join(failures) or "nothing was lost but what was under way")
     return 1 if failures else 0
 

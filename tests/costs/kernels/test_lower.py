@@ -8,6 +8,7 @@ from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
 from traincast.costs.kernels.registry import LOWERINGS, Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
 from traincast.ir.ops import Signature
+from traincast.utils.errors import TraincastError
 
 
 @pytest.mark.parametrize(
@@ -108,3 +109,9 @@ def test_ops_of_another_distribution_are_lowered_by_what_it_registers(monkeypatc
     assert asked == [("traincast.lowerings", "elsewhere")]
     assert lowered("aten::nobody_knows", {"x": tensor(8)}, tensor(8))[0].estimated
     assert len(asked) == 1  # PyTorch's own are all here
+
+
+def test_a_product_with_a_compressed_sparse_matrix_is_refused_with_the_remedy():
+    places = (tensor(101, dtype="int64"), tensor(400, dtype="int64"), tensor(400), tensor(100, 8))
+    with pytest.raises(TraincastError, match=r"compressed sparse \(CSR\) matrix, .*`costs`"):
+        lower(Signature(name="aten::mm", inputs=places, outputs=(tensor(100, 8),)), MODERN)

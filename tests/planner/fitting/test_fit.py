@@ -10,7 +10,9 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.planner.fitting.fit import find_largest
+from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.scenario.fields import make_scenario
+from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.utils.errors import TraincastError
 
@@ -21,7 +23,7 @@ def test_a_step_that_does_not_fit_has_remedies_under_which_it_does() -> None:
     assert fit.remedies and all(one.prediction.memory.fits for one in fit.remedies)
     costs = [one.seconds_per_sample for one in fit.remedies if "offload" not in one.fields]
     assert costs == sorted(costs)
-    assert fit.headline().startswith("does not fit with")
+    assert fit.headline().startswith("Does not fit, ")
 
 
 def test_the_largest_batch_fits_and_a_larger_one_does_not() -> None:
@@ -30,7 +32,7 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not() -> None:
     assert found.value > 1000 and found.probability >= 0.5
     above = traincast.predict("dlrm-ddp", on="v100", batch_size=found.value + found.value // 32)
     assert not above.fits
-    with pytest.raises(TraincastError, match="batch-size or seq-len"):
+    with pytest.raises(TraincastError, match="batch-size, seq-len, rows"):
         find_largest(resolved, "layers")
 
 
@@ -39,7 +41,7 @@ def test_the_command_says_the_verdict_first_and_ends_with_it(
 ) -> None:
     snapshot = tmp_path / "snapshot.json"
     assert main(["fits", "dlrm-ddp", "--on", "v100", "--snapshot-out", str(snapshot)]) == 0
-    assert capsys.readouterr().out.startswith("fits with 100%")
+    assert capsys.readouterr().out.startswith("Fits, ")
     assert json.loads(snapshot.read_text())["segments"]
     assert main(["fits", "dlrm-ddp", "--on", "v100", "--batch-size", "4000000", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -54,3 +56,30 @@ def test_settings_of_the_allocator_change_what_is_reserved() -> None:
     grown = traincast.predict("resnet50", on="v100", batch_size=64, allocator="expandable_segments:True")
     assert grown.memory.reserved_bytes < plain.memory.reserved_bytes
     assert grown.memory.peak_bytes == plain.memory.peak_bytes
+
+
+def test_the_most_rows_fit_and_more_do_not() -> None:
+    resolved = resolve(make_scenario({"workload": "dlrm-default", "on": "v100"}))
+    found = find_largest(resolved, "rows")
+    assert found.value > 1 and found.probability >= 0.5 and found.text.endswith("of every table")
+    more = apply_edits(resolved, parse_edits([f"rows=x{1.05 * found.value:g}"]))
+    assert not predict(more).fits
+
+
+def test_the_culprit_has_its_module_and_line(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "wide.py"
+    script.write_text(
+        "import torch\n"
+        "def make_step(batch):\n"
+        "    net = torch.nn.Linear(64, 100_000).cuda()\n"
+        "    x = torch.zeros(batch, 64, device='cuda')\n"
+        "    def step():\n"
+        "        net.zero_grad()\n"
+        "        made = net(x)\n"
+        "        made.sum().backward()\n"
+        "    return step\n"
+    )
+    fit = traincast.fits(f"{script}:make_step", on="v100", batch_size=1024)
+    culprit = next(one for one in fit.list_culprits() if one["category"] == "activation")
+    assert culprit["line"] == "wide.py:7" and culprit["gb"] > 0.4

@@ -73,3 +73,21 @@ def test_risks_are_those_of_the_values_and_said_once():
     assert "scaled" in _describe_risk(parse_edits(["dtype=fp16"])) and "scaled" not in _describe_risk(
         parse_edits(["dtype=tf32"])
     )
+
+
+def test_advice_for_a_step_that_does_not_fit_begins_with_what_makes_it_fit():
+    advice = traincast.advise("mpt-1b", on="v100", batch_size=8)
+    text = format_advice(advice)
+    assert advice.remedies and all(one.prediction.memory.fits for one in advice.remedies)
+    assert text.index("would fit with") < text.index("gain a sample")
+    assert advice.to_dict()["remedies"] and not advice.to_dict()["fits"]
+
+
+def test_a_layout_that_does_not_fit_is_told_first_what_makes_it_fit() -> None:
+    advice = traincast.advise("mpt-1b", on="a100-40gb", batch_size=8)
+
+    assert not advice.before.fits
+    assert advice.suggestions[0].answer.after.fits
+    assert any("checkpoint=full" in one.answer.edits and one.answer.after.fits for one in advice.suggestions)
+    assert "program=torchrec-pipelined" not in advice.refused
+    assert "does not fit" in format_advice(advice).splitlines()[1]

@@ -20,6 +20,7 @@ SHARES = {"alone": 0.72, "replicated": 0.17, "laid out": 0.07, "program": 0.04}
 """How scenarios divide: a captured or described model on one GPU, on several, a Transformer over a layout, a published
 program."""
 _BATCHES = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128, 256)
+_SMALL_BATCHES = _BATCHES[:8]  # more often: a step that does not fit takes longer to answer
 _LARGE_BATCHES = (512, 1024, 2048, 3000, 8192)
 _LIGHT_PARAMETERS = 2e8  # larger captured Transformers are drawn less often: each takes ten times as long as the rest
 _HEAVY_SHARE = 0.04
@@ -69,7 +70,9 @@ def _draw_model(rng: random.Random) -> str:
 
 def _draw_batch(model: str, rng: random.Random) -> int:
     is_recommender = model in STUDY_DLRMS or model in ("dlrm-v2", "din", "deepfm", "wide-deep", "ncf")
-    return rng.choice(_LARGE_BATCHES if is_recommender and rng.random() < 0.6 else _BATCHES)
+    if is_recommender and rng.random() < 0.6:
+        return rng.choice(_LARGE_BATCHES)
+    return rng.choice(_BATCHES if rng.random() < 0.3 else _SMALL_BATCHES)
 
 
 def _draw_platform(rng: random.Random, *, nodes: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from traincast.hardware.platform import load_platform
 from traincast.simulator.scenario.scenario import Scenario
 
 
@@ -38,6 +39,11 @@ def _has_several_gpus(s: Scenario) -> bool:
 def _is_meshed(s: Scenario) -> bool:
     """Whether the GPUs are of one node in which each pair has a link of its own (AMD's)."""
     return str(s.on).startswith("mi3") and 1 < (s.gpus or 1) <= 8
+
+
+def _has_no_peer_access(s: Scenario) -> bool:
+    topology = load_platform(str(s.on)).topology
+    return topology is not None and not topology.peer_access
 
 
 def _is_convolutional(s: Scenario) -> bool:
@@ -82,11 +88,15 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "Winograd's convolutions multiply 2.25 times less often than a roofline counts.",
     ),
     LawException(
+        "roofline_only", 1.2, lambda s: str(s.on).startswith("mi"),
+        "A roofline lets every kernel of an AMD chip begin in 5 us; short kernels of a graph are given less.",
+    ),
+    LawException(
         "roofline_only", 1.15, _always,
         "A roofline reads at the bandwidth of device memory; measured kernels find what the one before wrote in L2.",
     ),
     LawException(
-        "twice the GPUs, the same samples", 10.0, lambda s: "no-peer" in str(s.on),
+        "twice the GPUs, the same samples", 10.0, _has_no_peer_access,
         "Without peer access all bytes go through host memory: measured, an all-reduce of 512 MiB takes 27 ms on two "
         "L40S, 156 on four and 649 on eight.",
     ),
@@ -142,7 +152,7 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "the fewer SMs there are (20 to 30 of a Pascal).",
     ),
     LawException(
-        "twice the L2", 1.015, _always,
+        "twice the L2", 1.02, _always,
         "Not physics but a limit of the fit: of all measured chips those with more L2 differ in more than that, and "
         "single GEMMs are given up to 7 % more time.",
     ),
@@ -163,8 +173,24 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "As for power limits; and kernels that end earlier meet other collectives, which take bandwidth from them.",
     ),
     LawException(
+        "cuda_graph: faster", 1.001, _always,
+        "A step that never waits for its host gains nothing, and its first kernel waits until the graph is launched.",
+    ),
+    LawException(
+        "cuda_graph: faster", 1.15, lambda s: s.micro_batch is not None,
+        "A graph writes to the same addresses each time: gradients are kept, set to zero and added to, where else they "
+        "are made anew. That is more element-wise work and memory.",
+    ),
+    LawException(
         "cuda_graph: faster", 1.03, _has_several_gpus,
         "Kernels that are launched earlier meet collectives that take SMs and memory bandwidth from them.",
+    ),
+    *(
+        LawException(
+            edit, 1.005, _has_several_gpus,
+            "What is ready earlier runs beside other kernels and collectives, which share SMs and bandwidth with it.",
+        )
+        for edit in ("link-speed", "link-latency", "nic-speed", "memory-speed", "host-speed", "launch-speed", "speed:")
     ),
     LawException(
         "batch_size: slower", 1.001, _always,

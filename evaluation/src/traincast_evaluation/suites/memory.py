@@ -14,11 +14,10 @@ from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_litgpt import list_litgpt_outcomes
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
+from traincast_evaluation.suites.memory_recbole import list_recbole_outcomes
 from traincast_evaluation.suites.memory_rows import MemoryCase, list_transformer_cases
 from traincast_evaluation.suites.memory_torchrec import list_torchrec_outcomes
-from traincast_evaluation.suites.published import read_rows
 
-_NOT_CAPTURED = "RecBole's models were not captured"
 _HALVES = {"held back": True, "in view": False}
 
 
@@ -41,13 +40,8 @@ def evaluate_memory(data: Path, progress: Callable[[float], None] = lambda _: No
         found = case if isinstance(case, LeftOut) else _predict_case(case)
         (left_out if isinstance(found, LeftOut) else outcomes).append(found)  # type: ignore[arg-type]
         progress((number + 1) / len(cases))
-    for row in (*list_litgpt_outcomes(data), *list_torchrec_outcomes(data)):
+    for row in (*list_litgpt_outcomes(data), *list_torchrec_outcomes(data), *list_recbole_outcomes(data)):
         (left_out if isinstance(row, LeftOut) else outcomes).append(row)  # type: ignore[arg-type]
-    recbole = data / "iterations" / "recbole_titanv.csv"
-    left_out += [
-        LeftOut(name=f"{row.label('model')} on {row.label('dataset')}", group="RecBole", reason=_NOT_CAPTURED)
-        for row in (read_rows(recbole) if recbole.exists() else ())
-    ]
     if not outcomes:
         raise TraincastError(f"evaluate memory: no row of '{data}' can be predicted")
     return MemoryEvaluation(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from traincast.app.cli.colours import colour_text, is_coloured
+from traincast.app.cli.options import name_options
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import check_output
@@ -52,9 +53,11 @@ def _name_stdout_errors() -> Iterator[None]:
         raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
 
 
-def print_result(result: Shown, text: Callable[[Shown], str], *, as_json: bool) -> None:
-    """A result on stdout: its document, or its page as text."""
+def print_result(
+    result: Shown, text: Callable[[Shown], str], *, as_json: bool, options: Mapping[str, str] | None = None
+) -> None:
+    """A result on stdout: its document, or its page as text with parameters named as options of the command."""
     if as_json:
         print_json(result.to_dict())
     else:
-        print_text(text(result))
+        print_text(name_options(text(result), options or {}))

@@ -14,7 +14,7 @@ def add_money_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     parser.add_argument("--samples", type=parse_count, metavar="N", help="samples of the whole run, such as 4B")
     parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole run, such as 15T")
-    parser.add_argument("--power-watts", type=float, metavar="X", help="power limit of a GPU (default: its sheet's)")
+    parser.add_argument("--power-watts", type=float, dest="power_limit_w", help=argparse.SUPPRESS)  # its old name
 
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,5 +35,5 @@ def read_edits(args: argparse.Namespace) -> list[str]:
 
 def read_money_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keywords that say what a step costs."""
-    names = ("price", "samples", "tokens", "power_watts")
+    names = ("price", "samples", "tokens")
     return {name: getattr(args, name) for name in names}

@@ -160,7 +160,12 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
     """The step as it is, and the edits that would make it faster; `price` is dollars of a GPU and hour."""
     before = advice.before
     rows = [
-        (*_make_what_if_row(one.answer, " + ".join(one.answer.edits))[:6], one.risk, make_bar(max(one.gain, 0.0), 2))
+        (
+            *_make_what_if_row(one.answer, " + ".join(one.answer.edits))[:6],
+            "" if one.answer.after.fits else "does not fit",
+            one.risk,
+            make_bar(max(one.gain, 0.0), 2),
+        )
         for one in advice.suggestions
     ]
     why = [f"{' + '.join(one.answer.edits)}: {one.why}" for one in advice.suggestions if one.why]
@@ -168,7 +173,10 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
     blocks = [
         *(make_paragraph(text) for text in why),
         make_table(
-            (*_HEADER[:6], "risk", ""), rows, right=(1, 2, 4), caption="Changes that would help, the largest first"
+            (*_HEADER[:6], "memory", "risk", ""),
+            rows,
+            right=(1, 2, 4),
+            caption="Changes that would help, the largest first",
         ),
         make_paragraph(f"Of no use: {', '.join(advice.useless) or 'none'}.", "note"),
         fold_block(

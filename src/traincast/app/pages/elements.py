@@ -59,9 +59,11 @@ def make_table(
     kept = [at for at in range(len(header)) if not rows or any(row[at] for row in rows)]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        scope = ' scope="col"' if tag == "th" else ""
         kinds = {at: ' class="n"' if at in numbers else "" for at in kept}
-        return f"<tr>{''.join(f'<{tag}{kinds[at]}{scope}>{escape_html(cells[at])}</{tag}>' for at in kept)}</tr>"
+        tags = {at: tag if cells[at] else "td" for at in kept}  # a heading without a word is none
+        scopes = {at: ' scope="col"' if tags[at] == "th" else "" for at in kept}
+        written = (f"<{tags[at]}{kinds[at]}{scopes[at]}>{escape_html(cells[at])}</{tags[at]}>" for at in kept)
+        return f"<tr>{''.join(written)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
     return Html(

@@ -26,8 +26,8 @@ def make_fit_page(fit: Fit, _: float | None = None) -> Page:
         _make_largest_tile(fit) if fit.largest else Tile("Would make it fit", help),
     ]  # fmt: skip
     answer = Section(key="answer", title="What would make it fit", html=_list_remedies(fit))
-    rows = [{k: str(v).replace("_", " ") if isinstance(v, str) else v for k, v in one.to_dict().items()}
-            for one in memory.list_largest()]  # fmt: skip
+    rows = [{k: str(v).replace("_", " ") if isinstance(v, str) else v for k, v in one.items()}
+            for one in fit.list_culprits()]  # fmt: skip
     largest = make_records_table(rows, "The largest tensors at the peak")
     sections = [answer, make_memory_section(p), Section(key="largest", title="Largest tensors", html=largest)]
     tiles = tiles if fit.remedies or fit.largest else [*tiles[:3], make_step_tile(p)]
@@ -38,7 +38,7 @@ def make_fit_page(fit: Fit, _: float | None = None) -> Page:
 
 def _make_largest_tile(fit: Fit) -> Tile:
     assert fit.largest is not None
-    return Tile(f"Largest {fit.largest.axis}", f"{fit.largest.value:,}", f"fits with {fit.largest.probability:.0%}")
+    return Tile(f"Largest {fit.largest.axis}", fit.largest.text, f"fits with {fit.largest.probability:.0%}")
 
 
 def _list_remedies(fit: Fit) -> Html:

@@ -34,6 +34,6 @@ def make_search_section(plan: Plan) -> Section:
     header = ("layout", "ms", "90 % interval", "tokens/s per GPU", "MFU", "GB", "$ a billion tokens", "days",
               "slower by", "speed")  # fmt: skip
     commands = make_list(plan.commands)
-    html = join_blocks([make_table(header, rows, right=range(1, 8), caption="The best layouts"),
+    html = join_blocks([make_table(header, rows, right=range(1, 8), caption="Layouts, the fastest first"),
                         fold_block("the command that predicts each", commands)])  # fmt: skip
     return Section(key="search", title="The best layouts", html=html, wide=True)

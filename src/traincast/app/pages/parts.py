@@ -50,8 +50,8 @@ def make_bound_tile(p: Prediction) -> Tile:
 def make_memory_tile(p: Prediction) -> Tile:
     """Whether it fits, and how full the fullest GPU is."""
     word, _, used = state_memory(p).partition(", ")
-    kind = {"fits": "good", "does not fit": "poor"}.get(word, "")
-    return Tile("Memory", word.capitalize(), f"{used} used" if used else "", kind)
+    kind = "poor" if "does not fit" in word else "good" if word == "fits" else ""
+    return Tile("Memory", word.capitalize(), f"{used} {'needed' if kind == 'poor' else 'used'}" if used else "", kind)
 
 
 def make_cost_tile(p: Prediction, price: float | None) -> Tile:

@@ -32,9 +32,21 @@ def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) 
         pages += [_format_rank(rank, top) for rank in report.ranks]
     else:
         pages += [_format_short(rank, top)]
-    if report.together:
+    if report.together and not report.together.is_one_job:
+        pages.append(_format_traces(report))
+    elif report.together:
         pages.append(format_together(report.together, top, full=full))
     return "\n\n".join(pages)
+
+
+def _format_traces(report: TraceReport) -> str:
+    """A line for each of several traces that have nothing to do with each other."""
+    rows = [
+        (rank.linked.trace.path.name, rank.linked.trace.device_name or "-", format_milliseconds(rank.median_step.step),
+         f"{_divide_by_step(rank.median_step.active, rank.median_step):.0%}")
+        for rank in report.ranks
+    ]  # fmt: skip
+    return format_table(("trace", "GPU", "ms per step", "busy"), rows, right=(2, 3))
 
 
 def _format_short(rank: RankReport, top: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.utils.display.text import count_of, format_duration, shorten_name
+from traincast.utils.display.text import count_of, format_duration, format_interval, shorten_name
 
 PART_NAMES = dict(zip(PARTS, (
     "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
@@ -23,6 +23,13 @@ def state_traces(report: TraceReport) -> list[str]:
     device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
     steps = f"median of {count_of(len(rank.steps), 'step')}{_state_spread(rank)}{device}"
     lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
+    if report.together and not report.together.is_one_job:
+        many = count_of(len(report.ranks), "trace")
+        return [
+            f"{many} that are no ranks of one job: they share no collective; each is a step of its own.",
+            f"Slowest is {rank.linked.trace.path.name}, {lines[0]}",
+            *_state_culprit(rank),
+        ]
     if report.together:
         figures = report.together.breakdown
         lines = [
@@ -39,7 +46,7 @@ def _state_spread(rank: RankReport) -> str:
     if max(lengths) < _SPREAD * min(lengths):
         return ""
     mean = sum(lengths) / len(lengths)
-    return f" ({format_duration(min(lengths))} to {format_duration(max(lengths))}, mean {format_duration(mean)})"
+    return f" ({format_interval((min(lengths), max(lengths)))}, mean {format_duration(mean)})"
 
 
 def _state_parts(rank: RankReport) -> str:
@@ -59,6 +66,8 @@ def _state_culprit(rank: RankReport) -> list[str]:
     if not ops:
         return []
     name, share = max(ops, key=lambda pair: pair[1])
+    if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
+        return [f"Code between ops holds {path.by_op['']:.0%} of the critical path: no op is on record there."]
     gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
     what = f", {path.most} in all {path.by_what[path.most]:.0%}" if path.most else ""
     return [f"{shorten_name(name)} holds {share:.0%} of the critical path{what}{gain}."]

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from traincast.planner.fitting.fit import Fit
-from traincast.utils.display.text import format_milliseconds, format_table
+from traincast.planner.fitting.remedies import Remedy
+from traincast.utils.display.text import count_of, format_duration, format_interval, format_milliseconds, format_table
 
 _SHOWN = 5
+
+
+def format_remedies(remedies: Sequence[Remedy]) -> str:
+    """Changes under which a step that does not fit would, the cheapest first."""
+    if not remedies:
+        return "none of the changes that were tried makes it fit; give more GPUs or a smaller model"
+    rows = [
+        (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
+         f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
+         f"{1e6 * one.seconds_per_sample:,.0f}")
+        for one in remedies
+    ]  # fmt: skip
+    header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
+    return format_table(header, rows, right=(1, 2, 3, 4))
 
 
 def format_fit(fit: Fit) -> str:
@@ -13,33 +30,37 @@ def format_fit(fit: Fit) -> str:
     memory, p = fit.memory, fit.prediction
     low, high = (bound / 1e9 for bound in memory.used_interval)
     lines = [
-        fit.headline(),
-        f"{p.workload.name}, batch {p.workload.batch_size}, {p.gpus} GPU{'s' if p.gpus > 1 else ''}: "
+        f"{fit.headline()}.{_state_help(fit)}",
+        f"A step takes {format_duration(p.iteration)} (90 % interval {format_interval(p.interval)}). "
+        f"{p.trust.sentence}",
+        f"{p.workload.name}, batch {p.workload.batch_size}, {count_of(p.gpus, 'GPU')}: "
         f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
         f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
         "",
         format_table(
-            ("largest at the peak", "module", "blocks", "GB"),
+            ("largest at the peak", "module", "line", "blocks", "GB"),
             [
-                (one.category.replace("_", " "), one.module or "-", f"{one.count:,}", f"{one.nbytes / 1e9:.2f}")
-                for one in memory.list_largest(_SHOWN)
+                (
+                    one["category"].replace("_", " "),
+                    one["module"] or "-",
+                    one["line"] or "-",
+                    f"{one['count']:,}",
+                    f"{one['gb']:.2f}",
+                )
+                for one in fit.list_culprits(_SHOWN)
             ],
-            right=(2, 3),
+            right=(3, 4),
         ),
     ]
-    if fit.remedies:
-        rows = [
-            (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
-             f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
-             f"{1e6 * one.seconds_per_sample:,.0f}")
-            for one in fit.remedies
-        ]  # fmt: skip
-        header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
-        lines += ["", format_table(header, rows, right=(1, 2, 3, 4))]
-    elif not fit.fits:
-        lines += ["", "none of the changes that were tried makes it fit; give more GPUs or a smaller model"]
+    if not fit.fits:
+        lines += ["", format_remedies(fit.remedies)]
     if fit.largest is not None:
         found = fit.largest
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
-        lines += ["", f"largest {found.axis} that fits: {found.value}{sure}"]
+        lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
     return "\n".join(lines)
+
+
+def _state_help(fit: Fit) -> str:
+    """What would help most, where it does not fit."""
+    return f" It would with {fit.remedies[0].text}." if fit.remedies else ""

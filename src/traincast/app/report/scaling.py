@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from traincast.app.report.prediction import format_remarks
 from traincast.simulator.prediction.scaling import ScalingCurve
-from traincast.utils.display.text import format_bar, format_milliseconds, format_table
+from traincast.simulator.prediction.verdict import state_verdict
+from traincast.utils.display.text import count_of, format_bar, format_milliseconds, format_table
 
 
 def format_scaling(curve: ScalingCurve) -> str:
@@ -32,13 +33,17 @@ def format_scaling(curve: ScalingCurve) -> str:
             " to ".join(format_milliseconds(limit) for limit in p.answer.interval),
             _format_rate(p.throughput),
             f"{format_milliseconds(p.answer.exposed_comm)} ms",
-            f"{p.answer.memory.peak_bytes / 1e9:.1f}",
+            f"{p.answer.needed_bytes / 1e9:.1f}" + ("" if p.answer.fits else ", too large"),
             f"{p.efficiency:.1%}",
             format_bar(p.efficiency, 20),
         )
         for p in curve.points
     ]
-    lines = [curve.title(), "", format_table(header, rows, right=range(10))]
+    last = curve.points[-1]
+    verdict, trust, *_ = state_verdict(last.answer)
+    kept = f"Efficiency {last.efficiency:.1%} of {count_of(curve.points[0].gpus, 'GPU')}"
+    lines = [curve.title(), f"{count_of(last.gpus, 'GPU')}: {verdict}", f"{kept}. {trust}"]
+    lines += ["", format_table(header, rows, right=range(10))]
     return "\n".join([*lines, *format_remarks(curve.warnings)])
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from traincast.planner.sharding.result import ShardingResult, describe_kind, describe_ranks
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
+from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.prediction.verdict import rank_bounds
-from traincast.utils.display.text import format_interval, format_milliseconds, format_table
+from traincast.utils.display.text import format_milliseconds, format_quantity, format_table
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16
@@ -28,18 +29,26 @@ def format_sharding(result: ShardingResult) -> str:
     ]
     command = result.command(result.best)
     predicted = [] if command is None else [f"to predict this plan: {command}" if len(command) < _LONGEST else _WRITE]
-    return "\n".join(["\n\n".join(parts), *predicted, *result.notes])
+    return "\n".join(["\n\n".join(parts), *predicted, *(f"note: {note}" for note in result.notes)])
 
 
 def _state_sharding(result: ShardingResult) -> list[str]:
-    """How long the best plan takes, what bounds it, what it gains, what it rests on; then what was asked."""
-    asked, timed, *rest = result.headline().split("\n")
-    step = result.best.prediction
+    """How long the best plan takes, what bounds it, whether it fits, what it gains, what it rests on."""
+    asked, *rest = result.headline().split("\n")[::2]
+    best, step = result.best, result.best.prediction
     bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(step))
-    others = [plan for plan in result.plans if plan.name != result.best.name]
-    gain = f"; {others[0].name} is {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
-    limits = f"90 % interval {format_interval(step.interval)}, bound by {bounds}{gain}"
-    return [asked, timed, f"{limits}. {step.trust.sentence}", *rest]
+    others = [plan for plan in result.plans if plan.name != best.name]
+    gain = f", {others[0].name} takes {others[0].seconds / best.seconds - 1:.1%} longer" if others else ""
+    held = f"{best.memory.device.max() / 1e9:.3g} of {result.task.device.memory_bytes / 1e9:.3g} GB"
+    fits = f"fits, {held} on the fullest GPU" if best.memory.fits else rest.pop()
+    whole = "" if result.is_whole_step else "; give `dense` for the whole step"
+    return [
+        asked,
+        f"{result.timed}, bound by {bounds}; {fits}.",
+        f"Best plan: {best.name}{gain}; {result.scored:,} plans scored, {len(result.plans)} compared in "
+        f"{result.seconds:.1f} s{whole}.",
+        step.trust.sentence,
+    ]
 
 
 def format_platforms(results: Sequence[ShardingResult]) -> str:
@@ -62,7 +71,7 @@ def format_platforms(results: Sequence[ShardingResult]) -> str:
     head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
     names = ("platform", "ms", "90 % interval", "samples/s", "GB, fullest", "tables")
     notes = dict.fromkeys(note for result in results for note in result.notes)
-    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *notes])
+    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *(f"note: {note}" for note in notes)])
 
 
 def _format_comparison(result: ShardingResult) -> str:
@@ -84,27 +93,27 @@ def _format_comparison(result: ShardingResult) -> str:
 def _format_ranks(best: ScoredPlan) -> str:
     terms = list(best.terms)
     busiest = np.argsort(-sum(best.terms.values(), np.zeros(best.plan.world_size)), kind="stable")
-    shown = sorted(busiest[:_MOST_RANKS].tolist())
-    rows = []
-    for rank in shown:
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank in busiest.tolist():
         simulated = best.walked(rank)
-        rows.append(
-            (
-                str(rank),
-                *(format_milliseconds(float(best.terms[term][rank])) for term in terms),
-                *(format_milliseconds(1e-3 * simulated[name]) for name in ("compute_ms", "exposed_comm_ms", "idle_ms")),
-                format_milliseconds(1e-3 * simulated["waiting_ms"]),
-                f"{best.memory.device[rank] / 1e9:.1f}",
-                f"{best.memory.host[rank] / 1e9:.1f}",
-            )
+        parts = ("compute_ms", "exposed_comm_ms", "idle_ms", "waiting_ms")
+        cells = (
+            *(format_milliseconds(float(best.terms[term][rank])) for term in terms),
+            *(format_milliseconds(1e-3 * simulated[name]) for name in parts),
+            f"{best.memory.device[rank] / 1e9:.1f}",
+            f"{best.memory.host[rank] / 1e9:.1f}",
         )
-    header = ("rank", *terms, "kernels", "exposed communication", "idle", "waiting", "device GB", "host GB")
-    more = f"the {len(shown)} busiest of {best.plan.world_size} ranks; " if len(shown) < best.plan.world_size else ""
+        alike.setdefault(cells, []).append(rank)
+    shown = list(alike.items())[:_MOST_RANKS]
+    rows = [(format_rank_list(sorted(ranks)), *cells) for cells, ranks in shown]
+    shown_ranks = sum(len(ranks) for _, ranks in shown)
+    header = ("", *terms, "kernels", "exposed communication", "idle", "waiting", "device GB", "host GB")
+    more = f"the {shown_ranks} busiest of {best.plan.world_size} ranks; " if shown_ranks < best.plan.world_size else ""
     note = (
         f"{more}ms; terms overlap, kernels + exposed communication + idle make up the step; "
         "idle: the device waits for its host, waiting: for other ranks in collectives"
     )
-    return format_table(header, rows, right=range(len(header))) + "\n" + note
+    return format_table(header, rows, right=range(1, len(header))) + "\n" + note
 
 
 def _format_tables(task: Task, best: ScoredPlan) -> str:
@@ -117,11 +126,11 @@ def _format_tables(task: Task, best: ScoredPlan) -> str:
         rows.append(
             (
                 task.tables[number].name,
-                f"{task.tables[number].memory_bytes / 1e9:.2f}",
+                format_quantity(task.tables[number].memory_bytes, "B"),
                 describe_kind(placement),
                 placement.kernel + cache,
                 "all" if everyone else describe_ranks(placement),
             )
         )
     more = "" if len(rows) == len(task.tables) else f"\nthe {len(rows)} largest of {len(task.tables)} tables"
-    return format_table(("table", "GB", "kind", "kernel", "ranks"), rows, right=(1,)) + more
+    return format_table(("table", "size", "kind", "kernel", "ranks"), rows, right=(1,)) + more

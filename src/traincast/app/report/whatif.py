@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from traincast.app.report.memory import format_remedies
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction
@@ -130,26 +131,30 @@ def format_advice(advice: Advice) -> str:
         ))  # fmt: skip
     header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "the run", "risk")
     lines = [
-        advice.headline().split("\n")[0],
+        *_state_advice(advice),
         "",
+        *(() if advice.before.fits else (format_remedies(advice.remedies), "")),
         _format_filled_table(header, rows, right=(1, 2, 4, 6, 7)) if rows else _NO_GAIN,
     ]
     lines.append("")
     lines += [f"{' + '.join(one['edits'])}: {one['why']}" for one in d["suggestions"] if one["why"]]
     if advice.useless:
         lines.append(f"no gain: {', '.join(advice.useless)}")
-    refused = (f"not tried: {text}: {reason.removeprefix(f'edit {text}: ')}" for text, reason in advice.refused.items())
-    return "\n".join([*lines, *refused])
+    if advice.refused:
+        lines.append(f"not for this step (the JSON says why): {', '.join(advice.refused)}")
+    return "\n".join(lines)
 
 
 def _state_advice(advice: Advice) -> list[str]:
     """What the step is now, and the best edit."""
-    lines = [advice.headline().split("\n")[0], *state_verdict(advice.before)[:2]]
+    lines = [advice.before.headline().split("\n")[0], *state_verdict(advice.before)[:2]]
     if not advice.suggestions:
         return [*lines, _NO_GAIN.capitalize() + "."]
     best = advice.suggestions[0]
     sure = "larger than the uncertainty" if best.certain else "within the uncertainty"
-    return [*lines, f"Best: {' + '.join(best.answer.edits)} saves {best.gain:.1%} of a sample's time, {sure}."]
+    fits = " makes it fit and" if best.answer.after.fits and not advice.before.fits else ""
+    change = f"saves {best.gain:.1%}" if best.gain >= 0 else f"costs {-best.gain:.1%} more"
+    return [*lines, f"Best: {' + '.join(best.answer.edits)}{fits} {change} of a sample's time, {sure}."]
 
 
 def _format_filled_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
@@ -216,6 +221,12 @@ def _state_sweep(result: SweepResult) -> list[str]:
         return ["No point fits in memory.", ran]
     first, least = result.pareto[0], min(result.pareto, key=get_row_cost)
     named = [", ".join(f"{name}={row[name]}" for name in result.grid.names) for row in (first, least)]
-    cheap = "" if least is first else f"; cheapest: {named[1]}"
+    cheap = "" if least is first else f"Cheapest: {named[1]}. "
     better = count_of(len(result.pareto), "point")
-    return [f"Fastest per sample: {named[0]}{cheap}. {better} that nothing beats in time, cost and memory (*).", ran]
+    at = next(number for number, row in enumerate(result.rows) if row is first)
+    verdict, trust, *_ = state_verdict(result.predict(at))
+    return [
+        f"Fastest per sample: {named[0]}: {verdict}",
+        f"{cheap}{better} that nothing beats in time, cost and memory (*). {trust}",
+        ran,
+    ]

@@ -55,6 +55,11 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
         return lower_given(signature, given)
     if signature.name not in list_registered_ops() and not _is_added(signature.name):
         return estimate_unknown(signature)
+    if _is_sparse_product(signature):  # what it gathers depends on the rows that are met, and bytes do not tell
+        raise TraincastError(
+            f"op {shorten_value(signature.name)} multiplies a compressed sparse (CSR) matrix, which has no price here; "
+            "say what it costs with `costs`, or keep the matrix in COO form"
+        )
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
     if empty and signature.name.startswith("aten::"):
         return ()
@@ -73,6 +78,12 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     if isinstance(variant, str):
         return tuple(replace(item, variant=variant) if isinstance(item, KernelCall) else item for item in items)
     return items if context.framework_version >= _VECTORS_SINCE else tuple(map(_mark_narrow_loads, items))
+
+
+def _is_sparse_product(signature: Signature) -> bool:
+    """Whether a matrix product has a compressed sparse matrix, whose places are vectors of integers."""
+    of_matrices = signature.name in ("aten::mm", "aten::addmm")
+    return of_matrices and any(len(spec.shape) == 1 and spec.dtype == "int64" for spec in signature.inputs)
 
 
 def _mark_narrow_loads(item: Item) -> Item:

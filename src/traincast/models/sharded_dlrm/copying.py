@@ -13,6 +13,7 @@ from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.data_parallel.data_parallel import find_accumulating, find_end_of_backward, find_gradients
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.sharded_dlrm.captured import EmbeddingModule
+from traincast.utils.errors import TraincastError
 
 
 class StepCopier:
@@ -61,8 +62,7 @@ class StepCopier:
 
     def get_ref(self, tensor: int, spec: TensorSpec) -> Ref:
         """A tensor of the source, as it is here."""
-        storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
-        return Ref(self._copy_tensor(tensor), storage, spec)
+        return Ref(self._copy_tensor(tensor), self._find_storage(tensor), spec)
 
     def replace_tensor(self, tensor: int, by: Ref) -> None:
         """From here on another tensor stands in the place of one of the source, for all that is on its storage."""
@@ -104,9 +104,15 @@ class StepCopier:
 
     def _copy_tensor(self, tensor: int) -> int:
         if tensor not in self._tensors:
-            storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
-            self._tensors[tensor] = self.builder.target.add_tensor(storage)
+            self._tensors[tensor] = self.builder.target.add_tensor(self._find_storage(tensor))
         return self._tensors[tensor]
+
+    def _find_storage(self, tensor: int) -> int:
+        """The storage of a tensor of the source, as it is here."""
+        storage = int(self.source.columns.tensor_storage[tensor])
+        if storage not in self._storages:
+            raise TraincastError(f"storage {storage} of the workload is used before it is allocated; capture it again")
+        return self._storages[storage]
 
     def _get_storage_kind(self, storage: int) -> StorageKind:
         return StorageKind(int(self.source.columns.storage_kind[storage]))

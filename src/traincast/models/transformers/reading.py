@@ -76,7 +76,8 @@ def load_transformer(source: str) -> Transformer:
     where = format_path(path)
     if not isinstance(document, Mapping):
         raise TraincastError(f"{where}: not a table of names and values; describe the model as `layers: 32` and so on")
-    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    known = (path.parent.name, str(document.get("model_type") or path.stem))
+    name = next(filter(None, known)) if path.name == "config.json" else path.stem
     if is_hugging_face(document):
         return make_transformer(name, read_hugging_face_config(document, where), where)
     return make_transformer(str(document.get("name", name)), {k: v for k, v in document.items() if k != "name"}, where)

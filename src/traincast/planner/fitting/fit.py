@@ -8,25 +8,33 @@ from typing import Any
 
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
 from traincast.planner.fitting.remedies import Remedy, list_remedies
+from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import state_memory
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
-AXES = {"batch-size": ("batch_size", MAX_BATCH), "seq-len": ("seq_len", MAX_SEQ_LEN)}
-"""What may be as large as fits: the field of a scenario, and its largest value."""
-_SHOWN = 6
+AXES = {"batch-size": MAX_BATCH, "seq-len": MAX_SEQ_LEN, "rows": 10_000_000}
+"""What may be as large as fits, and its largest value; rows are hundredths of those that every table has."""
+_LARGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest value of a field under which the step fits, and how sure that is; 0: not even 1 fits."""
+    """The largest value of an axis under which the step fits, and how sure that is; 0: not even the smallest does.
+    That of rows is how many times as many every table has."""
 
     axis: str
-    value: int
+    value: float
     probability: float
+
+    @property
+    def text(self) -> str:
+        """The value as it is said."""
+        return f"x{self.value:g} of every table" if self.axis == "rows" else f"{self.value:g}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -57,71 +65,59 @@ class Fit(Result):
             "platform": p.platform.key,
             "gpus": p.gpus,
             "batch_size": p.workload.batch_size,
-            "memory": self.memory.to_dict(),
+            "memory": {**self.memory.to_dict(), "largest": self.list_culprits()},
             "ranks": [
                 {"ranks": list(one.ranks), "allocated_gb": one.memory.peak_bytes / 1e9,
                  "by_category_gb": {name: nbytes / 1e9 for name, nbytes in one.memory.by_kind.items()}}
                 for one in p.ranks
             ],
             "by_module_gb": {name: nbytes / 1e9 for name, nbytes in list(self.memory.by_module.items())[:32]},
-            "remedies": [_describe_remedy(one) for one in self.remedies],
+            "remedies": [one.to_dict() for one in self.remedies],
             "max": None if self.largest is None else {
                 "axis": self.largest.axis, "value": self.largest.value, "fit_probability": self.largest.probability,
             },
         }  # fmt: skip
 
+    def list_culprits(self, most: int = _LARGEST) -> list[dict[str, Any]]:
+        """What takes most at the peak: category, module, the line that makes its largest tensor ("" where the step was
+        not captured from code), GB and how many blocks."""
+        lines = self.prediction.workload.lines
+        return [{**one.to_dict(), "line": lines.get(one.module, "")} for one in self.memory.list_largest(most)]
+
     def headline(self) -> str:
         """The verdict."""
-        memory, device = self.memory, self.prediction.platform.device
-        sure = f"{memory.fit_probability if self.fits else 1 - memory.fit_probability:.0%}"
-        verdict = "fits" if self.fits else "does not fit"
-        limit, used = memory.limit_bytes / 1e9, memory.used_bytes / 1e9
-        return f"{verdict} with {sure}: {used:.1f} GB used of the {limit:.0f} GB of {device.name}"
+        probability = self.memory.fit_probability
+        verdict = state_memory(self.prediction)
+        sure = "" if "(" in verdict else f"; {probability if self.fits else 1 - probability:.0%} sure"
+        return f"{verdict[:1].upper()}{verdict[1:]} of {self.prediction.platform.device.name}{sure}"
 
     def records(self) -> Records:
         """Tables "largest" (what fills the peak) and "remedies"."""
         return {
-            "largest": [one.to_dict() for one in self.memory.list_largest()],
-            "remedies": [_describe_remedy(one) for one in self.remedies],
+            "largest": self.list_culprits(),
+            "remedies": [one.to_dict() for one in self.remedies],
         }
-
-
-def _describe_remedy(remedy: Remedy) -> dict[str, Any]:
-    result = remedy.prediction
-    return {
-        "options": remedy.text,
-        "used_gb": result.memory.used_bytes / 1e9,
-        "fit_probability": result.memory.fit_probability,
-        "iteration_ms": 1e3 * result.iteration,
-        "gpu_us_per_sample": 1e6 * remedy.seconds_per_sample,
-    }
 
 
 def answer_fit(
     resolved: Resolved, *, largest: str | None = None, progress: Callable[[float], None] = lambda _: None
 ) -> Fit:
-    """Whether a step fits; `largest` names what is to be as large as fits ("batch-size" or "seq-len")."""
+    """Whether a step fits; `largest` names what is to be as large as fits (of `AXES`)."""
     before = predict(resolved)
     found = None if largest is None else find_largest(resolved, largest)
-    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress)[:_SHOWN])
+    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress))
     return Fit(prediction=before, remedies=remedies, largest=found)
 
 
 def find_largest(resolved: Resolved, axis: str) -> Largest:
-    """The largest value of a field under which the step fits, by doubling and halving."""
+    """The largest value of an axis under which the step fits, by doubling and halving."""
     if axis not in AXES:
-        raise TraincastError(f"`max` '{axis}' is not known; give {' or '.join(AXES)}")
-    name, most = AXES[axis]
-    if name == "batch_size" and resolved.scenario.micro_batch is not None:
-        name = "micro_batch"
-    known: dict[int, float] = {}
+        raise TraincastError(f"`max` '{axis}' is not known; give {', '.join(AXES)}")
+    most, known = AXES[axis], dict[int, float]()
 
     def weigh(value: int) -> float:
         if value not in known:
-            fields = {name: value, "global_batch": None} if name != "seq_len" and resolved.scenario.global_batch else {
-                name: value
-            }  # fmt: skip
-            known[value] = predict(resolved.changed(**fields)).memory.fit_probability
+            known[value] = predict(_enlarge(resolved, axis, value)).memory.fit_probability
         return known[value]
 
     low, high = 0, 1
@@ -133,4 +129,15 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
             low = middle
         else:
             high = middle
-    return Largest(axis, low, known.get(low, 0.0))
+    return Largest(axis, low / 100 if axis == "rows" else low, known.get(low, 0.0))
+
+
+def _enlarge(resolved: Resolved, axis: str, value: int) -> Resolved:
+    """The step with another value of an axis."""
+    if axis == "rows":
+        return apply_edits(resolved, parse_edits([f"rows=x{value / 100:g}"]))
+    if axis == "seq-len":
+        return resolved.changed(seq_len=value)
+    scenario = resolved.scenario
+    name = "batch_size" if scenario.micro_batch is None else "micro_batch"
+    return resolved.changed(**{name: value, **({"global_batch": None} if scenario.global_batch else {})})

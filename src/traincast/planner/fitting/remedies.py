@@ -15,6 +15,7 @@ from traincast.utils.errors import TraincastError
 
 Changes = list[dict[str, Any]]
 _EXPANDABLE = "expandable_segments:True"
+_SHOWN = 6
 _MOST_GPUS = 8  # over which a step of one GPU is tried to be sharded
 
 
@@ -39,6 +40,17 @@ class Remedy:
             words.append(option if value is True else f"{option} {value}")
         return " ".join(words)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units."""
+        result = self.prediction
+        return {
+            "options": self.text,
+            "used_gb": result.memory.used_bytes / 1e9,
+            "fit_probability": result.memory.fit_probability,
+            "iteration_ms": 1e3 * result.iteration,
+            "gpu_us_per_sample": 1e6 * self.seconds_per_sample,
+        }
+
 
 def count_samples(result: Prediction) -> int:
     """Samples of a step, all GPUs together."""
@@ -50,8 +62,8 @@ def count_samples(result: Prediction) -> int:
 def list_remedies(
     resolved: Resolved, before: Prediction, progress: Callable[[float], None] = lambda _: None
 ) -> list[Remedy]:
-    """Changes under which the step fits, the cheapest first: by the GPU time of a sample. Those that cannot be applied
-    are left out."""
+    """Changes under which the step fits, the cheapest first: by the GPU time of a sample, `_SHOWN` of them. Those that
+    cannot be applied are left out."""
     changes, found = list(_list_changes(resolved, before)), []
     for number, fields in enumerate(changes):
         try:
@@ -63,7 +75,7 @@ def list_remedies(
         if after.memory.fits:
             found.append(Remedy(fields, after))
     # what costs time that is not predicted (copies to the host) comes last
-    return sorted(found, key=lambda one: ("offload" in one.fields, one.seconds_per_sample, one.text))
+    return sorted(found, key=lambda one: ("offload" in one.fields, one.seconds_per_sample, one.text))[:_SHOWN]
 
 
 def _list_changes(resolved: Resolved, before: Prediction) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.settings import format_predict_command
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import format_duration, format_interval
 from traincast.utils.results import Records, Result, drop_nested_values
 
 
@@ -74,8 +74,8 @@ class ShardingResult(Result):
         lines = [
             f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {size:,.1f} GB with optimizer state, "
             f"on {task.gpus} x {task.device.name}, batch {task.batch_size} per GPU",
-            f"{self.timed} ({best.name}); "
-            f"{self.scored:,} plans scored, {len(self.plans)} compared in {self.seconds:.1f} s",
+            f"{self.timed}; {best.name}, of {self.scored:,} plans scored and {len(self.plans)} compared in "
+            f"{self.seconds:.1f} s",
         ]
         if not best.memory.fits:
             rank, where = best.memory.fullest
@@ -85,11 +85,9 @@ class ShardingResult(Result):
     @property
     def timed(self) -> str:
         """The time of the best plan in words, and of what."""
-        low, high = (format_milliseconds(seconds) for seconds in self.best.prediction.interval)
-        ms, within = f"{format_milliseconds(self.best.seconds)} ms", f"90 % interval {low} to {high} ms"
-        if self.is_whole_step:
-            return f"{ms} per step, dense part included, {within}"
-        return f"embedding part only: {ms}, {within} (give `dense` for the whole step)"
+        what = "per step" if self.is_whole_step else "for the embedding part only"
+        within = f"(90 % interval {format_interval(self.best.prediction.interval)})"
+        return f"{format_duration(self.best.seconds)} {what} {within}"
 
     def records(self) -> Records:
         """Tables "plans" (those compared), "ranks" (of the best plan: milliseconds by term, GB) and "tables" (where

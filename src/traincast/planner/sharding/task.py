@@ -11,6 +11,7 @@ from traincast.hardware.topology import Topology
 from traincast.models.embeddings.table import Table, check_tables
 from traincast.models.placement.memory import MemoryLimits, check_sizes
 from traincast.models.sharded_dlrm.step import AnyDense
+from traincast.simulator.memory.device_memory import compute_headroom
 from traincast.utils.errors import TraincastError
 
 MAX_GPUS = 1024
@@ -79,6 +80,8 @@ def make_task(
                 "rowwise_adagrad or adam"
             )
     held = dense.compute_memory_bytes(sum(table.dim for table in checked), batch_size) if dense else 0.0
-    limits = MemoryLimits(device=platform.device.memory_bytes, dense=held)
+    device = platform.device
+    headroom = compute_headroom(device, communicators=1)
+    limits = MemoryLimits(device=device.memory_bytes, headroom=headroom, dense=held)
     check_sizes(checked, limits, gpus)
     return Task(tables=checked, platform=platform, gpus=gpus, batch_size=batch_size, dense=dense, limits=limits)

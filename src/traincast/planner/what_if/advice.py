@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from traincast.planner.fitting.remedies import Remedy, list_remedies
 from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf, compare_predictions, find_bottleneck, prepare_both_sides
@@ -22,6 +23,9 @@ _PAIRED = 7  # the best edits alone, of which all pairs are tried
 _EXPLAINED = 3
 _COSTS = ("dollars_per_million_samples", "most_kwh_per_million_samples", "run_hours", "run_dollars", "run_most_kwh")
 _LEAST_GAIN = 1e-4  # of the time of a sample: below, an edit changes nothing
+_FOR_LAYOUTS = ("checkpoint=selective", "checkpoint=full", "sharding=zero1", "sharding=zero3", "tp=2", "tp=4", "tp=8",
+                "dtype=fp8")  # fmt: skip
+_NOT_FOR_LAYOUTS = ("fuse-embedding-bags", "checkpoint=layers", "input-pipeline", "program", "plan", "dtype=tf32")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,12 +68,14 @@ class Suggestion:
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Advice(Result):
     """Suggestions, the largest gain first (those that do not fit in memory last); `refused` says of edits why they
-    cannot be applied, `useless` names those that change nothing or make a sample slower."""
+    cannot be applied, `useless` names those that change nothing or make a sample slower. `remedies` come before all
+    others where the step does not fit: what would make it."""
 
     before: Prediction
     suggestions: tuple[Suggestion, ...]
     refused: dict[str, str]
     useless: tuple[str, ...]
+    remedies: tuple[Remedy, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -78,6 +84,8 @@ class Advice(Result):
             "iteration_ms": 1e3 * self.before.iteration,
             "bottleneck": name,
             "bottleneck_share": share,
+            "fits": self.before.fits,
+            "remedies": [one.to_dict() for one in self.remedies],
             "suggestions": [one.to_dict() for one in self.suggestions],
             "refused": self.refused,
             "useless": list(self.useless),
@@ -91,6 +99,9 @@ class Advice(Result):
             f"{first}: {format_milliseconds(self.before.iteration)} ms per step, {share:.0%} of its critical path is "
             f"{name}"
         ]
+        if not self.before.fits:
+            help = f"would fit with {self.remedies[0].text}" if self.remedies else "nothing that was tried makes it fit"
+            lines.insert(1, f"does not fit: {help}")
         best = [one for one in self.suggestions if one.answer.after.fits][:_EXPLAINED]
         lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
         return "\n".join(lines if best else [*lines, "no edit makes it faster"])
@@ -106,7 +117,7 @@ def advise(
     """Tries the edits that apply to a step, alone and the best of them in pairs."""
     before = predict(resolved)
     alone, refused = [], dict[str, str]()
-    texts = list_candidate_edits()
+    texts = list_candidate_edits(is_layout=resolved.kind == "parallel")
     for number, text in enumerate(texts):
         tried = _try_edits(resolved, before, [text], prices)
         if isinstance(tried, str):
@@ -114,7 +125,7 @@ def advise(
         else:
             alone.append(tried)
         progress(0.5 * (number + 1) / len(texts))
-    useful = sorted((one for one in alone if one.gain > _LEAST_GAIN), key=lambda one: -one.gain)
+    useful = sorted(filter(_is_useful, alone), key=_rank_suggestion)
     pairs = list(combinations([one.answer.edits[0] for one in useful[:_PAIRED]], 2))
     together = []
     for number, pair in enumerate(pairs):
@@ -122,18 +133,42 @@ def advise(
         if not isinstance(tried, str):
             together.append(tried)
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
-    better = {one.answer.edits[0]: one.gain for one in useful}
-    together = [one for one in together if one.gain > max(better[edit] for edit in one.answer.edits) + _LEAST_GAIN]
-    ranked = sorted([*useful, *together], key=lambda one: (not one.answer.after.fits, -one.gain))
-    useless = tuple(one.answer.edits[0] for one in alone if one.gain <= _LEAST_GAIN)
-    return Advice(before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless)
+    single = {one.answer.edits[0]: one for one in useful}
+    together = [one for one in together if _is_better(one, [single[edit] for edit in one.answer.edits])]
+    ranked = sorted([*useful, *together], key=_rank_suggestion)
+    useless = tuple(one.answer.edits[0] for one in alone if not _is_useful(one))
+    return Advice(
+        before=before, suggestions=_explain_first(ranked), refused=refused, useless=useless,
+        remedies=() if before.fits else tuple(list_remedies(resolved, before)),
+    )  # fmt: skip
 
 
-def list_candidate_edits() -> list[str]:
-    """Edits that advice tries, as texts."""
-    return [
+def _is_useful(one: Suggestion) -> bool:
+    """Whether it saves time, or makes a step fit that does not fit as it is."""
+    return one.gain > _LEAST_GAIN or one.answer.after.fits > one.answer.before.fits
+
+
+def _is_better(pair: Suggestion, single: Sequence[Suggestion]) -> bool:
+    """Whether two edits together bring more than each of them alone: the step fits, or a sample takes less time."""
+    fits = pair.answer.after.fits
+    alike = [one.gain for one in single if one.answer.after.fits >= fits]
+    return not alike or (fits >= any(one.answer.after.fits for one in single) and pair.gain > max(alike) + _LEAST_GAIN)
+
+
+def _rank_suggestion(one: Suggestion) -> tuple[bool, float]:
+    """What fits comes first, of that what saves most."""
+    return not one.answer.after.fits, -one.gain
+
+
+def list_candidate_edits(*, is_layout: bool = False) -> list[str]:
+    """Edits that advice tries, as texts; a layout of GPUs has edits of its own, and some others mean nothing to it."""
+    texts = [
         f"{name}={value}" if edit.takes else name for name, edit in list_edits().items() for value in edit.advised
     ]  # fmt: skip
+    if not is_layout:
+        return texts
+    kept = (text for text in texts if not {text, text.partition("=")[0]} & set(_NOT_FOR_LAYOUTS))
+    return [*kept, *_FOR_LAYOUTS]
 
 
 def _try_edits(resolved: Resolved, before: Prediction, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:

@@ -20,16 +20,14 @@ _MOST_DOLLARS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the user says: dollars of one GPU for an hour, samples or tokens of the whole run, watts of a GPU (None: the
-    limit on its sheet)."""
+    """What the user says: dollars of one GPU for an hour, samples or tokens of the whole run."""
 
     per_gpu_hour: float | None = None
     samples: float | None = None
     tokens: float | None = None
-    power_watts: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("per_gpu_hour", "samples", "tokens", "power_watts"):
+        for name in ("per_gpu_hour", "samples", "tokens"):
             value = getattr(self, name)
             if value is not None and not 0 < value < _MOST:
                 option = "price" if name == "per_gpu_hour" else name
@@ -107,10 +105,9 @@ def compute_cost(result: Prediction, prices: Prices) -> Cost:
         steps = prices.samples / samples
     elif prices.tokens is not None:
         steps = prices.tokens / tokens
-    limit = result.platform.device.power_limit_watts
     return Cost(
         gpus=gpus, seconds=result.iteration, samples=samples, tokens=tokens, price=prices.per_gpu_hour,
-        watts=limit if prices.power_watts is None else prices.power_watts, run_steps=steps,
+        watts=result.platform.device.power_limit_watts, run_steps=steps,
     )  # fmt: skip
 
 

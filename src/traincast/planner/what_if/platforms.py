@@ -8,10 +8,11 @@ from typing import Any
 
 from traincast.planner.what_if.money import Cost, Prices, compute_cost, find_price
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.verdict import state_verdict
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.display.text import format_dollars, format_duration, format_interval
+from traincast.utils.display.text import format_dollars
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result, drop_nested_values
 
@@ -91,16 +92,14 @@ class PlatformComparison(Result):
     def headline(self) -> str:
         """Which is fastest, which is cheapest, which do not fit."""
         first, least = self.fastest, self.cheapest
-        lines = [
-            f"{self.name}: {first.platform} is fastest, {format_duration(first.prediction.iteration)} per step "
-            f"(90 % interval {format_interval(first.prediction.interval)})"
-        ]
+        lines = [f"{self.name}: {first.platform} is fastest, {state_verdict(first.prediction)[0]}"]
         if least is not None and least.dollars is not None:
             slower = least.seconds_per_sample / first.seconds_per_sample
             rest = "" if least is first else f", {slower:.1f} times as long per sample"
-            lines.append(f"{least.platform} is cheapest, {format_dollars(least.dollars)} per {self.unit}{rest}")
+            lines.append(f"{least.platform} is cheapest, {format_dollars(least.dollars)} per {self.unit}{rest}.")
+        lines.append(first.prediction.trust.sentence)
         tight = [step.platform for step in self.steps if not step.prediction.fits]
-        return "\n".join([*lines, *([f"does not fit on {', '.join(tight)}"] if tight else [])])
+        return "\n".join([*lines, *([f"It does not fit on {', '.join(tight)}."] if tight else [])])
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from traincast.hardware.device import Device
-from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents
-from traincast.simulator.memory.allocator import AllocatorSettings
+from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents, group_layers
+from traincast.simulator.memory.allocator import LARGE_SEGMENT, AllocatorSettings
 from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, add_workspaces, estimate_process_memory
 from traincast.simulator.memory.replay import Replay, replay_steps
 from traincast.utils.metrics import Z90
@@ -27,13 +26,15 @@ PYTORCH_SPREAD = 0.12
 (torchtitan's rows of one model by 30 %). Set by hand with torchtitan's and torchtune's rows in view."""
 RESERVED_SPREAD = 0.03
 """Log-sigma of reserved bytes beyond that of allocated ones: the order of frees across streams."""
+FRAGMENTATION_SPREAD = 0.35
+"""Share by which what lies free between blocks differs from run to run and release to release. Set by hand with
+TorchRec's rows in view, of which repeats of one configuration differ by 3 to 5 % with 27 % fragmentation."""
 WOULD_NOT_RUN = "it would not run as it is"
 """How a note ends that a step does not fit."""
 _USUAL_FRAGMENTATION = 0.03  # of what is allocated
 _WORST_FRAGMENTATION = 1.0
 _CLEAR = 0.999  # a probability from which no further replay is worth its time
 _SEARCHES = 3
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _LARGEST = 8
 
 
@@ -110,13 +111,14 @@ class DeviceMemory(Memory):
         """How sure it is that the step fits."""
         if not math.isfinite(self.limit_bytes):
             return 1.0
+        usual = math.hypot(self.spread, RESERVED_SPREAD)
         worst = self.peak_bytes * (1 + _WORST_FRAGMENTATION) + self.process.total
-        if self._compute_probability(worst) > _CLEAR:
-            return self._compute_probability(self.estimate_used_bytes())
-        surely = self._compute_probability(self.used_bytes)
-        if surely > _CLEAR or self._compute_probability(self.peak_bytes + self.process.total) < 1 - _CLEAR:
+        if self._compute_probability(worst, usual) > _CLEAR:
+            return self._compute_probability(self.estimate_used_bytes(), usual)
+        surely = self._compute_probability(self.used_bytes, self._reserved_spread)
+        if surely > _CLEAR or self._compute_probability(self.peak_bytes + self.process.total, usual) < 1 - _CLEAR:
             return surely
-        return self._compute_probability(self.required_bytes)
+        return self._compute_probability(self.required_bytes, self._reserved_spread)
 
     @property
     def fits(self) -> bool:
@@ -143,19 +145,19 @@ class DeviceMemory(Memory):
     @property
     def reserved_interval(self) -> tuple[float, float]:
         """90 % interval of `reserved_bytes`; never below what is surely allocated."""
-        low, high = _spread_out(self.reserved_bytes, math.hypot(self.spread, RESERVED_SPREAD))
+        low, high = _spread_out(self.reserved_bytes, self._reserved_spread)
         return max(low, self.allocated_interval[0]), high
 
     @property
     def used_interval(self) -> tuple[float, float]:
         """90 % interval of `used_bytes`."""
-        return _spread_out(self.used_bytes, self._compute_spread(self.used_bytes))
+        return _spread_out(self.used_bytes, self._compute_spread(self.used_bytes, self._reserved_spread))
 
     def list_largest(self, most: int = _LARGEST) -> list[LargestBlock]:
         """What takes most at the peak: blocks of one category and module together."""
         events = self.events
         alive = np.flatnonzero(events.mark_alive(events.peak_tick))
-        names = [_NUMBER.sub(".*", label) for label in events.labels]  # layers together
+        names = [group_layers(label) for label in events.labels]
         places = {name: number for number, name in enumerate(dict.fromkeys(names))}
         of_label = np.array([places[name] for name in names], dtype=np.int64)
         modules = list(places)
@@ -193,15 +195,29 @@ class DeviceMemory(Memory):
             "largest": [one.to_dict() for one in self.list_largest()],
         }
 
-    def _compute_spread(self, needed: float) -> float:
-        """Log-sigma of a number of bytes that includes the process."""
-        allocator = math.hypot(self.spread, RESERVED_SPREAD) * max(needed - self.process.total, 0.0)
+    @cached_property
+    def _reserved_spread(self) -> float:
+        """Log-sigma of reserved bytes: of tensors, of what is free between them, and of one segment more or less."""
+        reserved = max(self.reserved_bytes, 1)
+        free = FRAGMENTATION_SPREAD * (reserved - self.active_bytes)
+        return math.hypot(self.spread, RESERVED_SPREAD, free / reserved, 0.5 * min(LARGE_SEGMENT / reserved, 1.0))
+
+    def _compute_spread(self, needed: float, spread: float) -> float:
+        """Log-sigma of a number of bytes that includes the process; `spread` is that of the allocator's."""
+        allocator = spread * max(needed - self.process.total, 0.0)
         return math.hypot(allocator, CONTEXT_SPREAD * self.process.total) / max(needed, 1.0)
 
-    def _compute_probability(self, needed: float) -> float:
+    def _compute_probability(self, needed: float, spread: float) -> float:
         """That so many bytes are no more than the device has."""
-        sigma = self._compute_spread(needed)
+        sigma = self._compute_spread(needed, spread)
         return 0.5 * math.erfc(-math.log(self.limit_bytes / max(needed, 1.0)) / sigma / math.sqrt(2))
+
+
+def compute_headroom(device: Device, communicators: int) -> float:
+    """Share of a device that tensors may not take if a step is to fit: the process, and what usually lies free between
+    blocks. The rule of `fits`, for searches over plans that are not replayed."""
+    room = device.memory_bytes - estimate_process_memory(device, communicators).total
+    return 1.0 - max(room, 0.0) / (1.0 + _USUAL_FRAGMENTATION) / device.memory_bytes
 
 
 def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:

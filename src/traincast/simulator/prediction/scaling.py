@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import count_of, format_milliseconds
 from traincast.utils.results import Records, Result, drop_nested_values
 
 SCALINGS = ("weak", "strong")
@@ -93,7 +93,7 @@ class ScalingCurve(Result):
     def headline(self) -> str:
         """The title, then one line per number of GPUs."""
         points = [
-            f"{point.gpus} GPUs: {format_milliseconds(point.answer.iteration)} ms per step, efficiency "
+            f"{count_of(point.gpus, 'GPU')}: {format_milliseconds(point.answer.iteration)} ms per step, efficiency "
             f"{point.efficiency:.1%}"
             for point in self.points
         ]

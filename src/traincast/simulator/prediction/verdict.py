@@ -9,6 +9,7 @@ from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.display.text import format_duration, format_interval
 
+_SURE = 0.9  # from here on whether it fits is stated without a word of doubt
 _LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word
 _IDLE, _EXPOSED, _FUSABLE, _ARITHMETIC = 0.15, 0.12, 0.25, 0.4  # shares of the step from which a remedy is worth trying
 _FUSED = ("elementwise", "norm", "softmax", "reduction", "copy", "other kernels")
@@ -46,12 +47,18 @@ def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
 
 
 def state_memory(p: Prediction) -> str:
-    """Whether it fits: `fits, 27.1 of 80 GB`."""
+    """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear. A step that takes more than there
+    is only while the allocator keeps spare blocks is shown with the least that it needs."""
     left_out = max(map(count_bytes_left_out, p.walk.instructions.programs)) if p.parallel is None else 0
-    needed, limit = p.needed_bytes + left_out, p.platform.device.memory_bytes
+    needed, limit, sure = p.needed_bytes + left_out, p.platform.device.memory_bytes, p.memory.fit_probability
     if not math.isfinite(limit):
         return f"{needed / 1e9:.1f} GB of memory"
-    word = "fits" if p.fits and (not left_out or needed <= limit) else "does not fit"
+    fits = p.fits and (not left_out or needed <= limit)
+    if fits and needed > limit:
+        needed = p.memory.required_bytes
+    word = "fits" if fits else "does not fit"
+    if not left_out and 1 - _SURE < sure < _SURE:
+        word = f"probably {word} ({max(sure, 1 - sure):.0%})"
     return f"{word}, {needed / 1e9:.3g} of {limit / 1e9:.3g} GB"
 
 

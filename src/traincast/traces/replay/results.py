@@ -143,6 +143,11 @@ class TogetherReport:
     prediction: TracedRanksPrediction | None
     notes: tuple[str, ...]
 
+    @property
+    def is_one_job(self) -> bool:
+        """Whether the traces are ranks of one job: they have a collective in common."""
+        return bool(self.exchanges) or self.replay is not None
+
     def to_dict(self) -> dict[str, Any]:
         """Everything over ranks, in milliseconds and microseconds as the names say."""
         return {

@@ -99,6 +99,17 @@ def _remove_unlocked(draft: Path) -> None:
             os.close(number)
 
 
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keeps others that lock this folder waiting, where its file system can: to read a file and to replace it."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+
+
 def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] = ()) -> None:
     """A file with these bytes, whole or not at all."""
     with replace_file(path, inputs=inputs) as file:

@@ -13,7 +13,6 @@ import argparse
 from traincast.app.api import check
 from traincast.app.checking import DEFAULT_GATE, CheckResult
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
@@ -45,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
     for path, text in ((args.junit, result.to_junit), (args.markdown, result.to_markdown)):
         if path is not None:
             write_bytes(path, text().encode())
-    print_result(result, lambda shown: name_options(CheckResult.headline(shown), args.options), as_json=args.json)
+    print_result(result, CheckResult.headline, as_json=args.json, options=args.options)
     return OK if result.passed else CHECK_FAILED

@@ -4,8 +4,9 @@ The verdict comes first, with its probability, then what fills the device at the
 changes under which it would, tried and predicted, the cheapest first. Allocated is what tensors take, reserved what
 PyTorch's caching allocator holds for them (replayed step by step), used what nvidia-smi shows: reserved, the CUDA
 context and buffers of collectives. '--max batch-size' finds the largest batch that fits, '--max seq-len' the longest
-sequence. '--snapshot-out' writes the replayed allocator in the JSON form of PyTorch's memory snapshots
-(pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are those of 'traincast predict'.
+sequence, '--max rows' how many times as many rows all embedding tables may have. '--snapshot-out' writes the replayed
+allocator in the JSON form of PyTorch's memory snapshots (pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are
+those of 'traincast predict'.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import argparse
 
 from traincast.app.api import fits
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.options import name_options
-from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
@@ -46,8 +46,5 @@ def run(args: argparse.Namespace) -> int:
         result = fits(max=args.max, progress=progress, **values)
     if args.snapshot_out:
         write_json(args.snapshot_out, make_snapshot(result.memory))
-    if args.json:
-        print_json(result.to_dict())
-    else:
-        print_text(name_options(format_fit(result), args.options))
+    print_result(result, format_fit, as_json=args.json, options=args.options)
     return OK if result.fits else CHECK_FAILED

@@ -14,6 +14,7 @@ import argparse
 
 from traincast.app.api import shard
 from traincast.app.cli.arguments import add_processes_option, parse_path
+from traincast.app.cli.options import name_options
 from traincast.app.cli.output import check_outputs, print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
     parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
     add_processes_option(parser)
-    parser.add_argument("--out", type=parse_path, metavar="FILE", help="write the best plan (JSON)")
+    parser.add_argument("-o", "--out", type=parse_path, metavar="FILE", help="write the best plan (JSON)")
     parser.add_argument("--torchrec-out", type=parse_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
 
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.out, convert_plan_to_json(result.best.plan))
     if args.torchrec_out:
         write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
-    print_result(result, format_sharding, as_json=args.json)
+    print_result(result, format_sharding, as_json=args.json, options=args.options)
     return OK if result.best.memory.fits else CHECK_FAILED
 
 
@@ -74,7 +75,7 @@ def _compare_platforms(args: argparse.Namespace, places: list[str]) -> int:
     if args.json:
         print_json({"platforms": [result.to_dict() for result in results]})
     else:
-        print_text(format_platforms(results))
+        print_text(name_options(format_platforms(results), args.options))
     return OK if all(result.best.memory.fits for result in results) else CHECK_FAILED
 
 

@@ -260,7 +260,7 @@ def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The longer of whole waves of tiles and the operands' trip through memory."""
     batch, m, n, k = calls["batch"], calls["m"], calls["n"], calls["k"]
     nbytes = batch * (m * k + k * n + m * n) * calls.item_bytes()
-    rate = get_flop_rate(calls, device)
+    rate = get_flop_rate(calls, device) * np.where(calls.is_compute(*HALF), device.multiplying_gain, 1.0)
     if "fp32_matrix" in device.peak_flops:  # AMD's matrix units take fp32
         rate = np.where(calls.is_compute("fp32"), device.get_sustained_flops("fp32_matrix"), rate)
     if device.is_capability_below(VOLTA):  # vector units reach their peak, tensor cores do not
