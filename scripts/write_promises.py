@@ -96,6 +96,7 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
     killed, places = times.pop("bench", 0), Counter[str]()
     for row in ended:
         places.update(row.get("places", {}))
+    killed -= places.pop("ended", 0)  # before the signal came
     where = ", ".join(f"{place} {count}" for place, count in places.items())
     often = ", ".join(f"{command} {count}" for command, count in times.items())
     return [
