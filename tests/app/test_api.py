@@ -266,7 +266,7 @@ def test_an_unknown_keyword_names_the_nearest():
 
 
 def test_keywords_are_the_fields_of_a_scenario():
-    keywords = typing.get_type_hints(ScenarioFields, {**vars(keywords_module), **vars(scenario_module)})
+    keywords = typing.get_type_hints(ScenarioFields, None, {**vars(keywords_module), **vars(scenario_module)})
     assert {"workload", "on", *keywords} == set(list_scenario_fields())
 
 

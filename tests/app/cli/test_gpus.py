@@ -77,9 +77,11 @@ def test_the_curve_as_text(capsys):
     assert main(["predict", "vgg13", "--on", "dgx-a100", "--gpus", "1,8", "--batch-size", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "vgg13 (training) on NVIDIA A100-SXM4-40GB: weak scaling, batch of a GPU fixed"
-    assert lines[2].split()[:3] == ["GPUs", "nodes", "batch"]
-    assert [line.split()[0] for line in lines[4:]] == ["1", "8", "note:"]
-    assert "100.0%" in lines[4]
+    assert lines[1].startswith("8 GPUs: ") and "fits, " in lines[1]
+    assert lines[2].startswith("Efficiency ")
+    assert lines[4].split()[:3] == ["GPUs", "nodes", "batch"]
+    assert [line.split()[0] for line in lines[6:]] == ["1", "8", "note:"]
+    assert "100.0%" in lines[6]
 
 
 def test_a_thousand_gpus(capsys):

@@ -60,7 +60,7 @@ def test_a_layout_that_does_not_fit_says_so_at_the_top():
     memory = make_page(result).tiles[2]
 
     assert (memory.label, memory.value, memory.kind) == ("Memory", "Does not fit", "poor")
-    assert "of 80 GB used" in memory.note
+    assert "of 80 GB needed" in memory.note
 
 
 def test_whether_it_fits_has_a_page_with_what_would_help():
