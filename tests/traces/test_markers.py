@@ -106,7 +106,19 @@ def test_idle_time_is_the_synchronisation_only_while_it_lasts(tmp_path):
     assert step.host_bound == pytest.approx(15e-6 + 610e-6 - 5e-6)
     assert step.launch_latency == pytest.approx(5e-6 + 2e-6)
     assert step.host_bound + step.synchronised + step.launch_latency == pytest.approx(step.idle)
-    assert step.evidence["host_bound"] == "aten::add"
+    assert step.describe_evidence("host_bound") == "while the host is between ops"
+
+
+def test_idle_time_is_named_by_what_the_host_did_not_by_the_op_that_ended_it(tmp_path):
+    tied = run(
+        tmp_path, event("user_annotation", "ProfilerStep#1", 0, 1000), launch(1, 10), kernel(1, 20, 80),
+        event("user_annotation", "enumerate(DataLoader)#next", 100, 590), event("cpu_op", "aten::to", 700, 20),
+        launch(2, 705), kernel(2, 712, 288),
+    )  # fmt: skip
+
+    (step,) = compute_breakdown(tied)
+
+    assert step.describe_evidence("host_bound") == "while the host is in enumerate(DataLoader)#next"
 
 
 def test_graph_nodes_are_the_reason_where_they_are(tmp_path):

@@ -103,7 +103,7 @@ class Program:
     @cached_property
     def ops(self) -> tuple[Op, ...]:
         """Every op as an object, in host order. For reading and tests; prediction uses the columns."""
-        return tuple(self._op(index) for index in range(self.num_ops))
+        return tuple(self.get_op(index) for index in range(self.num_ops))
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
@@ -141,7 +141,8 @@ class Program:
         """The same program at another batch size and sequence length."""
         return replace(self, batch_size=batch_size, seq_len=seq_len)
 
-    def _op(self, index: int) -> Op:
+    def get_op(self, index: int) -> Op:
+        """One op as an object."""
         c = self.columns
         signature = self.signatures[c.op_signature[index]]
         scope = int(self.op_scope[index])

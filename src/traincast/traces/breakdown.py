@@ -10,11 +10,13 @@ import numpy as np
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked, Step
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray, group_positions
+from traincast.utils.display.text import shorten_name
 from traincast.utils.totals import sum_by_key
 
 NO_OP = "(no op)"
 """What the device time is called of kernels that no op of the trace launched."""
 _AHEAD = 1.1  # device time of steps over their host time from which the host ran ahead
+_BETWEEN = "between ops"
 _NO_OP, _END = -1, -2  # instead of the number of a name: no op, and no kernel but the end of the step
 
 PARTS = (
@@ -35,8 +37,9 @@ class StepBreakdown:
     had launched something), `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait`
     (a kernel was launched in time but its stream waited for another), `graph_nodes` (it is a graph's node) or
     `launch_latency` (it was launched in time and simply began later); where no launch, or no kernel, is in the trace
-    nobody knows, and all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or
-    under. `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
+    nobody knows, and all of it is `not_recorded`. `evidence` names for each reason what most of it stands before, for
+    `host_bound` what the host was in meanwhile. `by_family` and `by_op` are kernel seconds, which can exceed the
+    time covered where streams overlap.
     """
 
     number: int
@@ -55,6 +58,13 @@ class StepBreakdown:
     by_family: dict[str, float]
     by_op: dict[str, float]
     kernels: int
+
+    def describe_evidence(self, reason: str) -> str:
+        """What most of the idle time of a reason stands before, or what the host was doing in it."""
+        what = shorten_name(self.evidence[reason])
+        if reason != "host_bound":
+            return f"before {what}"
+        return f"while the host is {what if what == _BETWEEN else f'in {what}'}"
 
     @property
     def active(self) -> float:
@@ -175,13 +185,34 @@ def _find_idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tupl
     told = np.where(row >= 0, np.clip(_find_enqueue_times(linked, row, launch), gaps.start, gaps.end), gaps.end)
     waited, late = held.compute_covered(gaps.start, told), gaps.end - told
     op = np.where(row >= 0, _find_op_numbers(linked, row), _END)
-    parts = {"host_bound": (op, told - gaps.start - waited), "synchronised": (op, waited)}
+    thread = np.where(launch >= 0, linked.thread[launch], 0)
+    doing = _find_host_work(linked, thread, gaps.start, told)
+    parts = {"host_bound": (doing, told - gaps.start - waited), "synchronised": (op, waited)}
     parts["not_recorded"] = (op[:0], late[:0])
     for reason, chosen in _explain_late_starts(linked, row, launch).items():
         parts[reason] = (events["name"][row][chosen], late[chosen])
     reasons = {reason: int(parts[reason][1].sum()) for reason in REASONS}
     most = {reason: sum_by_key(_sum_by_number(*parts[reason])) for reason in REASONS if reasons[reason]}
-    return reasons, {reason: _get_op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
+    evidence = {reason: _get_op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
+    if evidence.get("host_bound") == NO_OP:
+        evidence["host_bound"] = _BETWEEN
+    return reasons, evidence
+
+
+def _find_host_work(linked: Linked, thread: IntArray, start: IntArray, end: IntArray) -> IntArray:
+    """The names, by number, of the top-level ops that these threads were in for most of these times; `_NO_OP` where
+    they were in none for half of it."""
+    names = np.full(len(start), _NO_OP)
+    for number, gaps in group_positions(thread):
+        rows = linked.scopes_by_thread.get(number, linked.scopes[:0])
+        begins, ends = linked.events["start"][rows], linked.end[rows]
+        first = np.searchsorted(ends, start[gaps], side="right").tolist()
+        last = np.searchsorted(begins, end[gaps], side="left").tolist()
+        for gap, inside in zip(gaps.tolist(), map(slice, first, last), strict=True):
+            spent = np.minimum(ends[inside], end[gap]) - np.maximum(begins[inside], start[gap])
+            if len(spent) and 2 * spent.sum() >= end[gap] - start[gap]:
+                names[gap] = linked.events["name"][rows[inside][np.argmax(spent)]]
+    return names
 
 
 def _find_reasons_without_launch(

@@ -52,3 +52,25 @@ def test_prices_of_the_list_are_asked_for_by_its_name():
     result = traincast.compare("dlrm-default", on=["v100", "h100"], price="list")
 
     assert result.cheapest is not None and "list price" in result.priced
+
+
+def test_a_misspelt_platform_among_several_is_no_shorter_table(capsys):
+    assert main(["compare", "dlrm-default", "--on", "v100,h1000,h100"]) == 2
+
+    said = capsys.readouterr()
+    assert "unknown platform 'h1000'" in said.err and not said.out
+
+
+@pytest.mark.parametrize("asked", [("bert-large", 512), ("config.json", 1024), ("rotary.json", None)])
+def test_more_tokens_than_a_model_has_positions_for_are_said(asked, tmp_path, monkeypatch):
+    sizes = '"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100'
+    (tmp_path / "config.json").write_text(f'{{"model_type": "gpt2", "n_positions": 1024, {sizes}}}')
+    (tmp_path / "rotary.json").write_text(f'{{"model_type": "llama", "max_position_embeddings": 1024, {sizes}}}')
+    monkeypatch.chdir(tmp_path)
+    model, rows = asked
+
+    long, short = (traincast.predict(model, on="h100", batch_size=1, seq_len=tokens) for tokens in (2048, 512))
+
+    said = [warning for warning in long.warnings if "learned positions" in warning]
+    assert [f"has {rows} learned positions" in warning for warning in said] == [True] * (rows is not None)
+    assert not any("learned positions" in warning for warning in short.warnings)

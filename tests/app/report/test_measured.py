@@ -26,7 +26,7 @@ Where the median step goes
   idle: a stream waited for another     0.000 ms   0%  
   idle: before graph nodes              0.000 ms   0%  
   idle: launched, not yet started       0.030 ms   3%  ▉
-    idle: host-bound: most of it before the end of the step
+    idle: host-bound: most of it while the host is between ops
     idle: launched, not yet started: most of it before volta_sgemm_128x64
 
 Kernels (device time of the median step)

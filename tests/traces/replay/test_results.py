@@ -25,7 +25,7 @@ def test_a_step_as_plain_data(small):
 
     assert step.pop("by_family_ms") == pytest.approx({"gemm": 0.4, "elementwise": 0.02})
     assert step.pop("by_op_ms") == pytest.approx({"aten::mm": 0.4, "aten::add": 0.02})
-    assert step.pop("idle_evidence")["host_bound"] == "the end of the step"
+    assert step.pop("idle_evidence")["host_bound"] == "between ops"
     assert step == pytest.approx(
         {
             "number": 3, "iteration_ms": 1.0, "device_active_ms": 0.42, "communication_ms": 0.0, "eg_comm": 0.0,

@@ -25,7 +25,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plan": ("plan llama3-70b --on dgx-h100 --gpus 256 --global-batch 512",),
     "shard": ("shard mlperf-dlrm-v2 --on dgx-a100 --gpus 8 --batch-size 8192",),
     "whatif": ("whatif dlrm-v2 --on h100 --set dtype=bf16", "whatif bert-large --on a100-80gb --advise"),
-    "sweep": ("sweep resnet50 --vary on=v100,h100 --vary batch-size=32:256:x2 --out sweep.csv",),
+    "sweep": ("sweep resnet50 --vary on=v100,h100 --vary batch-size=32:256:x2",),
     "capture": ("capture train.py:make_step -o step.tc", "capture train.py -o step.tc --batch-size 64 -- --epochs 1"),
     "trace": ("trace trace.json.gz", "trace folder-of-ranks --on h100", "trace before.json after.json --compare"),
     "check": ("check --baseline perf.json step.yaml --update --reason 'first'", "check --baseline perf.json"),

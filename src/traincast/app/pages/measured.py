@@ -240,7 +240,8 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
         return []
     steps = [
         {"step": step.number, "measured_ms": 1e3 * step.measured, "predicted_ms": 1e3 * step.full,
-         "error_%": 100 * step.error, **{f"{name}_%": 100 * share for name, share in step.compute_shares().items()}}
+         f"{attribution.difference}_%": 100 * step.error,
+         **{f"{name}_%": 100 * share for name, share in step.compute_shares().items()}}
         for step in attribution.steps
     ]  # fmt: skip
     families = [
@@ -256,13 +257,14 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
     blocks = [
         make_paragraph(
             "The step simulated as measured, then with predicted kernels, then with pooled host overheads too: each "
-            "difference is one share, and together they are the error."
+            f"difference is one share, and together they are the {attribution.difference}."
         ),
-        make_records_table(steps, "Error of every step and its shares"),
+        make_records_table(steps, f"{attribution.difference.capitalize()} of every step and its shares"),
         make_records_table(families, "Kernels a step by family"),
         make_records_table(kinds, "Host overheads per step by type"),
     ]
-    return [Section(key="errors", title="Where the prediction errs", html=join_blocks(blocks), wide=True)]
+    title = "From one GPU to the other" if attribution.is_forecast else "Where the prediction errs"
+    return [Section(key="errors", title=title, html=join_blocks(blocks), wide=True)]
 
 
 def make_overheads_section(rank: RankReport) -> Section:

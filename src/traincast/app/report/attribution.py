@@ -66,7 +66,6 @@ def format_forecast(attribution: Attribution) -> list[str]:
         return [
             f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms",
             known,
-            "  columns called error are the change from one GPU to the other",
         ]
     return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}", known]
 
@@ -90,7 +89,8 @@ def _format_set_up(attribution: Attribution) -> list[str]:
 
 def _format_steps(attribution: Attribution) -> str:
     """The shares of each step's error; where the host profile was scaled, also the error without that."""
-    header = ("step", "measured ms", "predicted ms", "error", "= walk", "+ kernels", "+ overheads", "host as shipped")
+    shares = ("= walk", "+ kernels", "+ overheads", "host as shipped")
+    header = ("step", "measured ms", "predicted ms", attribution.difference, *shares)
     columns = len(header) - (attribution.host_scale == 1.0)
     rows = [
         (
@@ -113,7 +113,7 @@ def _format_signed(seconds: float) -> str:
 
 
 def _format_families(attribution: Attribution) -> str:
-    header = ("family", "measured ms", "predicted ms", "error", "changes the step by ms")
+    header = ("family", "measured ms", "predicted ms", attribution.difference, "changes the step by ms")
     rows = [
         (
             name,
@@ -133,7 +133,8 @@ def _format_ops(attribution: Attribution) -> list[str]:
         (shorten_name(name, 48), format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
         for name, p in shown
     ]
-    return [format_table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
+    header = ("op (furthest off first)", "measured ms", "predicted ms", attribution.difference)
+    return [format_table(header, rows, right=(1, 2, 3))]
 
 
 def _format_kept(attribution: Attribution) -> list[str]:
@@ -166,9 +167,8 @@ def _format_types(attribution: Attribution) -> str:
         for kind, p in attribution.sum_by_type().items()
         if any(p)
     ]
-    return format_table(
-        ("overhead", "measured ms", "pooled ms", "error", "changes the step by ms"), rows, right=(1, 2, 3, 4)
-    )
+    header = ("overhead", "measured ms", "pooled ms", attribution.difference, "changes the step by ms")
+    return format_table(header, rows, right=(1, 2, 3, 4))
 
 
 def _format_host_ops(attribution: Attribution) -> list[str]:
@@ -177,6 +177,5 @@ def _format_host_ops(attribution: Attribution) -> list[str]:
         (kind, shorten_name(op, 48) or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
         for (kind, op), p in shown
     ]
-    return [
-        format_table(("type", "op (furthest off first)", "measured ms", "pooled ms", "error"), rows, right=(2, 3, 4))
-    ]
+    header = ("type", "op (furthest off first)", "measured ms", "pooled ms", attribution.difference)
+    return [format_table(header, rows, right=(2, 3, 4))]

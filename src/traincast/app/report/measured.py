@@ -132,8 +132,8 @@ def _format_parts(rank: RankReport) -> list[str]:
         for label, s in rows
     ]
     most = [
-        f"    {PART_NAMES[reason]}: most of it before {shorten_name(what)}"
-        for reason, what in step.evidence.items()
+        f"    {PART_NAMES[reason]}: most of it {step.describe_evidence(reason)}"
+        for reason in step.evidence
         if _divide_by_step(getattr(step, reason), step) >= _LEAST_EVIDENCE
     ]
     return [*lines, *most]

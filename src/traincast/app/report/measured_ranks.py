@@ -102,8 +102,8 @@ def _format_path(path: RanksPath, top: int) -> str:
 
 def _format_prediction(numbers: Sequence[int], prediction: TracedRanksPrediction) -> str:
     header = (
-        "rank", "step", "measured ms", "predicted ms", "error", "+ walk", "+ kernels", "+ collectives", "+ overheads",
-        "exposed comm ms", "predicted ms",
+        "rank", "step", "measured ms", "predicted ms", prediction.difference, "+ walk", "+ kernels", "+ collectives",
+        "+ overheads", "exposed comm ms", "predicted ms",
     )  # fmt: skip
     rows = [
         (

@@ -76,6 +76,11 @@ class Transformer:
     experts: Experts | None = None
 
     @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sample, where positions are learned: its table has one row each."""
+        return self.seq_len if self.position == "learned" else None
+
+    @property
     def gated(self) -> bool:
         """Whether the feed-forward layer multiplies two projections."""
         return self.activation in GATED

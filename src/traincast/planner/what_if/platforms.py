@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from traincast.hardware.platform import load_platform
 from traincast.planner.what_if.money import Cost, Prices, compute_cost, find_price
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import state_verdict
@@ -132,6 +133,8 @@ def compare_platforms(
     names = list(dict.fromkeys(name.strip() for name in platforms if name.strip()))
     if not 1 <= len(names) <= MOST_PLATFORMS:
         raise TraincastError(f"`on` names {len(names)} platforms; give 1 to {MOST_PLATFORMS}")
+    for name in names:
+        load_platform(name)  # a misspelt one among several is an error, not a shorter table
     steps, failed = [], {}
     for number, name in enumerate(names):
         try:

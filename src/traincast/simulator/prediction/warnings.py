@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,6 +14,7 @@ from traincast.hardware.device import Device
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.ir.rows import count_bytes_left_out
+from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.memory.device_memory import DeviceMemory
@@ -25,6 +27,7 @@ class Note(str):
     __slots__ = ()
 
 
+_POSITIONS = re.compile(r"(pos(ition)?s?(_emb\w*)?|wpe)$")  # modules that look positions up
 _NARROW = {"fp16", "bf16", "fp8", "fp4"}
 _UNITS = ("gemm", "conv", "attention")  # families whose time is that of a device's matrix units
 _HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
@@ -56,6 +59,24 @@ def describe_updates(updates: int, seconds: float) -> tuple[str, ...]:
     if updates == 1:
         return ()
     return (Note(f"a step is {updates} updates of its loop that differ: {1e3 * seconds / updates:.3g} ms on average"),)
+
+
+def warn_of_positions(step: Workload, rows: int | None) -> tuple[str, ...]:
+    """That a sample has more tokens than the model has learned positions: `rows` of a described model, None to look
+    for a table of positions among the embeddings of a captured step."""
+    tokens, found = step.seq_len, [] if rows is None else [rows]
+    if rows is None:
+        program = step.programs[0]
+        tables = {n for n, s in enumerate(program.signatures) if s.name == "aten::embedding" and s.inputs[0].shape}
+        places = np.flatnonzero(np.isin(program.columns.op_signature, list(tables)))
+        ops = [program.get_op(place) for place in places.tolist()]
+        found = [op.signature.inputs[0].shape[0] for op in ops if _POSITIONS.search(op.module)]
+    if not found or tokens <= min(found):
+        return ()
+    return (
+        f"{tokens} tokens, but the model has {min(found)} learned positions: it runs only once that table is made "
+        "longer, as assumed here",
+    )
 
 
 def _warn_of_missing_units(instructions: StepInstructions, device: Device) -> list[str]:

@@ -17,7 +17,7 @@ from traincast.simulator.memory.device_memory import WOULD_NOT_RUN
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import Unevenness
-from traincast.simulator.prediction.warnings import Note
+from traincast.simulator.prediction.warnings import Note, warn_of_positions
 from traincast.simulator.scenario.captured import (
     accumulate_captured,
     check_undivided,
@@ -54,6 +54,9 @@ def predict(scenario: Scenario | Resolved) -> Prediction:
         result = _set_allocator(result, parse_settings(resolved.scenario.allocator))
     if resolved.scenario.offload is not None:
         result = replace(result, warnings=(*result.warnings, "copies to and from host memory cost no time here"))
+    if resolved.scenario.seq_len is not None:
+        rows = resolved.of_transformer().positions if resolved.source == "transformer" else None
+        result = replace(result, warnings=(*result.warnings, *warn_of_positions(result.workload, rows)))
     return replace(result, scenario=list_settings(resolved, result))
 
 

@@ -100,6 +100,11 @@ class Attribution:
         return bool(self.traced) and self.traced != self.device
 
     @property
+    def difference(self) -> str:
+        """What predicted less measured is called: a change from one device to another is no error."""
+        return "change" if self.is_forecast else "error"
+
+    @property
     def mean_step(self) -> float:
         """The mean predicted step, in seconds."""
         return sum(step.full for step in self.steps) / len(self.steps)

@@ -12,6 +12,7 @@ import numpy as np
 from traincast.traces.breakdown import PARTS
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
+from traincast.traces.markers import STEP
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.arrays import IntArray
 from traincast.utils.display.text import format_milliseconds
@@ -169,7 +170,7 @@ def _sum_calls(linked: Linked) -> Times:
             row = int(linked.parent[row])
         for inner in reversed(chain):
             above = named.get(int(linked.parent[inner]), "")
-            is_op = linked.events["kind"][inner] == Kind.OP
+            is_op = linked.events["kind"][inner] == Kind.OP and not STEP.match(linked.get_name(inner))
             named[inner] = (f"{above} > " if above else "") + linked.get_name(inner) if is_op else above
         return named[chain[0]] if chain else named[row]
 

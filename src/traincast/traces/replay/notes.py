@@ -169,7 +169,7 @@ def _explain_slow_step(step: StepBreakdown, usual: StepBreakdown) -> str:
     """One slow step, by the part that is most longer than in the usual one and what that stands before."""
     part = max(PARTS, key=lambda name: getattr(step, name) - getattr(usual, name))
     longer = getattr(step, part) - getattr(usual, part)
-    before = f" before {step.evidence[part][:60]}" if part in step.evidence else ""
+    before = f" {step.describe_evidence(part)}" if part in step.evidence else ""
     return (
         f"step {step.number} {1e3 * step.step:.4g} ms ({1e3 * longer:+.4g} ms of it {part.replace('_', ' ')}{before})"
     )

@@ -39,9 +39,11 @@ class TogetherShares(StepShares):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedRanksPrediction:
-    """All ranks predicted together. `transfers` are (kind, bytes, measured, predicted seconds) by collective."""
+    """All ranks predicted together. `transfers` are (kind, bytes, measured, predicted seconds) by collective,
+    `difference` what predicted less measured is called ("change" from one device to another)."""
 
     topology: str
+    difference: str
     steps: tuple[tuple[TogetherShares, ...], ...]
     transfers: tuple[tuple[str, int, float, float], ...]
     full: tuple[Replay, ...]
@@ -87,6 +89,7 @@ def predict_ranks(
     simulations = [compare_ranks(ranks, simulate_together(stage)) for stage in (kernels, collectives, full)]
     return TracedRanksPrediction(
         topology=topology.key,
+        difference=attributions[0].difference,
         steps=tuple(
             _make_shares(rank, [simulation[i] for simulation in simulations]) for i, rank in enumerate(replayed.ranks)
         ),
