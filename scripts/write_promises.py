@@ -1,7 +1,9 @@
 """Writes docs/evidence/promises.md: what is promised, how many inputs of which kinds were tried, how, and when.
 
 Counts of long runs are read from their logs (`tests.fuzz.long`, `check_laws.py`, `tests.app.server.siege` and
-`tests.app.cli.interrupting`, each with `--log`), those of the tests from `tests/promises`.
+`tests.app.cli.interrupting`, each with `--log`), those of the tests from `tests/promises`. A second log of mutants or
+laws is that of a run with other seeds, after all repairs and with the exceptions as they were: it is told apart. Its
+line `{"note": TEXT}`, written by whoever looked at what was found, is told too.
 """
 
 from __future__ import annotations
@@ -31,17 +33,21 @@ PROMISES = {
     "supply_chain": "what a prediction runs on is listed and hashed",
 }
 """Promises by the file in tests/promises that holds them."""
+_OFTEN = 5  # times that a law has an exception for which it is named
 
 
 def main() -> int:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("mutants", "laws", "siege", "interruptions"):
-        parser.add_argument(f"--{name}", type=Path, required=True, metavar="LOG")
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="LOG", nargs="+")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    logs = {name: read_lines(getattr(args, name)) for name in ("mutants", "laws", "siege", "interruptions")}
-    parts = [HEAD, write_tests(), *map(_wrap, write_runs(logs))]
+    logs = {name: read_lines(getattr(args, name)[0]) for name in ("mutants", "laws", "siege", "interruptions")}
+    files, physics, *others = write_runs(logs)
+    files += "".join(write_fresh_mutants(read_lines(path)) for path in args.mutants[1:])
+    physics += "".join(write_fresh_laws(read_lines(path)) for path in args.laws[1:])
+    parts = [HEAD, write_tests(), *map(_wrap, (files, physics, *others))]
     PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return 0
 
@@ -80,13 +86,12 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         tried[row["format"]] += row["cases"]
         answered[row["format"]] += row["answered"]
         found[row["format"]] += row["found"]
-    kinds = "; ".join(
-        f"{often:,} each of {', '.join(name for name, count in sorted(tried.items()) if count == often)}"
-        for often in sorted(set(tried.values()), reverse=True)
-    )
+    kinds = group_by_count(tried)
     broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count) or "none"
     unexplained = Counter(one["law"] for row in laws for one in row["violations"] if not one["excused"])
-    explained = Counter(one["law"] for row in laws for one in row["violations"] if one["excused"])
+    explained = Counter(
+        one["law"].partition(":")[0].partition("=")[0] for row in laws for one in row["violations"] if one["excused"]
+    )
     each = Counter[str]()
     for row in laws:
         each.update(row["tried"])
@@ -98,7 +103,7 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         places.update(row.get("places", {}))
     killed -= places.pop("ended", 0)  # before the signal came
     where = ", ".join(f"{place} {count}" for place, count in places.items())
-    often = ", ".join(f"{command} {count}" for command, count in times.items())
+    often = group_by_count(times)
     return [
         "## Changed files\n\n"
         f"`scripts/fuzz --cases 20000 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
@@ -112,13 +117,53 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         "after repairs. Unexplained: "
         f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
         "`evaluation/src/traincast_evaluation/laws/exceptions.py`, once seen: "
-        f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items())) or 'none'}.",
+        f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items()) if count >= _OFTEN)}, others "
+        f"{sum(count for count in explained.values() if count < _OFTEN)}.",
         write_siege(siege[-1]),
         "## Interruptions\n\n"
         f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
         f"{often}. `scripts/kill_bench`: a bench store killed {killed} times ({where}). "
-        f"Broken: {sum(row['broken'] for row in ended)}.",
+        f"Broken: {sum(row['broken'] for row in ended)}. Copies were host to host, without a GPU.",
+        "## Supply chain\n\n`scripts/write_sbom.py --check` agrees; `--audit` reached no database of weaknesses.",
     ]
+
+
+def group_by_count(counts: Counter[str]) -> str:
+    """Names that were tried as often as each other, together."""
+    return "; ".join(
+        f"{often:,} of {', '.join(name for name, count in sorted(counts.items()) if count == often)}"
+        for often in sorted(set(counts.values()), reverse=True)
+    )
+
+
+def _take_notes(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The lines of what was tried, and what was noted on them."""
+    noted = "".join(f" {row['note']}" for row in rows if "note" in row)
+    return [row for row in rows if "note" not in row], noted
+
+
+def write_fresh_mutants(rows: list[dict[str, Any]]) -> str:
+    """What changed files of other seeds found."""
+    rows, noted = _take_notes(rows)
+    found = Counter[str]()
+    for row in rows:
+        found[row["format"]] += row["found"]
+    broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count)
+    return (
+        f" After the repairs, seed {rows[0]['first'] // 1_000_000}: "
+        f"{sum(row['cases'] for row in rows):,} more, {found.total()} were found{broken and f' ({broken})'}.{noted}"
+    )
+
+
+def write_fresh_laws(rows: list[dict[str, Any]]) -> str:
+    """What scenarios of other seeds broke, the exceptions being as they were."""
+    rows, noted = _take_notes(rows)
+    unexplained = Counter(one["law"] for row in rows for one in row["violations"] if not one["excused"])
+    named = ", ".join(f"{law} {count}" for law, count in sorted(unexplained.items())) or "none"
+    return (
+        f" Seeds from {rows[0]['seed']:,} on, exceptions as they were: "
+        f"{sum(row['answered'] for row in rows):,} more scenarios; unexplained: {named}.{noted}"
+    )
 
 
 def write_siege(last: dict[str, Any]) -> str:

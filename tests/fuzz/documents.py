@@ -94,7 +94,7 @@ def damaged_bytes(data: bytes, rng: random.Random) -> bytes:
         return data[:place] + data[place + rng.randrange(1, 50) :]
     if change == 2:
         return data[:place] + data[place : place + 40] * rng.randrange(2, 5) + data[place:]
-    changed = bytearray(data)
+    changed = bytearray(data or b" ")  # of nothing, a byte
     for _ in range(rng.randrange(1, 8)):
         changed[rng.randrange(len(changed))] = rng.randrange(256)
     return bytes(changed)

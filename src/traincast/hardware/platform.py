@@ -134,7 +134,7 @@ def load_topology(name: str) -> Topology:
 
 def _check_user_file(name: str, kind: str, content: str) -> Path:
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():  # what else it may be is said where it is read
         raise TraincastError(f"{kind} file '{name}' does not exist; give a {content} description in TOML or YAML")
     return path
 

@@ -107,7 +107,8 @@ def absurd_commands(verb: str, sound: str) -> list[list[str]]:
             continue
         if action.dest in known:
             continue
-        for value in ABSURD_NAMES if action.dest in NAMES else ABSURD:
+        names = ABSURD_NAMES[::3] if verb == "capture" else ABSURD_NAMES  # each of which costs a whole capture
+        for value in names if action.dest in NAMES else ABSURD:
             if action.option_strings:
                 commands.append([verb, *words, f"{max(action.option_strings, key=len)}={value}"])
             else:

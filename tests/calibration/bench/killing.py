@@ -3,7 +3,8 @@
 After every SIGKILL the store must be readable, hold every sample that had been put into it, and at most the one that
 was under way may be missing; ranks that were launched must end by themselves. The next run goes on in the same store.
 Moments are counted from when a run has imported everything, so that they fall into its work: the host's overheads,
-collectives between two ranks, single ops and merging alike.
+collectives between two ranks, single ops and merging alike. `--part copies` (or another) has runs do that part alone,
+and counts from its first sample. A CPU has no copies of its own: they go from host memory to host memory there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from traincast.app.api import bench
 from traincast.calibration import campaign as questions
+from traincast.calibration.bench import copies
 from traincast.calibration.bench import store as stores
 from traincast.calibration.bench.store import Store, open_device
 
@@ -29,6 +31,7 @@ READY = b"ready\n"
 BUDGET = "16s"
 LONGEST_SECONDS = 19.0
 """The latest moment of a kill: a run that has ended by then has merged its files."""
+PARTS = ("host", "copies", "collectives", "single ops")
 _LOOKS = 200  # a tenth of a second apart, within which ranks must have ended
 
 
@@ -56,14 +59,18 @@ class Log:
         return [line.partition(" ")[2] for line in lines if line.startswith(what)]
 
 
-def run_and_kill(folder: Path, moment: float) -> str:
-    """One run in a fork, killed after this many seconds; where it was. Raises AssertionError for what may not be."""
+def run_and_kill(folder: Path, moment: float, part: str = "") -> str:
+    """One run, killed after this many seconds (of a `part`, once it has begun); where it was. Raises AssertionError for
+    what may not be."""
     log = Log(folder.parent / "log.txt")
     log.path.unlink(missing_ok=True)
     before = set(Store(folder)._rows)
     command = [sys.executable, "-m", "tests.calibration.bench.killing", "--into", str(folder), str(log.path)]
+    command += ["--part", part] if part else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         assert child.stdout is not None and child.stdout.readline() == READY
+        while part and child.poll() is None and _place(log.keys("begin")) != part:
+            time.sleep(0.05)
         time.sleep(moment)
         ended = child.poll()
         child.send_signal(signal.SIGKILL)
@@ -76,11 +83,16 @@ def run_and_kill(folder: Path, moment: float) -> str:
     return _place(begun) if ended is None else "ended"
 
 
-def measure_into(folder: Path, log: Log) -> None:
-    """The run that is killed."""
+def measure_into(folder: Path, log: Log, part: str = "") -> None:
+    """The run that is killed, of this part alone where one is named."""
     log.watch()
+    copies.list_copy_ways = lambda _: (("to device", "pageable"), ("to host", "pageable"))
     stores._MERGE_FROM = 8  # so that merging is met too
     questions._SHARES["host"], questions._SHARES["together"] = 0.05, 0.05
+    if part:
+        shares = {"copies": "copies", "collectives": "exchanges", "host": "host"}
+        questions._SHARES.update(dict.fromkeys(questions._SHARES, 0.0))
+        questions._SHARES.update({shares[part]: 0.9} if part in shares else {})
     open_device("cpu")  # imports torch
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
@@ -90,7 +102,7 @@ def measure_into(folder: Path, log: Log) -> None:
 def _place(begun: list[str]) -> str:
     if not begun:
         return "before the first sample"
-    kinds = {"small-step": "host", "exchange": "collectives"}
+    kinds = {"small-step": "host", "exchange": "collectives", "copy-": "copies"}
     return next((place for start, place in kinds.items() if begun[-1].startswith(start)), "single ops")
 
 
@@ -125,10 +137,11 @@ def main() -> int:
         "--longest", type=float, default=LONGEST_SECONDS, help="the latest moment of a kill, in seconds"
     )
     parser.add_argument("--log", type=Path, help="where the result is added as a line, as `scripts/interrupt` does")
+    parser.add_argument("--part", choices=PARTS, default="", help="kill in this part alone")
     parser.add_argument("--into", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.into:
-        measure_into(args.into[0], Log(args.into[1]))
+        measure_into(args.into[0], Log(args.into[1]), args.part)
         return 0
     draw, places, failures = random.Random(args.seed), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as name:
@@ -136,7 +149,7 @@ def main() -> int:
         for number in range(1, args.times + 1):
             moment = draw.uniform(0.0, args.longest)
             try:
-                place = run_and_kill(folder, moment)
+                place = run_and_kill(folder, moment, args.part)
                 places[place] += 1
             except AssertionError as error:
                 place = f"wrong: {error}"

@@ -132,3 +132,14 @@ def test_fbgemm_forward_out_of_l2_on_a100(shared_data):
         predicted.append(_seconds(tables, "tbe_forward", device))
         measured.append(1e-6 * float(row["duration_us"]))
     assert compute_error_row("kernels", "fbgemm", predicted, measured).mape < 10
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("key", ["rtx-4090", "rtx-3090", "rtx-2080-ti", "h100"])
+def test_no_product_beats_its_peak_where_units_multiply_faster_than_they_add(key, compute):
+    device, size = load_device(key), 8192.0
+    call = GEMM.call("mm", compute, batch=1, m=size, n=size, k=size, trans_a=0, trans_b=0, bias=0)
+
+    seconds = Roofline().predict(Calls.of(GEMM, [call]), device).seconds[0]
+
+    assert 2 * size**3 / seconds <= device.get_peak_flops(compute)

@@ -67,3 +67,10 @@ def test_the_line_names_the_peak(gpus, peak):
 
     assert rates.text("X", gpus) == f"1,234 samples/s, 632,064 tokens/s; 12.3 TFLOP per step, MFU 41.0% of {peak}"
     assert rates.to_dict()["mfu_peak_tflops"] == gpus * 312.0
+
+
+def test_more_than_the_peak_is_explained():
+    rates = Throughput(samples=313.0, tokens=0.0, flops=8.66e12, peak_flops=16.35e12, peak_type="fp32", mfu=1.296)
+
+    assert rates.text("V100", 1).endswith("MFU 129.6% of 16.35 TFLOPS (fp32 peak of V100); Winograd's convolutions "
+                                          "multiply less often than is counted")  # fmt: skip

@@ -32,7 +32,7 @@ def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) 
         pages += [_format_rank(rank, top) for rank in report.ranks]
     else:
         pages += [_format_short(rank, top)]
-    if report.together and not report.together.is_one_job:
+    if not report.is_one_job:
         pages.append(_format_traces(report))
     elif report.together:
         pages.append(format_together(report.together, top, full=full))

@@ -23,10 +23,10 @@ def state_traces(report: TraceReport) -> list[str]:
     device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
     steps = f"median of {count_of(len(rank.steps), 'step')}{_state_spread(rank)}{device}"
     lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
-    if report.together and not report.together.is_one_job:
+    if not report.is_one_job:
         many = count_of(len(report.ranks), "trace")
         return [
-            f"{many} that are no ranks of one job: they share no collective; each is a step of its own.",
+            f"{many} that are no ranks of one job: not all have collectives; each is a step of its own.",
             f"Slowest is {rank.linked.trace.path.name}, {lines[0]}",
             *_state_culprit(rank),
             *(f"note: {note}" for note in report.together.notes),

@@ -42,17 +42,18 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, which drops connections that send no whole header, and those above what files allow."""
+    """uvicorn's protocol, which drops connections that send no whole header: soon, or once files are short."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes a connection, unless there are too many: each one is an open file."""
+        """Takes a connection. Each one is an open file: of too many, the one that has kept its header longest goes."""
         super().connection_made(transport)
-        if len(self.connections) > min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3):
-            transport.abort()
-        else:
-            self._watch_header()
+        self._watch_header()
+        held = [one for one in self.connections if isinstance(one, _Protocol) and not one.transport.is_closing()]
+        if len(held) > min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3):
+            owed = {one: one._deadline.when() for one in held if one._deadline is not None}
+            min(owed, key=owed.__getitem__).transport.abort()  # this one where no other keeps its header
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes in; a header that is not whole has to be so soon."""

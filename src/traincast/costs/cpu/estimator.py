@@ -28,7 +28,8 @@ _OUTLIER = 3.0  # deviations between a sample and what all others say of it, bey
 _FEWEST_STEADY = 8  # samples that must remain
 
 
-_LARGEST_NUMBER = 1e9  # of a model: places are logarithms, coefficients seconds
+_LARGEST_NUMBER, _LARGEST_LOG = 1e9, 50.0  # of a model; of its residuals, which are logarithms, and their deviations
+_LARGEST_SECONDS = 10.0  # of a call, a byte or a flop
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,9 +84,10 @@ class KindModel:
         residuals = np.array(data["residuals"], dtype=np.float64)
         coefficients = np.array(data["coefficients"], dtype=np.float64)
         numbers = (places, lengths, residuals, coefficients, np.array([amplitude, noise]))
-        largest = max(float(np.abs(held).max(initial=0.0)) for held in numbers)
-        if not largest <= _LARGEST_NUMBER or min(lengths.min(initial=1.0), amplitude, noise) < 0:
-            raise ValueError("a model has numbers that are not finite or too large, or lengths below 0")
+        most = (_LARGEST_NUMBER, _LARGEST_NUMBER, _LARGEST_LOG, _LARGEST_SECONDS, _LARGEST_LOG)
+        small = all(np.abs(held).max(initial=0.0) <= limit for held, limit in zip(numbers, most, strict=True))
+        if not small or not lengths.min(initial=1.0) > 0 or min(amplitude, noise) < 0:
+            raise ValueError("a model has numbers that are not finite or too large, or lengths that are not above 0")
         if any(held.ndim != 1 for held in (lengths, residuals, coefficients)):
             raise ValueError("a model has a number where a list belongs")
         if coefficients.min(initial=0.0) < 0 or (places.size and places.ndim != 2) or len(places) != len(residuals):

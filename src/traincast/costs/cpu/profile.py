@@ -4,7 +4,6 @@ platform."""
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ KIND = "calibrated"
 """What `kind` says in the file of such a profile."""
 _LONGEST_LINE = 200  # of the first four, in which a profile says what it is
 _MOST_BYTES = 32 << 20
+_MOST, _MOST_COUNT = 10.0, 1e15  # of seconds, of deviations of logarithms, of factors; of bytes and samples
 _SHORTEST = -0.5  # of `longer`: ops of a step take a little less time than alone, never half of it
 _FORM = 4  # of the features that models are fitted to; those of another form mean something else
 
@@ -93,12 +93,12 @@ def _read_models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
     return {name: KindModel.from_dict(data) for name, data in table.get(title, {}).items()}
 
 
-def _read_number(table: Mapping[str, Any], name: str, *, above: float | None = None) -> float:
-    """A number that is not negative, or larger than `above`; a damaged one is named."""
+def _read_number(table: Mapping[str, Any], name: str, *, above: float | None = None, most: float = _MOST) -> float:
+    """A number that is not negative, or larger than `above`, and at most `most`; a damaged one is named."""
     value = float(table[name])
-    if not math.isfinite(value) or (value < 0 if above is None else value <= above):
+    if not value <= most or (value < 0 if above is None else value <= above):
         least = "a number from 0" if above is None else f"a number above {above:g}"
-        raise ValueError(f"{name} is {value:g}, give {least}")
+        raise ValueError(f"{name} is {value:g}, give {least} to {most:g}")
     return value
 
 
@@ -128,12 +128,12 @@ def load_profile(path: str | Path) -> Profile:
             identity=table["identity"],
             clock=str(table["clock"]),
             reference=_read_number(table, "reference_seconds", above=0.0),
-            caches=Caches(_read_number(table, "l2_bytes", above=0.0), _read_number(table, "l3_bytes", above=0.0)),
+            caches=Caches(*(_read_number(table, f"l{n}_bytes", above=0.0, most=_MOST_COUNT) for n in (2, 3))),
             models=_read_models({"models": table["models"]}, "models"),
             host={name: _read_number(table["host_seconds"], name) for name in table["host_seconds"]},
             host_spread=_read_number(table, "host_spread"),
             errors=tuple(table.get("errors", ())),
-            samples=int(table["samples"]),
+            samples=int(_read_number(table, "samples", most=_MOST_COUNT)),
             exchanges=CollectiveModels(
                 _read_models(table, "exchanges"),
                 widened=_read_number({"exchanges_widened": 1.0} | table, "exchanges_widened", above=0.0),

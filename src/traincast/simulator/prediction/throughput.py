@@ -42,7 +42,8 @@ class Throughput:
             return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step"
         several = f"{gpus} x " if gpus > 1 else ""
         peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
-        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}"
+        note = "; Winograd's convolutions multiply less often than is counted" if self.mfu > 1 else ""
+        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}{note}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units. Without counted arithmetic there is no MFU."""

@@ -143,11 +143,6 @@ class TogetherReport:
     prediction: TracedRanksPrediction | None
     notes: tuple[str, ...]
 
-    @property
-    def is_one_job(self) -> bool:
-        """Whether the traces are ranks of one job: they have a collective in common."""
-        return bool(self.exchanges) or self.replay is not None
-
     def to_dict(self) -> dict[str, Any]:
         """Everything over ranks, in milliseconds and microseconds as the names say."""
         return {
@@ -202,6 +197,11 @@ class TraceReport(Result):
 
     ranks: tuple[RankReport, ...]
     together: TogetherReport | None
+
+    @property
+    def is_one_job(self) -> bool:
+        """Whether the traces may be ranks of one job: each of them has collectives, even if they contradict."""
+        return len(self.ranks) == 1 or all(rank.collectives for rank in self.ranks)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in milliseconds and microseconds as the names say."""

@@ -266,4 +266,7 @@ def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     if device.is_capability_below(VOLTA):  # vector units reach their peak, tensor cores do not
         rate = np.where(calls.is_compute("fp16"), device.get_sustained_flops("fp16"), rate)
     arithmetic = estimate_gemm_arithmetic_seconds(batch, m, n, k, rate, device)
+    if device.multiplying_gain > 1.0:  # units that multiply faster wait for their sums
+        peak = calls.per_compute({name: device.get_sustained_flops(name) for name in HALF}, np.inf)
+        arithmetic = np.maximum(arithmetic, 2.0 * batch * m * n * k / peak)
     return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(nbytes, device)))
