@@ -45,3 +45,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     files.append(File.generated(config, ACCURACY, content=accuracy_text(os.environ.get("TRAINCAST_DATA", ""))))
     return files
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Gives the theme's search dialog the name that screen readers say."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')

@@ -25,6 +25,13 @@ def test_a_change_and_a_comparison_have_theirs():
     assert tools.compare("resnet50", ["v100", "h100"])["verdict"].startswith("resnet50: h100 is fastest")
 
 
+def test_whether_a_step_fits_is_a_tool():
+    tight = tools.fits("llama3-8b", "h100", None, {"gpus": 1})
+
+    assert tight["verdict"].startswith("Does not fit, ")
+    assert not json.loads(json.dumps(tight, allow_nan=False))["fits"]
+
+
 def test_names_are_found_by_a_part_of_them():
     assert {row["model"] for row in tools.models("llama3")} == {"llama3-8b", "llama3-70b", "llama3-405b"}
     assert all("h100" in row["platform"] or "H100" in row["device"] for row in tools.platforms("h100"))

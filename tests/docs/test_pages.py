@@ -147,7 +147,7 @@ def test_settings_of_the_site_name_nothing_on_the_network():
     assert settings["strict"] is True
     assert settings["theme"]["font"] is False
     assert "extra_javascript" not in settings
-    assert "extra_css" not in settings
+    assert all((DOCS / sheet).is_file() for sheet in settings["extra_css"])
 
 
 def test_glossary_is_in_alphabetical_order_and_explains_what_pages_link_to():

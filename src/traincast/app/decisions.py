@@ -116,7 +116,8 @@ def sweep(
     if on is None:
         platforms = vary.get("on")
         on = str(platforms.split(",")[0] if isinstance(platforms, str) else platforms[0]) if platforms else ""
-    grid = make_grid({name: [format_value(value) for value in values] for name, values in vary.items()})
+    edits = {name if ":" in name else name.replace("_", "-"): values for name, values in vary.items()}
+    grid = make_grid({name: [format_value(value) for value in values] for name, values in edits.items()})
     return answer(
         _resolve_scenario(workload, on, scenario), grid, out=None if out is None else Path(out),
         image=None if image is None else Path(image), prices=read_prices(price), workers=processes,

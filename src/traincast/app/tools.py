@@ -11,6 +11,7 @@ from traincast.app.report.measured_verdict import state_traces
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import state_verdict
 from traincast.utils.errors import TraincastError
+from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -36,6 +37,13 @@ def predict(workload: str, on: str, fields: Fields | None = None) -> Fields:
 def compare(workload: str, on: list[str], price: str | None = None, fields: Fields | None = None) -> Fields:
     """The same step on several GPUs: time, memory, dollars, trust. `price`: "2.5" or "h100=2.5,..." per GPU hour."""
     result = api.compare(workload, on=on, price=price, **(fields or {}))
+    return {"verdict": result.headline(), **result.to_dict()}
+
+
+def fits(workload: str, on: str, max: str | None = None, fields: Fields | None = None) -> Fields:
+    """Whether a step fits in the memory of its GPUs, what fills it and what would help. `max`: "batch-size" or
+    "seq-len", of which the largest that fits is searched."""
+    result = api.fits(workload, on=on, max=max, **(fields or {}))
     return {"verdict": result.headline(), **result.to_dict()}
 
 
@@ -75,7 +83,7 @@ def platforms(text: str = "") -> list[Fields]:
     return api.list_platforms().select(text).to_dict()
 
 
-TOOLS: tuple[Callable[..., Any], ...] = (predict, compare, plan, shard, whatif, trace, models, platforms)
+TOOLS: tuple[Callable[..., Any], ...] = (predict, compare, fits, plan, shard, whatif, trace, models, platforms)
 """What agents can call."""
 
 
@@ -94,7 +102,7 @@ def make_server() -> MCPServer:
 
         return call
 
-    server = MCPServer("traincast", instructions=_INSTRUCTIONS)
+    server = MCPServer("traincast", instructions=_INSTRUCTIONS, version=__version__)
     for tool in TOOLS:
         server.add_tool(answer_or_explain(tool))
     return server

@@ -54,7 +54,7 @@ class WatchedSteps(Result):
             return "as predicted: inside the 90 % interval"
         if self.measured < low:
             return "faster than predicted: is it the step that was described (batch, dtype, layers)?"
-        return f"{self.measured - p.iteration:.3g} s longer than predicted: " + (
+        return f"{format_duration(self.measured - p.iteration)} longer than predicted: " + (
             "profile it ('with traincast.profile() as p:'), something holds it up that the prediction does not know"
         )
 
@@ -62,8 +62,8 @@ class WatchedSteps(Result):
         """The measured step, the prediction, the verdict, and what would help."""
         low, high = _find_spread(self.seconds)
         count = count_of(len(self.seconds), "step")
-        lines = [f"measured  {format_duration(self.measured)} per step (median of {count}, "
-                 f"{format_interval((low, high))} for 8 of 10)"]  # fmt: skip
+        spread = f", {format_interval((low, high))} for 8 of 10" if len(self.seconds) > 1 else ""
+        lines = [f"measured  {format_duration(self.measured)} per step (median of {count}{spread})"]
         p = self.prediction
         if p is not None:
             interval = f"90 % interval {format_interval(p.interval)}"

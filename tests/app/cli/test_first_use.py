@@ -48,6 +48,12 @@ def test_a_sweep_over_platforms_needs_no_other():
     assert [row["on"] for row in result.rows] == ["v100", "h100"]
 
 
+def test_a_sweep_takes_the_names_of_keywords():
+    result = traincast.sweep("dlrm-default", on="v100", vary={"batch_size": [64, 128]}, processes=1)
+
+    assert [row["batch-size"] for row in result.rows] == [64, 128]
+
+
 def test_prices_of_the_list_are_asked_for_by_its_name():
     result = traincast.compare("dlrm-default", on=["v100", "h100"], price="list")
 

@@ -62,7 +62,7 @@ def test_a_sweep_tells_the_best_points_from_the_others(tmp_path):
     assert sum(points["filled"]) == len(sweep.pareto)
     assert len(chart["x"]) == 3 and set(points["names"]) == {"256", "1024", "4096"}
     assert chart["x_label"] == "GB on the fullest GPU"  # one GPU at one price: cost is time
-    assert [tile.label for tile in page.tiles] == ["Points", "Fastest", "Cheapest", "Fewest GPU hours"]
+    assert [tile.label for tile in page.tiles] == ["Points", "Fastest", "Cheapest", "Least GPU time"]
     assert read.sections[0].html == page.sections[0].html
     assert is_sweep(str(file)) and not is_trace(str(file))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,13 @@ _ON_PATH = ("us_per_sample", "memory_gb")
 _PRICED = ("dollars_per_million_samples", "gpu_hours_per_million_samples")
 _SWEEP_COLUMNS = ("iteration_ms", "low_ms", "high_ms", "us_per_sample", "samples_per_s", "memory_gb",
                   "dollars_per_million_samples", "gpu_hours_per_million_samples")  # fmt: skip
-_GOALS = (
-    ("Fastest", "us_per_sample", "{} us per sample"),
-    ("Cheapest", "dollars_per_million_samples", "${} per million"),
-    ("Fewest GPU hours", "gpu_hours_per_million_samples", "{} per million"),
-    ("Least memory", "memory_gb", "{} GB"),
+_GOALS: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
+    ("Fastest", "us_per_sample", lambda us: f"{format_number(us)} us", "per sample, "),
+    ("Cheapest", "dollars_per_million_samples", format_dollars, "per million samples, "),
+    ("Least GPU time", "gpu_hours_per_million_samples", lambda h: format_duration(3600 * h), "per million samples, "),
+    ("Least memory", "memory_gb", lambda gb: f"{format_number(gb)} GB", ""),
 )
+_LONG = 4.0  # most over least from which on a scale is logarithmic
 _MOST_SERIES = 12  # of a chart: as many as there are colours
 _HEADER = ("if", "ms per step", "per sample", "90 % interval", "$ / M samples", "certain", "")
 
@@ -243,12 +244,12 @@ def _build_sweep_page(document: Mapping[str, Any]) -> Page:
     sections.append(make_software_section([("Workers", str(document.get("workers", "")))]))
     points, wrong = document.get("points", len(rows)), document.get("failed", len(failed))
     tiles = [Tile("Points", f"{points:,}", f"{wrong:,} could not be predicted" if wrong else "all predicted")]
-    for label, key, unit in _GOALS:
+    for label, key, write, per in _GOALS:
         known = [row for row in good if isinstance(row.get(key), int | float) and row.get("fits", True)]
         if known:
             first = min(known, key=lambda row: float(row[key]))
             at = ", ".join(f"{name} {first.get(name)}" for name in names)
-            tiles.append(Tile(label, unit.format(format_number(float(first[key]))), at))
+            tiles.append(Tile(label, write(float(first[key])), per + at))
     title = f"Sweep of {document.get('workload', 'workload')}"
     return Page(title=title, subtitle=axes, sections=sections, tiles=tiles[:4])
 
@@ -256,8 +257,9 @@ def _build_sweep_page(document: Mapping[str, Any]) -> Page:
 def make_sweep_chart(
     rows: Sequence[Mapping[str, Any]], best: Sequence[Mapping[str, Any]], axes: Sequence[str]
 ) -> Chart:
-    """Time of a sample over its cost, both logarithmic: a series for every value of one axis, its points named by the
-    others, those that nothing beats filled. Where cost is time alone (one price, one GPU), over memory."""
+    """Time of a sample over its cost, logarithmic (cost where it varies enough): a series for every value of one axis,
+    its points named by the others, those that nothing beats filled. Where cost is time alone (one price, one GPU),
+    over memory."""
     marked = {_make_identity(row) for row in best}
     dollars = all(row.get("dollars_per_million_samples") is not None for row in rows)
     key = "dollars_per_million_samples" if dollars else "gpu_hours_per_million_samples"
@@ -282,7 +284,8 @@ def make_sweep_chart(
         for slot, value in enumerate(values)
     ]
     return {
-        "x": [float(f"{x:.5g}") for x, _, _ in points], "x_label": label, "log_x": True,
+        "x": [float(f"{x:.5g}") for x, _, _ in points], "x_label": label,
+        "log_x": bool(points) and points[-1][0] > _LONG * points[0][0],
         "y_label": "us per sample", "log_y": True, "series": series,
     }  # fmt: skip
 

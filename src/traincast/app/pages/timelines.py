@@ -132,7 +132,9 @@ def _make_columns(track: _Track, begin: float, limit: float, words: _Words, kind
     slices = sorted((s for s in track.slices if s["dur"] >= limit), key=lambda s: (s["ts"], -s["dur"]))
     starts = [round(_NS * (s["ts"] - begin)) for s in slices]
     lengths = [round(_NS * s["dur"]) for s in slices]
-    title = ", ".join(part for part in (track.rank, track.side, track.label, track.origin) if part)
+    rank = re.sub(r" and (\d+) like it", r" (+\1)", track.rank)  # as much as the narrow margin can hold
+    side = "" if rank and track.label.startswith(("stream", "thread")) else track.side
+    title = ", ".join(part for part in (rank, side, track.label, track.origin) if part)
     return {
         "title": title, "side": track.side, "origin": track.origin,
         "start": np.diff(starts, prepend=0).tolist() if starts else [],

@@ -56,7 +56,8 @@ class FieldInfo:
     @property
     def label(self) -> str:
         """What a form calls it: `Batch size`."""
-        return self.name.replace("_", " ").capitalize() if len(self.name) > 3 else self.name.upper()
+        words = self.name.replace("_", " ")
+        return "GPUs" if words == "gpus" else words.capitalize() if len(words) > 3 else words.upper()
 
     @property
     def described(self) -> str:

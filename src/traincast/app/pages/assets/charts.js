@@ -14,6 +14,7 @@
     function round(value) {
       if (value === null || chart.base_x === 2) return value;
       var lead = Number(value.toExponential(3).split("e")[0]), wanted = spread(chart) > 4 ? [1] : [1, 2, 5];
+      if (spread(chart) > 8 && Math.round(Math.log10(value)) % 3) return null;
       return wanted.indexOf(lead) >= 0 ? value : null;
     }
     return [axis(chart.x_label, 2), axis(chart.y_label, 3)];
