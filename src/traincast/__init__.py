@@ -42,7 +42,7 @@ from traincast.app.api import (
 from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
-    from traincast.app import callbacks
+    from traincast import callbacks
     from traincast.app.profiling import profile
     from traincast.app.watching import WatchedSteps
     from traincast.hardware.platform import Platform
@@ -117,7 +117,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "callbacks":
-        return import_module("traincast.app.callbacks")
+        return import_module("traincast.callbacks")
     if name not in _TYPES:
         raise AttributeError(f"module 'traincast' has no attribute '{name}'")
     return getattr(import_module(_TYPES[name]), name)

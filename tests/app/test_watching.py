@@ -9,8 +9,8 @@ import pytest
 
 import traincast
 from traincast.app import watching
-from traincast.app.callbacks import make_hugging_face, make_lightning, watch_torchtitan
 from traincast.app.watching import StepWatch, WatchedSteps
+from traincast.callbacks import make_hugging_face, make_lightning, watch_torchtitan
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
