@@ -124,7 +124,7 @@ def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
         f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
         f"{often}. `scripts/kill_bench`: a bench store killed {killed} times ({where}). "
         f"Broken: {sum(row['broken'] for row in ended)}. Copies were host to host, without a GPU.",
-        "## Supply chain\n\n`scripts/write_sbom.py --check` agrees; `--audit` reached no database of weaknesses.",
+        "## Supply chain\n\n`scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses.",
     ]
 
 

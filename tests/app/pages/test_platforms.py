@@ -8,12 +8,15 @@ from traincast.app.cli.main import main
 def test_platforms_side_by_side_with_honest_bars(tmp_path):
     out = tmp_path / "c.html"
 
-    assert main(["report", "resnet50", "--of", "compare", "--on", "v100,h100,nothing", "-o", str(out)]) == 0
+    asked = ["report", "llama3-8b", "--of", "compare", "--dtype", "fp8", "-o", str(out)]
+    assert main([*asked, "--on", "h100,nothing"]) == 2
+    assert not out.exists()
+    assert main([*asked, "--on", "h100,b200,v100"]) == 0
 
     html = out.read_text()
-    assert "<dt>Fastest</dt><dd><b class=answer>h100</b><span>" in html
+    assert "<dt>Fastest</dt><dd><b class=answer>b200</b><span>" in html
     assert "H100.00M" in html  # the longest interval ends where its cell does
-    assert "unknown platform &#x27;nothing&#x27;" in html
+    assert "v100 has no fp8 units" in html
 
 
 def test_a_report_is_html_and_a_sweep_is_json(tmp_path, capsys):
