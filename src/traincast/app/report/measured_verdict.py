@@ -29,7 +29,7 @@ def state_traces(report: TraceReport) -> list[str]:
             f"{many} that are no ranks of one job: not all have collectives; each is a step of its own.",
             f"Slowest is {rank.linked.trace.path.name}, {lines[0]}",
             *_state_culprit(rank),
-            *(f"note: {note}" for note in report.together.notes),
+            *(f"note: {note}" for note in (report.together.notes if report.together else ())),
         ]
     if report.together:
         figures = report.together.breakdown
