@@ -138,8 +138,8 @@ def test_steps_that_differ_are_named_with_their_reason(tmp_path):
     report = analyse_traces([write_trace(tmp_path / "t.json", events)])
     (said,) = note_slow_steps(report.ranks[0].steps)
     assert (
-        "1 of 4 steps take over 1.25 times the median: step 3 3 ms (+2 ms of it host bound while the host is in enumerate(DataLoader)#next)"
-        in said
+        "1 of 4 steps take over 1.25 times the median: step 3 3 ms "
+        "(+2 ms of it host bound while the host is in enumerate(DataLoader)#next)" in said
     )
     assert "the mean is 1.5 ms" in said
     assert "(1.00 to 3.00 ms, mean 1.50 ms)" in state_traces(report)[0]
