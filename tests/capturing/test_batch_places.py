@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import traincast
+from traincast.capturing import script
 from traincast.ir.workload import Workload
 
 LOOP = """
@@ -102,3 +103,16 @@ def test_evaluations_before_the_first_update_are_not_run_again_and_again(tmp_pat
     (tmp_path / "train.py").write_text(text)
     workload = traincast.capture(str(tmp_path / "train.py"), batch_size=24)
     assert [s.outputs[0].shape for s in workload.programs[0].signatures if s.name == "aten::addmm"] == [(24, 4)]
+
+
+def test_a_script_keeps_its_own_meaning_of_annotations(tmp_path: Path) -> None:
+    head = "batch_size = 24\ndef draw(size: int) -> None: ...\nassert draw.__annotations__['size'] is int"
+    workload = capture(tmp_path, head, "(torch.randn(batch_size, 16) for _ in range(99))")
+    assert not workload.programs[0].rigid
+
+
+def test_a_script_that_takes_long_is_not_run_at_other_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "_LONG_RUN_S", 0.0)
+    (tmp_path / "train.py").write_text(LOOP.format(head="", batches="(torch.randn(24, 16) for _ in range(99))"))
+    workload = script.capture_script(str(tmp_path / "train.py"), [], batch_size=24)
+    assert "recorded at one size only: a run takes" in workload.programs[0].rigid

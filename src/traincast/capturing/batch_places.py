@@ -106,7 +106,7 @@ class BatchPlaces:
         for number in _list_batch_numbers(tree):
             if type(number.value) is int and self._is_size(number.value):
                 number.value = self._note(f"{Path(path).name}:{number.lineno}")
-        code: CodeType = compile(tree, path, "exec")
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)  # not our `annotations`
         return code
 
 

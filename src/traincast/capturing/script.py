@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -34,6 +35,11 @@ BATCH_SIZE, SEQ_LEN = "{batch_size}", "{seq_len}"
 _ONE_RUN = (
     f"recorded at one size only: where the script has its batch size was not found; write {BATCH_SIZE} among its own "
     "arguments where they have it, and it is run at several"
+)
+_LONG_RUN_S = 30.0
+_LONG_RUN = (
+    "recorded at one size only: a run takes {:.0f} s; write {} among the script's own arguments where they have it, "
+    "and it is run at several"
 )
 NO_GPUS = "ranks to capture are those of a step on several GPUs; say how many with `gpus`"
 _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
@@ -178,7 +184,10 @@ class _LoopRecording:
         report_progress(
             f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
         )
+        started = time.monotonic()
         program, allowed, self._mode = self._run_loop_at(batch, length, place)
+        if self._places is not None and not self._fixed and time.monotonic() - started > _LONG_RUN_S:
+            self._fixed = _LONG_RUN.format(time.monotonic() - started, BATCH_SIZE)
         self._tf32.append(allowed)
         program = program if batch else replace(program, batch_size=get_assumptions().batch or 1)
         first = self._firsts.setdefault(place.rank if place else 0, program)
@@ -192,7 +201,7 @@ class _LoopRecording:
         if self._places is None:
             return _run_loop(self._loop, batch, length, place)
         first = self._firsts.get(0)
-        if self._fixed or (first and self._asked[0] and not self._places.found):
+        if (self._fixed and (batch, length) != self._asked) or (first and self._asked[0] and not self._places.found):
             raise TraincastError(self._fixed or _ONE_RUN)
         own = first.batch_size if first else batch
         with self._places.change_size(own, batch or own) if own > 1 else nullcontext():

@@ -13,6 +13,7 @@ STEPS = """set,model,device,num_gpus,batch_per_gpu,precision,iteration_ms
 torchrec,Maglev pipeline full,NVIDIA H100 (variant not stated),8,,see file,362.5
 torchrec,TestSparseNN sdd_base,NVIDIA GB200,2,32768,fp32,323
 torchrec,TestSparseNN sdd_base,NVIDIA Unheard Of,2,32768,fp32,323
+hugectr_sok,DLRM,NVIDIA V100 (memory size and form not stated),8,8192,amp,12.1
 """
 PAIRS = """pr,date,name,batch_size,world_size,gpu_runtime_ms_p90,peak_allocated_kmib_p90
 4066.0,2026-04-08,sparse_data_dist_base,64,2,100,43.3
@@ -33,6 +34,7 @@ def test_rows_are_predicted_or_left_out_with_a_reason(tmp_path, monkeypatch):
     reasons = [case.reason for case in cases if isinstance(case, LeftOut)]
     assert sum("not among those of the table" in reason for reason in reasons) == 1
     assert sum("unknown device 'NVIDIA Unheard Of'" in reason for reason in reasons) == 1
+    assert sum("TensorFlow under XLA" in reason for reason in reasons) == 1
     assert sum("lacks one of its rows" in reason for reason in reasons) == 6
     step, pair = (case for case in cases if isinstance(case, Case))
     assert (step.group, step.measured_ms) == ("TorchRec", 323)

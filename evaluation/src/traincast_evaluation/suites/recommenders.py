@@ -1,4 +1,4 @@
-"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured as it is, and DLRMs.
+"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured as it is.
 
 TorchRec's history also tells how long a change made a step, on a GPU that it does not name: such a pair is predicted on
 one GPU, and its measured ratio is told as the time that it would have there.
@@ -80,14 +80,13 @@ _PAIRS = (
 _NODES = {
     "NVIDIA GB200": "gb200-nvl72",
     "NVIDIA A100-80GB (form not stated)": "a100-80gb",
-    "NVIDIA V100 (memory size and form not stated)": "dgx1-v100",
 }
 _LEFT_OUT = {
     "OneTrans v6": "how its pyramid shortens the sequence is not in the table",
     "metric_scaling_prod": "its configuration is not among those of the table",
     "Maglev pipeline full": "its sizes are in a file that is not among those of the table",
 }
-_SOK = "predicted as PyTorch's hybrid-parallel DLRM; measured was TensorFlow with XLA"
+_SOK = "its program, TensorFlow under XLA with Horovod, is not described here, nor which of two interactions it ran"
 
 
 def list_recommender_cases(data: Path) -> list[Case | LeftOut]:
@@ -116,12 +115,10 @@ def _make_case(row: Row, configurations: Path) -> Case:
     model, measured = row.label("model"), row.positive("iteration_ms")
     if model in _LEFT_OUT:
         raise TraincastError(_LEFT_OUT[model])
+    if row["set"] == "hugectr_sok":
+        raise TraincastError(_SOK)
     on, batch, gpus = row.known("device", _NODES), row.count("batch_per_gpu"), row.count("num_gpus")
     name = f"{model}, {gpus} x {row.label('device')}, batch {batch}, {row.label('precision')}"
-    if row["set"] == "hugectr_sok":
-        half = row["precision"] == "amp"
-        asked = Scenario(workload="dlrm-mlperf", on=on, gpus=gpus, batch_size=batch, dtype="fp16" if half else "fp32")
-        return Case(name=name, group="TensorFlow", question=asked, measured_ms=measured, note=_SOK)
     run = row.known("model", _RUNS)
 
     def ask() -> Scenario:
