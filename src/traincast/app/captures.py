@@ -44,9 +44,6 @@ def capture_isolated(
             save_workload(_capture_here(function, as_gpu, tell, how, first), whole)
 
         ended = run_apart(work, scratch, listener=progress, seconds=time_limit_s)
-        if not ended.failure and not whole.exists():  # twice in whole runs of the tests; why is not known
-            Path(scratch).mkdir(exist_ok=True)
-            ended = run_apart(work, scratch, listener=progress, seconds=time_limit_s)
         if ended.own and ended.failure:
             raise TraincastError(ended.failure + _NOT_WRITTEN * ("ermission denied" in ended.failure))
         if ended.failure and not first.exists():

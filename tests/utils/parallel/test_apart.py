@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -39,6 +40,27 @@ def test_work_tells_what_it_does_and_leaves_files_in_its_scratch_folder():
         assert run_apart(work, scratch, listener=told.append, seconds=30.0) == Ended("", own=True)
         assert told == ["half"]
         assert (Path(scratch) / "left.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_processes_that_the_caller_has_started_are_not_those_of_the_work(daemon):
+    """The work's process inherits the list of them: ending them would end the caller's, and joining them fails, so that
+    it went on as a second caller and took the scratch folder with it while the first was still reading."""
+    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=daemon)
+    other.start()
+    try:
+        with make_scratch() as scratch:
+            left = Path(scratch) / "left.txt"
+
+            def work(tell):
+                tell("nearly done")
+                left.write_text("x")
+
+            assert not run_apart(work, scratch, listener=lambda _: time.sleep(1.0), seconds=30.0).failure
+            assert left.exists() and other.is_alive()
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_what_the_work_and_its_programs_print_goes_to_the_streams_of_this_process(capsys):

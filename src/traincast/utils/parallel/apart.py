@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import multiprocessing.process
 import multiprocessing.util
 import os
 import select
@@ -56,9 +57,12 @@ def run_apart(work: Callable[[Tell], None], scratch: str, *, listener: Tell | No
     before = _list_states(Path.cwd())
     child = os.fork()
     if not child:
-        os.close(read)
-        printed.replace_streams()
-        _work_in_child(work, scratch, write, guarded)
+        try:
+            os.close(read)
+            printed.replace_streams()
+            _work_in_child(work, scratch, write, guarded)
+        finally:  # whatever happens: what called this is the other process's to go on with, and to clean up
+            os._exit(1)
     os.close(write)
     try:
         failure, own = _follow(child, read, printed, listener, time.monotonic() + seconds, seconds)
@@ -117,6 +121,8 @@ def _work_in_child(work: Callable[[Tell], None], scratch: str, write: int, ungua
     try:
         os.setpgid(0, 0)
         end_with_parent()
+        multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # not of this process: it ends its own
+        multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         tempfile.tempdir = scratch
