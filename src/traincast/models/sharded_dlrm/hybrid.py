@@ -63,7 +63,6 @@ def build_hybrid_dlrm(
         plan,
         batch_size=batch_size,
         gpus_per_node=gpus_per_node,
-        index_dtype=config.index_dtype,
         pipelined=pipelined,
         name=config.name,
     )

@@ -8,7 +8,6 @@ from time import monotonic
 
 import numpy as np
 
-from traincast.models.placement.memory import compute_memory_need
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
@@ -55,7 +54,7 @@ def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
         plan=plan,
         prediction=predict_step(workload, task.platform),
         fast_seconds=float(cost.seconds(stages[None])[0]),
-        memory=compute_memory_need(plan, task.tables, task.limits, batch_size=task.batch_size),
+        host_limit=task.limits.host,
         terms=terms,
     )
 

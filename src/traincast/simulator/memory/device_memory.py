@@ -89,6 +89,16 @@ class DeviceMemory(Memory):
         return self.reserved_bytes + self.process.total
 
     @property
+    def host_bytes(self) -> int:
+        """The most that tensors of the step take of host memory: batches, offloaded states and activations, tables."""
+        return self.events.host_bytes
+
+    @property
+    def host_interval(self) -> tuple[float, float]:
+        """90 % interval of `host_bytes`; up to what pinned memory takes, whose blocks are powers of two."""
+        return _spread_out(self.host_bytes, self.spread)[0], _spread_out(self.events.pinned_bytes, self.spread)[1]
+
+    @property
     def limit_bytes(self) -> float:
         """Bytes of the device."""
         return self.device.memory_bytes
@@ -185,7 +195,8 @@ class DeviceMemory(Memory):
             "reserved_interval_gb": [bound / 1e9 for bound in self.reserved_interval],
             "used_gb": self.used_bytes / 1e9,
             "used_interval_gb": [bound / 1e9 for bound in self.used_interval],
-            "host_gb": self.events.host_bytes / 1e9,
+            "host_gb": self.host_bytes / 1e9,
+            "host_interval_gb": [bound / 1e9 for bound in self.host_interval],
             "limit_gb": limit / 1e9 if math.isfinite(limit) else None,
             "fits": self.fits,
             "fit_probability": self.fit_probability,

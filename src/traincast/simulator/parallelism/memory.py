@@ -99,7 +99,7 @@ class StageMemory:
                 self._run_late(turn)
         self._update()
         self.host.tick = self.writer.tick
-        return replace(self.writer.build_events(), host_bytes=self.host.build_events().peak_bytes)
+        return replace(self.writer.build_events(), host=self.host.build_events())
 
     @property
     def _is_fsdp(self) -> bool:

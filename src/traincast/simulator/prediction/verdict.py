@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from traincast.ir.rows import count_bytes_left_out
 from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.display.text import format_duration, format_interval
@@ -49,17 +48,15 @@ def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
 def state_memory(p: Prediction) -> str:
     """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear. A step that takes more than there
     is only while the allocator keeps spare blocks is shown with the least that it needs."""
-    left_out = max(map(count_bytes_left_out, p.walk.instructions.programs)) if p.parallel is None else 0
-    needed, limit, sure = p.needed_bytes + left_out, p.platform.device.memory_bytes, p.memory.fit_probability
+    needed, limit, sure = p.needed_bytes + p.left_out_bytes, p.platform.device.memory_bytes, p.fit_probability
     if not math.isfinite(limit):
         return f"{needed / 1e9:.1f} GB of memory"
-    fits = p.fits and (not left_out or needed <= limit)
-    if fits and needed > limit:
+    if p.fits and needed > limit:
         needed = p.memory.required_bytes
-    word = "fits" if fits else "does not fit"
-    if not left_out and 1 - _SURE < sure < _SURE:
+    word = "fits" if p.fits else "does not fit"
+    if 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"
-    return f"{word}, {needed / 1e9:.3g} of {limit / 1e9:.3g} GB"
+    return f"{word}, {f'{needed / 1e9:.3g}' if needed < 1e12 else f'{needed / 1e9:,.0f}'} of {limit / 1e9:.3g} GB"
 
 
 def suggest_remedy(p: Prediction) -> str:
