@@ -169,7 +169,9 @@ class CachingAllocator:
         settings = self.settings
         size = round_size(nbytes, settings.divisions)
         small = size <= SMALL_SIZE
-        pool = self._free.setdefault((small, stream), [])
+        pool = self._free.get((small, stream))
+        if pool is None:
+            pool = self._free[small, stream] = []
         block = self._take(pool, size)
         if block is None:
             block = self._grow(pool, size, stream, small=small)
@@ -189,8 +191,10 @@ class CachingAllocator:
         block.allocated, block.tag, block.streams = True, tag, None
         self.allocated += block.size
         self.active += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        self.peak_active = max(self.peak_active, self.active)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        if self.active > self.peak_active:
+            self.peak_active = self.active
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -273,7 +277,7 @@ class CachingAllocator:
         for again in (False, True):
             arena = self._arenas.get((small, stream))
             last = _last_block(arena) if arena is not None else None
-            spare = last.size if last is not None and _is_free(last) and _in_pool(pool, last) else 0
+            spare = last.size if last is not None and not last.allocated and _in_pool(pool, last) else 0
             mapped = -(-(size - spare) // step) * step
             if self.reserved + mapped <= self.capacity:
                 break
@@ -335,26 +339,22 @@ class CachingAllocator:
         self._clock += 1
         self.active -= block.size
         block.streams, block.tag, block.freed_at = None, -1, self._clock
-        pool = self._free.setdefault((block.segment.small, block.stream), [])
+        pool = self._free[block.segment.small, block.stream]
         before, after = block.previous, block.following
-        if before is not None and _is_free(before) and _in_pool(pool, before):
+        if before is not None and not before.allocated and _in_pool(pool, before):
             del pool[bisect_left(pool, (before.size, before.address))]
             before.size += block.size
             before.following = after
             if after is not None:
                 after.previous = before
             before.freed_at, block = block.freed_at, before
-        if after is not None and _is_free(after) and _in_pool(pool, after):
+        if after is not None and not after.allocated and _in_pool(pool, after):
             del pool[bisect_left(pool, (after.size, after.address))]
             block.size += after.size
             block.following = after.following
             if after.following is not None:
                 after.following.previous = block
         insort(pool, (block.size, block.address, block))
-
-
-def _is_free(block: Block) -> bool:
-    return not block.allocated
 
 
 def _in_pool(pool: _Pool, block: Block) -> bool:
