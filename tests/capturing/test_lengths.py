@@ -2,7 +2,7 @@
 
 import torch
 
-from traincast.capturing.lengths import find_lengths
+from traincast.capturing.fbgemm import find_lengths
 
 
 def test_permuted_lengths_do_not_ask_for_ids() -> None:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.checks import find_passing_answer
-from traincast.capturing.errors import find_user_line
+from traincast.capturing.errors import find_passing_answer, find_user_line
 from traincast.capturing.updates import Bounds, Choice
 from traincast.ir.memory import group_layers
 from traincast.ir.workload import LINES
