@@ -10,6 +10,7 @@ DIR (`git clone` them there as owner+name): outcome, size freedom, samples of an
 arithmetic, and time. `--work DIR` is where they run (default: a temporary folder); `--resume` goes on after a run that
 was stopped there. `--limit SECONDS` bounds each. With `--against-cpu` those that can are also run for real on this CPU
 until their third update, whose ops are compared (order, shapes, types).
+`--cases DIR` takes the small programs of DIR that tests/corpus/cases.py has expectations of, on three GPUs.
 Exit code 1 if a set-up fails that should not, or a script fails raw.
 """
 
@@ -26,7 +27,8 @@ from textwrap import fill
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.corpus.public import Trial, check_out, list_scripts, read_trial, try_script  # noqa: E402
+from tests.corpus.cases import CASES, find_fault, try_case  # noqa: E402
+from tests.corpus.public import Trial, check_out, keep_trial, list_scripts, read_trial, try_script  # noqa: E402
 from tests.corpus.public_on_cpu import compare_with_cpu  # noqa: E402
 from tests.corpus.running import Outcome, load, run  # noqa: E402
 from tests.corpus.setups import Setup  # noqa: E402
@@ -125,8 +127,10 @@ def try_public(sources: Path, work: Path, options: argparse.Namespace) -> int:
             trials.append(Trial(script.name, "absent", f"no clone of {script.repository} in {sources}"))
         else:
             trials.append(try_script(script, folder, limit=options.limit))
-        if options.against_cpu and folder is not None and script.on_cpu and trials[-1].ops:
+        comparable = folder is not None and script.on_cpu and trials[-1].ops and trials[-1].differences is None
+        if options.against_cpu and folder is not None and comparable:
             trials[-1].differences = compare_with_cpu(script, folder)
+            keep_trial(trials[-1], work)
         print(describe_trial(trials[-1]), flush=True)
         if options.out:
             head = ["| script | outcome | ops | samples, stated | on a CPU | CPU s |", "|---|---|---:|---|---|---:|"]
@@ -135,6 +139,23 @@ def try_public(sources: Path, work: Path, options: argparse.Namespace) -> int:
             )
     print(sum_up(trials))
     return 1 if any(trial.outcome == "raw" for trial in trials) else 0
+
+
+def try_cases(folder: Path, options: argparse.Namespace) -> int:
+    """Captures and predicts the small programs of a folder; a line each: ms on three GPUs, or what is wrong."""
+    import traincast.capturing  # noqa: F401  # once for all, as above
+
+    faults = 0
+    for case in CASES:
+        if options.only and not any(words.lower() in case for words in options.only):
+            continue
+        answer = try_case(folder, case)
+        fault = find_fault(case, answer)
+        faults += bool(fault)
+        times = ", ".join(f"{gpu} {found:.3g} ms" for gpu, found in answer.milliseconds.items())
+        print(f"{'WRONG' if fault else 'right':6} {case}: {fault or times or 'refused'}", flush=True)
+    print(f"{faults} wrong without a word")
+    return 1 if faults else 0
 
 
 def describe_trial(trial: Trial) -> str:
@@ -179,7 +200,10 @@ def main() -> int:
     parser.add_argument("--work", type=Path, metavar="DIR")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--limit", type=float, default=240.0, metavar="SECONDS")
+    parser.add_argument("--cases", type=Path, metavar="DIR")
     options = parser.parse_args()
+    if options.cases is not None:
+        return try_cases(options.cases, options)
     if options.public is not None:
         with tempfile.TemporaryDirectory() as folder:
             return try_public(options.public, options.work or Path(folder), options)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from traincast.capturing import capture_distributed, capture_step
 from traincast.capturing.from_file import capture_function
 from traincast.ir.memory import compute_peak_memory
+from traincast.ir.validate import validate_workload
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:
@@ -172,3 +173,37 @@ def test_a_batch_far_above_the_captured_one_is_told():
     assert workload.resized(batch_size=256).assumptions == ()
     (told,) = workload.resized(batch_size=8192).assumptions
     assert told.startswith("batch 8192 is 128 times the one captured (64)")
+
+
+def test_data_on_the_device_that_a_batch_is_cut_out_of_may_have_any_length() -> None:
+    def make_step(batch_size: int):
+        text = torch.arange(2000, device="cuda")
+        rows = len(text) // batch_size  # 100 of 20, 181 of 11: of no polynomial
+        folded = text[: rows * batch_size].view(batch_size, rows).t().contiguous()
+        table = nn.Embedding(2000, 8).cuda()
+        return lambda: table(folded[8:16]).sum().backward()
+
+    workload = capture_step(make_step, batch_size=20, name="folded").resized(batch_size=50)
+    (looked_up,) = [s.outputs[0].shape for s in workload.programs[0].signatures if s.name == "aten::embedding"]
+    assert looked_up == (8, 50, 8)
+
+
+def test_a_size_that_work_is_done_with_still_has_to_be_a_polynomial() -> None:
+    def make_step(batch_size: int):
+        text = torch.rand(2000 // batch_size, 8, device="cuda")
+        model = nn.Linear(8, 8).cuda()
+        return lambda: (model(text).sum() + model(torch.rand(batch_size, 8, device="cuda")).sum()).backward()
+
+    assert capture_step(make_step, batch_size=20, name="folded").programs[0].rigid
+
+
+def test_lines_of_many_modules_fit_into_a_file() -> None:
+    def make_step(batch_size: int):
+        names = [f"a_rather_long_name_of_a_module_{'abcdefghijklmnopqrstuvwxyz'[i % 26]}{i}x" for i in range(60)]
+        model = nn.ModuleDict({name: nn.Linear(8, 8 + i) for i, name in enumerate(names)}).cuda()
+        x = torch.rand(batch_size, 8, device="cuda")
+        return lambda: sum(layer(x).sum() for layer in model.values()).backward()
+
+    workload = capture_step(make_step, batch_size=4, name="many", rebatch=False)
+    assert workload.lines and sum(map(len, workload.lines)) < 2000
+    validate_workload(workload)

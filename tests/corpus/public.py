@@ -130,8 +130,13 @@ def try_script(script: Script, folder: Path, *, limit: float = 240.0) -> Trial:
     else:
         trial = Trial(**json.loads(said.read_text()))
     trial.seconds, trial.cpu_seconds = time.perf_counter() - begun, used.ru_utime + used.ru_stime
-    said.write_text(json.dumps(asdict(trial)))
+    keep_trial(trial, folder.parent)
     return trial
+
+
+def keep_trial(trial: Trial, work: Path) -> None:
+    """Leaves what came of a script in its work folder."""
+    (work / f"{trial.name}.json").write_text(json.dumps(asdict(trial)))
 
 
 def read_trial(script: Script, work: Path) -> Trial | None:

@@ -27,7 +27,8 @@ from traincast.utils.errors import TraincastError, make_unknown_error, shorten_v
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
 _MOST_ASKED = 1000  # times that a line outside the step decides as False
-_MOST_PLACES = 2_000  # modules whose lines a workload keeps
+_MOST_PLACES = 2_000  # modules whose lines are noted
+_MOST_CHARACTERS = 1900  # of their text, as files take it: those that make the most bytes are kept
 Assume = Mapping[str, object] | Sequence[str]
 """`{"mask": 0.15, "branch@train.py:42": False}`, or texts as on the command line: `["mask=0.15"]`."""
 
@@ -100,7 +101,11 @@ class Assumptions:
 
     def list_meta(self) -> dict[str, str]:
         """What the workload keeps."""
-        lines = {name: line for name, (_, line) in self.places.items()}
+        lines, length = {}, 2
+        for name, (_, line) in sorted(self.places.items(), key=lambda place: -place[1][0]):
+            length += len(json.dumps({name: line}))
+            if length < _MOST_CHARACTERS:
+                lines[name] = line
         return {**self.meta, LINES: json.dumps(lines)} if lines else dict(self.meta)
 
     @property

@@ -48,7 +48,6 @@ def _make_like(tensor: Tensor, mask: Tensor | None, width: int) -> Tensor:
 
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 _SAMPLES = 48  # rows and columns of the mask that are looked at
 _DENSE = 0.9  # of the mask: from here on no block worth naming is skipped
 

@@ -17,7 +17,14 @@ from traincast.capturing.arguments import list_tensors
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.attention import is_flex, run_flex_attention
 from traincast.capturing.cuda_choices import assign_value, make_one_hot
-from traincast.capturing.fbgemm import find_fbgemm_function, find_optimizer, makes_managed, run_lookup
+from traincast.capturing.fbgemm import (
+    complete_jagged,
+    find_fbgemm_function,
+    find_optimizer,
+    makes_jagged,
+    makes_managed,
+    run_lookup,
+)
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.unknown import reject_unknown
@@ -141,6 +148,8 @@ class DeviceMode(ValueReader, TorchFunctionMode):
                 return run_lookup(func, optimizer, args, kwargs, self._find_known_values)
         if makes_managed(func):
             return self._make_managed(*args, **kwargs)
+        if makes_jagged(func):
+            return func(*complete_jagged(self._find_known_values, *args, **kwargs))
         parts = find_composite(func) or find_fbgemm_function(func)
         if parts is not None:
             return parts(*args, **kwargs)

@@ -16,8 +16,11 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from traincast.capturing.assumptions import get_assumptions
+from traincast.capturing.errors import MASK, reject_values
 
 _SPACE = "fbgemm"
+Known = Callable[[torch.Tensor], "list[int] | None"]
+"""The numbers of a tensor, None where they are not known."""
 
 
 class _PermutedPooled(torch.autograd.Function):
@@ -56,6 +59,25 @@ def _find_name(func: Any) -> str:
     """The name of an op of FBGEMM; "" for all other functions."""
     space, _, op = (getattr(func, "_qualified_op_name", None) or "").replace("::", ".").partition(".")
     return str(op.partition(".")[0]) if space == _SPACE else ""
+
+
+def complete_jagged(
+    known: Known, dense: torch.Tensor, offsets: list[torch.Tensor], total: int | None = None, **named: Any
+) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+    """The arguments of `dense_to_jagged` with the number of rows it makes, which its kernel reads from the offsets."""
+    rows = named.get("total_L", total)
+    if rows is None and (ends := known(offsets[-1])) is not None:
+        rows = int(ends[-1])
+    if rows is None:
+        rows = get_assumptions().find_count(dense.shape[0] * dense.shape[1])
+    if rows is None:
+        raise reject_values("fbgemm::dense_to_jagged", f"state how much is no padding: {MASK}")
+    return dense, offsets, rows
+
+
+def makes_jagged(func: Any) -> bool:
+    """Whether an op makes rows of a padded tensor, as many as its offsets say."""
+    return _find_name(func) == "dense_to_jagged"
 
 
 def _return_nothing(*args: Any, **kwargs: Any) -> None:
@@ -136,7 +158,6 @@ _DENSE = "fbgemm::dense_embedding_codegen_lookup_function"
 _WEIGHT_GRADIENT = "split_embedding_codegen_grad_indice_weights_cuda"
 _KNOWN = "known"
 _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
-Known = Callable[[torch.Tensor], "list[int] | None"]
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
     "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host"
