@@ -60,7 +60,9 @@ def test_the_first_line_says_whether_the_interval_holds_the_step(tmp_path, predi
         assert main(["trace", str(saved), str(trace), "--compare"]) == 0
         out = capsys.readouterr().out
         first = out.splitlines()[0]
-        assert first.startswith("run.json against the prediction of resnet50 on v100: 1.00 ms per step, 0.200 ms longer")
+        assert first.startswith(
+            "run.json against the prediction of resnet50 on v100: 1.00 ms per step, 0.200 ms longer"
+        )
         assert f"{word} the 90 % interval" in first
     assert "record it with `traincast.profile(modules=model)`" in out
     assert "fit --from-trace run.json" in out

@@ -76,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps, else annotations that call themselves steps, else the period of the kernels)",
     )
     parser.add_argument(
-        "--compare", action="store_true", help="the second trace against the first, or against a saved prediction: what changed, and why"
+        "--compare",
+        action="store_true",
+        help="the second trace against the first, or against a saved prediction: what changed, and why",
     )
     parser.add_argument(
         "--top", type=_parse_rows, metavar="N", help=f"all tables, with this many rows each (default {TOP})"
