@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from traincast.capturing import capture_distributed, capture_step
 from traincast.capturing.from_file import capture_function
 from traincast.ir.memory import compute_peak_memory
-from traincast.ir.validate import validate_workload
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:
@@ -195,15 +194,3 @@ def test_a_size_that_work_is_done_with_still_has_to_be_a_polynomial() -> None:
         return lambda: (model(text).sum() + model(torch.rand(batch_size, 8, device="cuda")).sum()).backward()
 
     assert capture_step(make_step, batch_size=20, name="folded").programs[0].rigid
-
-
-def test_lines_of_many_modules_fit_into_a_file() -> None:
-    def make_step(batch_size: int):
-        names = [f"a_rather_long_name_of_a_module_{'abcdefghijklmnopqrstuvwxyz'[i % 26]}{i}x" for i in range(60)]
-        model = nn.ModuleDict({name: nn.Linear(8, 8 + i) for i, name in enumerate(names)}).cuda()
-        x = torch.rand(batch_size, 8, device="cuda")
-        return lambda: sum(layer(x).sum() for layer in model.values()).backward()
-
-    workload = capture_step(make_step, batch_size=4, name="many", rebatch=False)
-    assert workload.lines and sum(map(len, workload.lines)) < 2000
-    validate_workload(workload)
