@@ -8,14 +8,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.assemble import assemble_program, insert_other_threads, list_host_scopes
+from traincast.capturing.assemble import StorageClassifier, assemble_program, insert_other_threads, list_host_scopes
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import REJECTED
 from traincast.capturing.host_work import HostClock, disable_collection, profile_host
 from traincast.capturing.progress import keep_first_program
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
-from traincast.capturing.storages import StorageClassifier
 from traincast.capturing.updates import Choice, Update, choose_updates, compare_batch, find_cycle
 from traincast.ir.program import Program
 from traincast.ir.workload import SAMPLES_PER_BATCH, UPDATES
