@@ -112,6 +112,15 @@ class MemoryEvents:
         np.add.at(sums, self.label[alive], self.blocks[alive])
         return {self.labels[i]: int(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i]}
 
+    def add_blocks(self, nbytes: IntArray, *, labels: tuple[str, ...] | None = None, **columns: Any) -> MemoryEvents:
+        """The step with blocks that libraries work in; `columns` (`born`, `gone`, ...) have a value for each or all."""
+        given = {"appears": -1, "category": CATEGORIES.index("workspace"), "stream": 0, "used_until": -1, **columns}
+        joined: dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), np.broadcast_to(np.asarray(values, np.int64), nbytes.shape)))
+            for name, values in {"nbytes": nbytes, **given}.items()
+        }
+        return replace(self, labels=labels or self.labels, **joined)
+
     def scale_activations(self, change: int) -> MemoryEvents:
         """The step with activations that take so many bytes more at the peak (or fewer: below 0)."""
         held = self.sum_by_category(self.peak_tick).get("activation", 0)
@@ -169,26 +178,26 @@ _MOST_TICKS = 1 << 62
 def list_memory_events(program: Program) -> MemoryEvents:
     """The device blocks of a program: op i allocates at tick 2 i and frees at tick 2 i + 1. Optimizer state and
     gradients that are there before the step appear in the first step where they are first used."""
-    c, ops = program.columns, program.num_ops
     mine = np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
-    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
     first, last_foreign, module = _find_uses(program)
-    resident = alloc < 0
-    late = resident & np.isin(c.storage_kind[mine], _COUNT_FROM_USE) & (first[mine] < ops)
-    events = MemoryEvents(
-        nbytes=program.storage_nbytes[mine],
-        born=np.where(resident, -1, 2 * alloc),
-        gone=np.where(free >= ops, 2 * ops, 2 * free + 1),
-        appears=np.where(late, 2 * first[mine], -1),
-        category=program.storages.use[mine],
-        label=module[mine],
-        stream=_find_streams(program)[mine],
-        used_until=last_foreign[mine],
-        labels=program.names,
-        ticks=2 * ops,
+    late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
+    late &= program.columns.storage_alloc < 0
+    events = _make_events(
+        program, mine, program.storage_nbytes, appears=np.where(late, 2 * first, -1)[mine], label=module[mine],
+        stream=_find_streams(program)[mine], used_until=last_foreign[mine], labels=program.names,
         host=_list_host_blocks(program),
-    )
+    )  # fmt: skip
     return _add_temporaries(events, program)
+
+
+def _make_events(program: Program, mine: IntArray, nbytes: IntArray, **columns: Any) -> MemoryEvents:
+    """Some storages of a program as blocks."""
+    c, ops = program.columns, program.num_ops
+    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
+    return MemoryEvents(
+        nbytes=nbytes[mine], born=np.where(alloc < 0, -1, 2 * alloc), category=program.storages.use[mine],
+        gone=np.where(free >= ops, 2 * ops, 2 * free + 1), ticks=2 * ops, **columns,
+    )  # fmt: skip
 
 
 def _list_host_blocks(program: Program) -> MemoryEvents | None:
@@ -205,13 +214,9 @@ def _list_host_blocks(program: Program) -> MemoryEvents | None:
         nbytes = [getattr(program.signatures[number], side)[at].nbytes for number, at in specs]
         np.maximum.at(sizes, c.tensor_storage[tensor][touched], np.array(nbytes, dtype=np.int64))
     mine = np.flatnonzero(on_host & (sizes > 0))
-    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
     zeros = np.zeros(len(mine), dtype=np.int64)
-    return MemoryEvents(
-        nbytes=sizes[mine], born=np.where(alloc < 0, -1, 2 * alloc), gone=np.where(free >= ops, 2 * ops, 2 * free + 1),
-        appears=zeros - 1, category=program.storages.use[mine], label=zeros, stream=zeros, used_until=zeros - 1,
-        labels=("",), ticks=2 * ops,
-    )  # fmt: skip
+    same = {"appears": zeros - 1, "label": zeros, "stream": zeros, "used_until": zeros - 1}
+    return _make_events(program, mine, sizes, labels=("",), **same)
 
 
 def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
@@ -221,16 +226,9 @@ def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
     if not sizes.any():
         return events
     op = np.flatnonzero(sizes[c.op_signature])
-    added = {
-        "nbytes": sizes[c.op_signature[op]], "born": 2 * op, "gone": 2 * op + 1, "appears": -1,
-        "category": CATEGORIES.index("workspace"), "label": c.op_module[op], "stream": c.op_stream[op],
-        "used_until": -1,
-    }  # fmt: skip
-    columns: dict[str, Any] = {
-        name: np.concatenate((getattr(events, name), np.broadcast_to(np.asarray(values, dtype=np.int64), op.shape)))
-        for name, values in added.items()
-    }
-    return replace(events, **columns)
+    return events.add_blocks(
+        sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op]
+    )
 
 
 def count_temporary_bytes(signature: Signature) -> int:

@@ -81,6 +81,11 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "With one data-parallel rank nothing is divided, and gathered parameters are still copies.",
     ),
     LawException(
+        "zero: less memory", 2.0, lambda s: (s.pp or 1) > 1,
+        "PyTorch's pipelines do not shard again between micro-batches: FSDP gathers parameters once a step and adds "
+        "up whole gradients in the type that they are reduced in, 4 bytes where a lower stage adds up 2.",
+    ),
+    LawException(
         "micro_batch: more memory", 1.5, _is_one_pass,
         "A step of one pass has no accumulated gradients beside those that its backward pass makes.",
     ),

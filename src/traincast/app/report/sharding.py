@@ -56,16 +56,11 @@ def format_platforms(results: Sequence[ShardingResult]) -> str:
     for result in results:
         best, step = result.best, result.best.prediction
         low, high = step.interval
-        rows.append(
-            (
-                result.task.platform.key,
-                format_milliseconds(best.seconds),
-                f"{format_milliseconds(low)} to {format_milliseconds(high)}",
-                f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}",
-                f"{step.needed_bytes / 1e9:.1f}" + ("" if best.fits else " (does not fit)"),
-                ", ".join(f"{count} {kind}" for kind, count in best.kinds.items()),
-            )
-        )
+        within = f"{format_milliseconds(low)} to {format_milliseconds(high)}"
+        rate = f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}"
+        held = f"{step.needed_bytes / 1e9:.1f}" + ("" if best.fits else " (does not fit)")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in best.kinds.items())
+        rows.append((result.task.platform.key, format_milliseconds(best.seconds), within, rate, held, kinds))
     first = results[0]
     part = "whole step" if first.is_whole_step else "embedding part only (give `dense` for the whole step)"
     head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
@@ -77,16 +72,12 @@ def format_platforms(results: Sequence[ShardingResult]) -> str:
 def _format_comparison(result: ShardingResult) -> str:
     best = result.best
     rows = [
-        (
-            plan.name,
-            format_milliseconds(plan.seconds),
-            f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
-            f"{plan.prediction.needed_bytes / 1e9:.1f}",
-            ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()),
-            plan.explain_slower(best),
-        )
+        (plan.name, format_milliseconds(plan.seconds),
+         f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
+         f"{plan.prediction.needed_bytes / 1e9:.1f}",
+         ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()), plan.explain_slower(best))
         for plan in result.plans
-    ]
+    ]  # fmt: skip
     return format_table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
 
 

@@ -56,10 +56,10 @@ def compute_shard_bytes(
     pooled = 2.0 * samples * width * POOLED_BYTES  # with its gradient
     if placement.kind.copied:  # parameters of a dense optimizer, which has no row-wise kind
         adagrad = table.optimizer in ("adagrad", "rowwise_adagrad")
-        state = 1 if adagrad else OPTIMIZER_STATE[table.optimizer].per_weight
+        copies = 1 if adagrad else OPTIMIZER_STATE[table.optimizer].per_weight
         # before the step the gradient and its bucket; in it the bucket and what the optimizer makes of it
         gradients = 1 + (_ADAGRAD_COPIES if adagrad else 1)
-        return keys + pooled + weights * (1 + state + gradients), 0.0
+        return keys + pooled + weights * (1 + copies + gradients), 0.0
     # what other ranks sent: keys unpacked into table order; pooled rows received, and gradients sent back
     moved = 2.0 * keys + pooled
     state = float(height * STATE_ITEM_BYTES * OPTIMIZER_STATE[table.optimizer].count_state_per_row(width))

@@ -61,19 +61,12 @@ def _move_to_devices(plan: Plan, numbers: Sequence[int]) -> Plan:
 
 def _count_missing_bytes(task: Task, best: ScoredPlan, number: int) -> float:
     """Bytes that a device lacks for one more table: what its rank holds, and what more the table takes there."""
-    here, moved = best.plan, _move_to_devices(best.plan, [number])
-    lacking = 0.0
-    for shard in here.make_shards(task.tables):
-        if shard.table == number:
-            before, after = (
-                compute_shard_bytes(
-                    task.tables[number], plan.placements[number], shard, batch_size=task.batch_size,
-                    world_size=task.gpus,
-                )[0]
-                for plan in (here, moved)
-            )  # fmt: skip
-            held = best.rank_memory[shard.rank].peak_bytes + after - before
-            lacking = max(lacking, held - task.limits.device * (1.0 - task.limits.headroom))
+    table, sizes = task.tables[number], {"batch_size": task.batch_size, "world_size": task.gpus}
+    plans, lacking = (_move_to_devices(best.plan, [number]), best.plan), 0.0
+    for shard in (one for one in best.plan.make_shards(task.tables) if one.table == number):
+        after, before = (compute_shard_bytes(table, plan.placements[number], shard, **sizes)[0] for plan in plans)
+        held = best.rank_memory[shard.rank].peak_bytes + after - before
+        lacking = max(lacking, held - task.limits.device * (1.0 - task.limits.headroom))
     return lacking
 
 

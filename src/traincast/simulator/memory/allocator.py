@@ -93,17 +93,8 @@ class Block:
     """A part of a segment. `tag` is whatever its owner calls it; `streams` are others that use it."""
 
     __slots__ = (
-        "address",
-        "allocated",
-        "following",
-        "freed_at",
-        "previous",
-        "segment",
-        "size",
-        "stream",
-        "streams",
-        "tag",
-    )
+        "address", "allocated", "following", "freed_at", "previous", "segment", "size", "stream", "streams", "tag",
+    )  # fmt: skip
 
     def __init__(self, segment: Segment, address: int, size: int, stream: int) -> None:
         self.segment, self.address, self.size, self.stream = segment, address, size, stream
@@ -169,9 +160,7 @@ class CachingAllocator:
         settings = self.settings
         size = round_size(nbytes, settings.divisions)
         small = size <= SMALL_SIZE
-        pool = self._free.get((small, stream))
-        if pool is None:
-            pool = self._free[small, stream] = []
+        pool = self._free.setdefault((small, stream), [])
         block = self._take(pool, size)
         if block is None:
             block = self._grow(pool, size, stream, small=small)
@@ -255,10 +244,9 @@ class CachingAllocator:
     def _grow(self, pool: _Pool, size: int, stream: int, *, small: bool) -> Block:
         if self.settings.expandable_segments:
             return self._extend(pool, size, stream, small=small)
-        wanted = segment_size(size)
-        threshold = self.settings.garbage_collection_threshold
-        if threshold and self.reserved + wanted > threshold * self.capacity:
-            self._collect_garbage(self.reserved + wanted - threshold * self.capacity)
+        wanted, threshold = segment_size(size), self.settings.garbage_collection_threshold
+        if threshold:
+            self._collect_garbage(self.reserved - threshold * self.capacity)
         if self.reserved + wanted > self.capacity:
             self.retries += 1
             self.synchronize()

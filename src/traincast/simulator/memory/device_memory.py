@@ -16,11 +16,9 @@ from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, ad
 from traincast.simulator.memory.replay import Replay, replay_steps
 from traincast.utils.metrics import Z90
 
-CAPTURED_SPREAD = 0.02
-"""Log-sigma of the allocated bytes of a captured step: its tensors are known, workspaces and dtype rules nearly."""
-WRITTEN_SPREAD = 0.02
-"""That of a described step under a vendor's modules, whose programs hardly change. Set by hand; SimuMax differs by
-0.7 %."""
+KNOWN_SPREAD = 0.02
+"""Log-sigma of the allocated bytes of a captured step, whose tensors are known, and of one under a vendor's modules,
+whose programs hardly change. Set by hand; SimuMax differs by 0.7 %."""
 PYTORCH_SPREAD = 0.12
 """That of a described step of PyTorch's own ops: what a framework keeps for its backward pass differs between releases
 (torchtitan's rows of one model by 30 %). Set by hand with torchtitan's and torchtune's rows in view."""
@@ -59,7 +57,7 @@ class DeviceMemory(Memory):
     device: Device
     process: ProcessMemory
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    spread: float = CAPTURED_SPREAD
+    spread: float = KNOWN_SPREAD
 
     __hash__ = None
 
@@ -237,7 +235,7 @@ def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
 
 def make_device_memory(
     memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
-    spread: float = CAPTURED_SPREAD,
+    spread: float = KNOWN_SPREAD,
 ) -> DeviceMemory:  # fmt: skip
     """The memory of a step on a device, with what libraries and the process take."""
     events: MemoryEvents = add_workspaces(memory.events, device)

@@ -112,16 +112,10 @@ class _Totals:
         """One rank's, which stands for `ranks`."""
         seconds, active, compute = (float(column[row]) for column in (self.seconds, self.active, self.compute))
         return RankResult(
-            ranks=ranks,
-            iteration=seconds,
-            device_active=active,
-            device_idle=max(seconds - active, 0.0),
-            compute=compute,
-            host=float(self.host[row]),
-            exposed_comm=active - compute,
-            waiting=max(float(self.waiting[row]), 0.0),
-            memory=memory,
-        )
+            ranks=ranks, iteration=seconds, device_active=active, device_idle=max(seconds - active, 0.0),
+            compute=compute, host=float(self.host[row]), exposed_comm=active - compute,
+            waiting=max(float(self.waiting[row]), 0.0), memory=memory,
+        )  # fmt: skip
 
 
 def compute_imbalance(results: Sequence[RankResult]) -> float:

@@ -65,7 +65,7 @@ def suggest_remedy(p: Prediction) -> str:
     if device.is_cpu or not used or p.workload.mode != "training":
         return ""
     if not p.fits:
-        return _suggest_for_memory(p)
+        return "traincast fits, which tries what would make it fit"
     share = {name: seconds / (p.iteration or 1.0) for name, seconds in split_critical_path(p).items()}
     is_eager = used.get("kernels") == "eager"
     if is_eager and (sum(share.get(name, 0.0) for name in _HOST) > _IDLE or p.device_idle / p.iteration > _IDLE):
@@ -80,13 +80,6 @@ def suggest_remedy(p: Prediction) -> str:
     if is_eager and fusable > _FUSABLE:
         return f"`compiled`, since it fuses the small kernels that are {fusable:.0%} of the step"
     return ""
-
-
-def _suggest_for_memory(p: Prediction) -> str:
-    if p.parallel is None:
-        return "a smaller `batch_size`, or `fsdp` on more `gpus`"
-    stronger = {"none": "selective", "light": "selective", "selective": "full"}.get(p.parallel.layout.checkpoint)
-    return f"`checkpoint={stronger}`, or more `gpus`" if stronger else "more `gpus`, or a shorter `seq_len`"
 
 
 def split_step(result: Prediction) -> list[tuple[str, float]]:
