@@ -58,7 +58,20 @@ def _infer_unique(indices: torch.Tensor, largest: int, compute_count: bool) -> A
     return torch.empty_like(indices), indices.new_empty(1, dtype=torch.int32), counts
 
 
+def _infer_segments(
+    values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor, batch_size: int,
+    weights: torch.Tensor | None = None, selected_lengths_sum: int | None = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Segments of every `batch_size` that are picked: where nobody says how long they are, as long as the others."""
+    total = selected_lengths_sum
+    if total is None:
+        total = round(values.numel() * indices.numel() / max(1, batch_size))
+    picked = [values.new_empty(total), lengths.new_empty(indices.numel() * (lengths.numel() // batch_size))]
+    return picked if weights is None else [*picked, weights.new_empty(total)]
+
+
 _SHAPES: dict[str, Callable[..., Any]] = {
+    "fbgemm::keyed_jagged_index_select_dim1": _infer_segments,
     "fbgemm::lxu_cache_flush": _return_nothing,
     "fbgemm::lru_cache_populate": _return_nothing,
     "fbgemm::lfu_cache_populate": _return_nothing,

@@ -49,7 +49,23 @@ def _spread_lengths(
     return {0: (below[1] - below[0]).reshape(-1).to(known.dtype)}
 
 
+def _pick_segments(
+    read: Read, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor,
+    batch_size: int, *rest: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Segments of one batch in another order: their lengths, and what is in them where that is known."""
+    sizes, order, inside = read(lengths), read(indices), read(values)
+    if sizes is None or order is None or sizes.numel() != batch_size:
+        return {}
+    found = {1: sizes[order.long()]}
+    if inside is not None:
+        parts = inside.split(sizes.tolist())
+        found[0] = torch.cat([parts[place] for place in order.tolist()])
+    return found
+
+
 _FINDERS: dict[str, Callable[..., Any]] = {
+    "fbgemm::keyed_jagged_index_select_dim1": _pick_segments,
     "fbgemm::permute_2D_sparse_data": _permute_lengths,
     "fbgemm::permute_1D_sparse_data": _permute_lengths,
     "fbgemm::block_bucketize_sparse_features": _spread_lengths,

@@ -23,7 +23,7 @@ _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
 Known = Callable[[torch.Tensor], "list[int] | None"]
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host, int vbe_output_size"
 )
 
 
@@ -128,6 +128,7 @@ def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tupl
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
         int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
         weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]), int(_reads_host(given)),
+        int(given.get("vbe_output_size") or -1),
     )  # fmt: skip
 
 
@@ -190,7 +191,10 @@ _KEPT: list[Any] = []
 def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
     total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int, host: int,
+    vbe_output_size: int,
 ) -> torch.Tensor:  # fmt: skip
+    if vbe_output_size >= 0:  # features have batches of their own: their rows one after the other
+        return weights.new_empty(vbe_output_size, dtype=torch.float32)
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)
     samples = (offsets.numel() - 1) // len(dims)

@@ -104,16 +104,20 @@ def _write_din(builder: RecommenderBuilder, what: Description, batch: int) -> No
 
 
 def _write_hstu(builder: RecommenderBuilder, what: Description, batch: int) -> None:
-    """HSTU of generative recommenders: an item per action, unpooled, layers of gated attention without softmax, and the
-    score of what followed. `attention: fused` runs one kernel over all lengths, `padded` op by op."""
+    """HSTU of generative recommenders: what an action looks up, unpooled, layers of gated attention without softmax,
+    and the score of what followed. `attention: fused` runs one kernel over all lengths, `padded` op by op."""
     width, lengths = what.tables[0].dim, what.history
     tokens = round(batch * lengths.mean)
-    x = builder.look_up(_take_one_each(what.tables[:1]), tokens)
+    actions = tuple(t for t in what.tables if t.name in what.per_action) or what.tables[:1]
+    x = builder.look_up(_take_one_each(actions), tokens)
+    if len(actions) > 1:
+        x = builder.apply_linear(x, width)
     offsets = builder.make_input(batch + 1, dtype="int64")
     for _ in range(what.layers):
         x = _write_hstu_layer(builder, what, x, offsets, batch)
-    if len(what.tables) > 1:  # what is known of the sample besides its history
-        context = builder.look_up(what.tables[1:], batch)
+    rest = [table for table in what.tables if table not in actions]
+    if rest:  # what is known of the sample besides its history
+        context = builder.look_up(rest, batch)
         last = builder.apply_linear(builder.take(x, 0, 0, batch), width)
         x = builder.join([last, context], 1)
     builder.write_loss(builder.apply_linear(builder.apply_mlp(x, what.mlp), 1))
