@@ -32,6 +32,12 @@ def _is_one_pass(s: Scenario) -> bool:
     return s.global_batch is not None and s.global_batch <= samples
 
 
+def _has_fewer_passes_than_stages(s: Scenario) -> bool:
+    """Whether passes of half this micro-batch are no more than the pipeline's stages."""
+    samples = (s.micro_batch or 1) * _count_data_ranks(s)
+    return s.global_batch is not None and 2 * s.global_batch <= samples * (s.pp or 1)
+
+
 def _has_several_gpus(s: Scenario) -> bool:
     return (s.gpus or 1) > 1
 
@@ -77,6 +83,11 @@ EXCEPTIONS: tuple[LawException, ...] = (
     LawException(
         "micro_batch: more memory", 1.5, _is_one_pass,
         "A step of one pass has no accumulated gradients beside those that its backward pass makes.",
+    ),
+    LawException(
+        "micro_batch: more memory", 1.05, _has_fewer_passes_than_stages,
+        "The first stage of such a pipeline holds all passes of a step. When the first backward pass has made the "
+        "gradients, all passes but one are left: of four samples three in passes of one, two in passes of two.",
     ),
     LawException(
         "dropout: more memory", 1.02, lambda s: s.checkpoint is not None or (s.tp or 1) > 1,
