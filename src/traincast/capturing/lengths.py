@@ -59,8 +59,8 @@ def _pick_segments(
         return {}
     found = {1: sizes[order.long()]}
     if inside is not None:
-        parts = inside.split(sizes.tolist())
-        found[0] = torch.cat([parts[place] for place in order.tolist()])
+        ends = sizes.cumsum(0)
+        found[0] = torch.cat([inside[ends[place] - sizes[place] : ends[place]] for place in order.tolist()])
     return found
 
 

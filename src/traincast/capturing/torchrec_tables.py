@@ -15,7 +15,8 @@ from traincast.ir.workload import TABLES
 _SHARDED = {
     "embeddingbag": "ShardedEmbeddingBagCollection",
     "embedding": "ShardedEmbeddingCollection",
-    "mc_embedding_modules": "BaseShardedManagedCollisionEmbeddingCollection",  # around one of the others
+    "mc_embeddingbag": "ShardedManagedCollisionEmbeddingBagCollection",  # around one of the first two
+    "mc_embedding": "ShardedManagedCollisionEmbeddingCollection",
 }
 
 

@@ -82,9 +82,10 @@ class SequenceOutputs(OutputCommunication):
         builder, kind, dim = self.builder, self.section.kind, self.dim
         with builder.label_scopes(Mark(ScopeRole.JOIN, kind)):
             builder.open_scope("SplitWithSizesBackward0", Phase.BACKWARD)
-            joined = builder.add_tensor((self.layout.batch_size * len(grads), dim))
-            builder.add_op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
-                    forward=self._ops["split"])  # fmt: skip
+            shape = (self.layout.batch_size * len(grads), dim)
+            joined = builder.compute(
+                "aten::cat", [("tensors", grads)], shape, [("dim", 0)], module=MODULE, forward=self._ops["split"]
+            )
             builder.free_tensors(*grads)
             if kind is ShardingKind.ROW_WISE:
                 joined = self._sort_by_block(joined)
@@ -141,9 +142,9 @@ class SequenceOutputs(OutputCommunication):
         builder, forward = self.builder, self._ops["select"]
         assert self.unbucketize is not None
         builder.open_scope("IndexSelectBackward0", Phase.BACKWARD)
-        zeros = builder.add_tensor((sum(self._count_received_elements()) // self.dim, self.dim))
-        scalars: Scalars = [("size", zeros.shape), ("dtype", None)]
-        builder.add_op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
+        shape = (sum(self._count_received_elements()) // self.dim, self.dim)
+        scalars: Scalars = [("size", shape), ("dtype", None)]
+        zeros = builder.compute("aten::new_zeros", [("self", grads)], shape, scalars, module=MODULE, forward=forward)
         arguments = [("self", zeros), ("index", self.unbucketize), ("source", grads)]
         builder.add_op(
             "aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward
