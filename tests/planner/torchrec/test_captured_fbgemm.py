@@ -88,7 +88,7 @@ def test_features_with_batches_of_their_own_give_their_rows_one_after_the_other(
 
 
 def test_segments_that_change_places_keep_their_lengths():
-    from traincast.capturing.lengths import find_lengths
+    from traincast.capturing.fbgemm import find_lengths
 
     values, sizes, order = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([2, 1, 3]), torch.tensor([2, 0, 1])
     arguments = (values, sizes, torch.tensor([0, 2, 3, 6]), order, 3)
