@@ -32,6 +32,7 @@ _FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
 _WINOGRAD = 1.5  # fewer multiplications of 3x3 windows at stride 1, after the cost of its transforms
 # of cuDNN's direct kernels in channels last: wide groups of RTX 3090's nfnets and regnets in timm's steps
 _DIRECT_SHARE, _DIRECT_CHANNELS = 0.15, 58.0
+_UNROLLED_TAPS = 9  # of the depthwise kernels that are compiled for their window; others loop over it
 _CONV_SHARE = 0.85  # of a plain product of the same size
 
 
@@ -103,6 +104,11 @@ class Geometry:
         return self.groups * self.channels * self.filters * self.taps
 
     @property
+    def total_size(self) -> FloatArray:
+        """Elements of input, output and filters."""
+        return self.input_size + self.output_size + self.filter_size
+
+    @property
     def flops(self) -> FloatArray:
         """Operations of any of the three directions."""
         return 2.0 * self.output_size * self.channels * self.taps
@@ -131,7 +137,7 @@ def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray
         else:
             extra, least = np.where(seconds < least, parts, extra), np.minimum(seconds, least)
     assert least is not None
-    moved = (g.input_size + g.output_size + g.filter_size) * item + extra
+    moved = g.total_size * item + extra
     return np.stack([least, moved / device.dram_bandwidth], axis=1)
 
 
@@ -144,7 +150,7 @@ def compute_winograd_features(g: Geometry, device: Device, rate: FloatArray) -> 
         tiles = count if tiles is None else np.minimum(tiles, count)
     assert tiles is not None
     block = _estimate_winograd_block(inner, rate)
-    moved = 4.0 * (g.input_size + g.output_size + g.filter_size) / device.dram_bandwidth
+    moved = 4.0 * g.total_size / device.dram_bandwidth
     transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
     return np.stack([_count_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
 
@@ -205,8 +211,9 @@ def estimate_nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArr
 def estimate_depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
     """Convolutions with one channel per group: every tap is a load from cache, so lanes or memory limit."""
     lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
-    cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
-    moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)
+    per_tap = np.where(g.taps <= _UNROLLED_TAPS, 5.0, 14.0)
+    cycles = (40.0 + per_tap * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
+    moved = g.total_size * item / (0.6 * device.dram_bandwidth)
     return np.asarray(np.hypot(cycles / lanes, moved))
 
 
@@ -243,29 +250,15 @@ def _estimate_tile_seconds(rows: int, cols: int, depth: FloatArray, efficiency: 
     return np.asarray(2.0 * rows * cols * 8.0 * np.ceil(depth / 8.0) / (efficiency * rate))
 
 
-def count_output_positions(calls: Calls) -> FloatArray:
-    """Positions of the output image of every (not transposed) convolution."""
-    out = np.ones(len(calls))
-    for side in ("h", "w"):
-        reach = calls[f"dilation_{side}"] * (calls[f"kernel_{side}"] - 1.0) + 1.0
-        out = out * (np.floor((calls[f"in_{side}"] + 2 * calls[f"pad_{side}"] - reach) / calls[f"stride_{side}"]) + 1.0)
-    return out
-
-
 def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Implicit GEMM over output positions (data: input positions; weights: their gradients)."""
-    groups, batch = calls["groups"], calls["batch"]
-    channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
-    window = calls["kernel_h"] * calls["kernel_w"]
-    positions, pixels = batch * count_output_positions(calls), batch * calls["in_h"] * calls["in_w"]
-    data, weights = calls.is_kind("backward_data"), calls.is_kind("backward_weights")
-    m = np.where(weights, filters, np.where(data, pixels, positions))
-    n = np.where(weights, channels * window, np.where(data, channels, filters))
-    k = np.where(weights, positions, np.where(data, filters * window * positions / pixels, channels * window))
-    square = (window == 9) & (calls["stride_h"] * calls["stride_w"] == 1) & (groups == 1) & calls.is_compute("fp32")
-    gain = np.where(square & ~weights, _WINOGRAD, 1.0) * _CONV_SHARE
-    arithmetic = (
-        estimate_gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), get_flop_rate(calls, device), device) / gain
-    )
-    sizes = pixels * channels * groups + positions * filters * groups + channels * filters * window * groups
-    return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(sizes * calls.item_bytes(), device)))
+    g = Geometry.of(calls)
+    positions, pixels = g.batch * g.out_h * g.out_w, g.batch * g.height * g.width
+    m = np.where(g.weights, g.filters, np.where(g.data, pixels, positions))
+    n = np.where(g.weights, g.channels * g.taps, np.where(g.data, g.channels, g.filters))
+    k = np.where(g.weights, positions, np.where(g.data, g.filters * g.taps * positions / pixels, g.channels * g.taps))
+    gain = np.where(g.winograd & ~g.weights, _WINOGRAD, 1.0) * _CONV_SHARE
+    rate = get_flop_rate(calls, device)
+    arithmetic = estimate_gemm_arithmetic_seconds(g.groups, m, n, np.maximum(k, 1.0), rate, device) / gain
+    moved = estimate_memory_seconds(g.total_size * calls.item_bytes(), device)
+    return np.asarray(start + np.maximum(arithmetic, moved))

@@ -150,7 +150,7 @@ def compute_own_tree_features(g: Geometry, device: Device, by_algorithm: FloatAr
 def compute_shared_tree_features(calls: Calls, g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
     """What the shared trees may look at: sizes, kind and type, how the ways compare, and the device's balance."""
     best = by_algorithm.min(axis=1)
-    moved = (g.input_size + g.output_size + g.filter_size) * calls.item_bytes() / device.dram_bandwidth
+    moved = g.total_size * calls.item_bytes() / device.dram_bandwidth
     sizes = [
         g.batch, g.channels, g.filters, g.height, g.width, g.batch * g.out_h * g.out_w, g.taps, best, g.filter_size,
         g.input_size, g.output_size, moved / best, *np.minimum(by_algorithm / best[:, None], _MOST_RATIO).T,
