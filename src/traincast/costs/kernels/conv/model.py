@@ -20,7 +20,7 @@ from traincast.costs.kernels.conv.physics import (
     estimate_direct_seconds,
 )
 from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
-from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.costs.kernels.model import ArrayRecord, Chips, KernelModel, State
 from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
@@ -49,7 +49,7 @@ _UNSEARCHED = 1.36
 
 
 @dataclass(frozen=True, slots=True)
-class ConvParameters:
+class ConvParameters(ArrayRecord):
     """Weights per device (fp32 and tensor cores), pooled ones for other devices, spreads, and the fitted range."""
 
     chips: Chips
@@ -74,22 +74,6 @@ class ConvParameters:
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> ConvParameters:
         """The same weights with these spreads."""
         return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
-
-    def state(self) -> State:
-        """As arrays."""
-        arrays = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
-        return {
-            **self.chips.state(),
-            **{name: getattr(self, name) for name in arrays},
-            "unseen_sigma": np.array([self.unseen_sigma]),
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> ConvParameters:
-        """Read back from arrays."""
-        names = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
-        arrays = {name: np.asarray(state[name], dtype=np.float64) for name in names}
-        return ConvParameters(chips=Chips.from_state(state), unseen_sigma=float(state["unseen_sigma"][0]), **arrays)
 
 
 def estimate_algorithm_seconds(

@@ -144,11 +144,7 @@ def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray
 def compute_winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
     """[GEMMs, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
     inner, outer, out_h, out_w = _orient_sizes(g)
-    tiles = None
-    for images, down, side in _WINOGRAD_BLOCKS:
-        count = np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
-        tiles = count if tiles is None else np.minimum(tiles, count)
-    assert tiles is not None
+    tiles = np.minimum.reduce(_count_winograd_blocks(g, out_h, out_w))
     block = _estimate_winograd_block(inner, rate)
     moved = 4.0 * g.total_size / device.dram_bandwidth
     transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
@@ -160,52 +156,45 @@ def compute_nonfused_winograd_features(g: Geometry, device: Device, rate: FloatA
     inner, outer, out_h, out_w = _orient_sizes(g)
     tiles = g.batch * np.ceil(out_h / 4) * np.ceil(out_w / 4)
     products = np.where(g.winograd5, 144.0, 36.0)  # of a tile of 4x4 outputs
-    least = None
-    rows, cols, depth = np.where(g.weights, g.channels, tiles), np.where(g.weights, g.filters, outer), inner
-    depth = np.where(g.weights, tiles, depth)
-    for tile_rows, tile_cols, efficiency in _BATCHED_TILES:
-        blocks = products * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
-        seconds = _count_waves(blocks, device) * _estimate_tile_seconds(tile_rows, tile_cols, depth, efficiency, rate)
-        least = seconds if least is None else np.minimum(least, seconds)
-    assert least is not None
+    rows, cols = np.where(g.weights, g.channels, tiles), np.where(g.weights, g.filters, outer)
+    depth = np.where(g.weights, tiles, inner)
+    seconds = [
+        _count_waves(products * np.ceil(rows / high) * np.ceil(cols / wide), device)
+        * _estimate_tile_seconds(high, wide, depth, efficiency, rate)
+        for high, wide, efficiency in _BATCHED_TILES
+    ]
+    least = np.minimum.reduce(seconds)
     moved = 4.0 * (g.input_size + g.output_size + products * tiles * (inner + outer)) / device.dram_bandwidth
     transform = 4.0 * (g.taps + products) * g.channels * g.filters / device.dram_bandwidth
     even = g.channels % 4 == 0
     return np.stack([least, moved, np.where(even, transform, 0.0), np.where(even, 0.0, transform)], axis=1)
 
 
-def estimate_gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
+def estimate_forward_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of forward convolutions in fp32 by each tile, in whole waves: of the implicit GEMM, of
+    the fused Winograd kernel, of the 36 GEMMs of the four-kernel one."""
     rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
-    seconds = []
-    for rows, cols in _FORWARD_TILES:
-        blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
-        seconds.append(
-            np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels * g.taps, 1.0, rate)
-        )
-    return seconds
+    positions, squares = g.batch * g.out_h * g.out_w, g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
+    ways = [(tile, 1.0, positions, g.channels * g.taps) for tile in _FORWARD_TILES]
+    ways += [(tile, 36.0, squares, g.channels) for tile in _FORWARD_BATCHED_TILES]
+    gemms = [
+        np.ceil(products * np.ceil(count / rows) * np.ceil(g.filters / cols) / device.num_sms)
+        * _estimate_tile_seconds(rows, cols, depth, 1.0, rate)
+        for (rows, cols), products, count, depth in ways
+    ]
+    fused = [
+        np.ceil(blocks * np.ceil(g.filters / 32) / device.num_sms) * _estimate_winograd_block(g.channels, rate)
+        for blocks in _count_winograd_blocks(g, g.out_h, g.out_w)
+    ]
+    return [*gemms[: len(_FORWARD_TILES)], *fused, *gemms[len(_FORWARD_TILES) :]]
 
 
-def estimate_winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
-    rate = device.get_sustained_flops("fp32") / device.num_sms
-    seconds = []
-    for images, down, side in _WINOGRAD_BLOCKS:
-        count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
-        waves = np.ceil(count * np.ceil(g.filters / 32) / device.num_sms)
-        seconds.append(waves * _estimate_winograd_block(g.channels, rate))
-    return seconds
-
-
-def estimate_nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of the 36 GEMMs of forward four-kernel Winograd by each tile, in whole waves."""
-    rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
-    tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
-    seconds = []
-    for rows, cols in _FORWARD_BATCHED_TILES:
-        blocks = 36 * np.ceil(tiles / rows) * np.ceil(g.filters / cols)
-        seconds.append(np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels, 1.0, rate))
-    return seconds
+def _count_winograd_blocks(g: Geometry, out_h: FloatArray, out_w: FloatArray) -> list[FloatArray]:
+    """Blocks of the fused Winograd kernel over one produced channel, by each of their shapes."""
+    return [
+        np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
+        for images, down, side in _WINOGRAD_BLOCKS
+    ]
 
 
 def estimate_depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
