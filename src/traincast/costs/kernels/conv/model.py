@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -70,10 +70,6 @@ class ConvParameters(ArrayRecord):
         """How many times the farthest size of a call is larger than what was fitted; 1 inside."""
         sizes = np.stack([g.batch, g.channels, g.filters, g.height], axis=1)
         return np.asarray(np.maximum((sizes / self.limits).max(axis=1), 1.0))
-
-    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> ConvParameters:
-        """The same weights with these spreads."""
-        return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
 
 
 def estimate_algorithm_seconds(

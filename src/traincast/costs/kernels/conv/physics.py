@@ -122,21 +122,16 @@ def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray
     cols = np.where(g.data, g.channels, g.filters)
     # of a strided filter's taps only some meet an input position; kernels skip part of the others
     depth = np.select([g.data, g.weights], [g.filters * g.taps / np.sqrt(g.stride), positions], g.channels * g.taps)
-    least, extra = None, np.zeros(len(rows))
+    seconds, parts = [], []
     for tile_rows, tile_cols, efficiency in _TILES:
         blocks = g.groups * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
-        split = np.where(
-            g.weights, np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1)), 1.0
-        )
-        seconds = _count_waves(blocks * split, device) * _estimate_tile_seconds(
-            tile_rows, tile_cols, depth / split, efficiency, rate
-        )
-        parts = np.where(split > 1, split * g.filter_size * 4.0, 0.0)
-        if least is None:
-            least, extra = seconds, parts
-        else:
-            extra, least = np.where(seconds < least, parts, extra), np.minimum(seconds, least)
-    assert least is not None
+        most = np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1))
+        split = np.where(g.weights, most, 1.0)
+        tile = _estimate_tile_seconds(tile_rows, tile_cols, depth / split, efficiency, rate)
+        seconds.append(_count_waves(blocks * split, device) * tile)
+        parts.append(np.where(split > 1, split * g.filter_size * 4.0, 0.0))
+    fastest = np.argmin(seconds, axis=0)[None]
+    least, extra = (np.take_along_axis(np.array(each), fastest, axis=0)[0] for each in (seconds, parts))
     moved = g.total_size * item + extra
     return np.stack([least, moved / device.dram_bandwidth], axis=1)
 
