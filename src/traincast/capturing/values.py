@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from traincast.capturing.arguments import list_tensors
-from traincast.capturing.collective_values import ValueCollective
+from traincast.capturing.arguments import get_traits, list_tensors
 from traincast.capturing.errors import find_user_line
-from traincast.capturing.lengths import find_lengths, has_lengths
+from traincast.capturing.fbgemm import find_lengths, has_lengths
+from traincast.capturing.messages import ValueCollective
 from traincast.capturing.storages import Seen, StorageBook, StorageInfo
-from traincast.capturing.traits import get_traits
 
 aten = torch.ops.aten
 _MOST_BYTES = {True: 1 << 16, False: 1 << 26}  # kept of one tensor, by whether it is of floating point
