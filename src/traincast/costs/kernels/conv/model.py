@@ -133,7 +133,7 @@ class ConvModel(KernelModel):
     """Forward, data gradient and filter gradient. Fitted state: `parameters_`, and `residual_` (trees)."""
 
     family: ClassVar[Family] = CONV
-    UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
+    UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data of a chip is thin
     _DEPTHWISE: ClassVar[float] = 0.6  # log-sigma: assumed, there is no data for it
 
     def __init__(self, parameters: ConvParameters, residual: ConvTrees | None = None) -> None:
@@ -168,7 +168,7 @@ class ConvModel(KernelModel):
         if direct.any():
             seconds = np.where(direct, calls["slowness"] * estimate_direct_seconds(g, device), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
-        sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
+        sigma = np.where(learned | (row < 0), sigma, np.hypot(sigma, self.UNMEASURED))
         sigma = np.where(depthwise | direct, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
         factor = self.parameters_.factor_outside(g)
         known, new_gpu = learned & (factor <= 1.0), np.full(len(calls), row < 0)
