@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -32,20 +33,20 @@ _SHUFFLENETS = {
 _MNASNETS = {"mnasnet0_5": 0.5, "mnasnet0_75": 0.75, "mnasnet1_0": 1.0, "mnasnet1_3": 1.3}
 _OTHERS: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2": MobileNet,
-    "squeezenet1_0": lambda: SqueezeNet(newer=False),
-    "squeezenet1_1": lambda: SqueezeNet(newer=True),
+    "squeezenet1_0": partial(SqueezeNet, newer=False),
+    "squeezenet1_1": partial(SqueezeNet, newer=True),
 }
 
 
 def list_torchvision_nets() -> dict[str, Callable[[], nn.Module]]:
     """How to make each net, by torchvision's name."""
     makers = dict(_OTHERS)
-    makers |= {name: lambda sizes=sizes: ResNet(*sizes, squeezes=False) for name, sizes in _RESNETS.items()}
-    makers |= {name: lambda sizes=sizes: DenseNet(*sizes) for name, sizes in _DENSENETS.items()}
-    makers |= {name: lambda sizes=sizes: ShuffleNet(sizes) for name, sizes in _SHUFFLENETS.items()}
-    makers |= {name: lambda width=width: MobileNet(width=width) for name, width in _MNASNETS.items()}
+    makers |= {name: partial(ResNet, *sizes, squeezes=False) for name, sizes in _RESNETS.items()}
+    makers |= {name: partial(DenseNet, *sizes) for name, sizes in _DENSENETS.items()}
+    makers |= {name: partial(ShuffleNet, sizes) for name, sizes in _SHUFFLENETS.items()}
+    makers |= {name: partial(MobileNet, width=width) for name, width in _MNASNETS.items()}
     for suffix, normed in (("", False), ("_bn", True)):
-        makers |= {name + suffix: lambda s=sizes, n=normed: Vgg(s, normed=n) for name, sizes in _VGGS.items()}
+        makers |= {name + suffix: partial(Vgg, sizes, normed=normed) for name, sizes in _VGGS.items()}
     return makers
 
 
