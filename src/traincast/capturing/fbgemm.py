@@ -90,7 +90,20 @@ def _infer_unique(indices: torch.Tensor, largest: int, compute_count: bool) -> A
     return torch.empty_like(indices), indices.new_empty(1, dtype=torch.int32), counts
 
 
+def _infer_segments(
+    values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor, batch_size: int,
+    weights: torch.Tensor | None = None, selected_lengths_sum: int | None = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Segments of every `batch_size` that are picked: where nobody says how long they are, as long as the others."""
+    total = selected_lengths_sum
+    if total is None:
+        total = round(values.numel() * indices.numel() / max(1, batch_size))
+    picked = [values.new_empty(total), lengths.new_empty(indices.numel() * (lengths.numel() // batch_size))]
+    return picked if weights is None else [*picked, weights.new_empty(total)]
+
+
 _SHAPES: dict[str, Callable[..., Any]] = {
+    "fbgemm::keyed_jagged_index_select_dim1": _infer_segments,
     "fbgemm::lxu_cache_flush": _return_nothing,
     "fbgemm::lru_cache_populate": _return_nothing,
     "fbgemm::lfu_cache_populate": _return_nothing,
@@ -144,7 +157,23 @@ def _spread_lengths(
     return {0: (below[1] - below[0]).reshape(-1).to(known.dtype)}
 
 
+def _pick_segments(
+    read: Read, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, indices: torch.Tensor,
+    batch_size: int, *rest: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Segments of one batch in another order: their lengths, and what is in them where that is known."""
+    sizes, order, inside = read(lengths), read(indices), read(values)
+    if sizes is None or order is None or sizes.numel() != batch_size:
+        return {}
+    found = {1: sizes[order.long()]}
+    if inside is not None:
+        ends = sizes.cumsum(0)
+        found[0] = torch.cat([inside[ends[place] - sizes[place] : ends[place]] for place in order.tolist()])
+    return found
+
+
 _FINDERS: dict[str, Callable[..., Any]] = {
+    "fbgemm::keyed_jagged_index_select_dim1": _pick_segments,
     "fbgemm::permute_2D_sparse_data": _permute_lengths,
     "fbgemm::permute_1D_sparse_data": _permute_lengths,
     "fbgemm::block_bucketize_sparse_features": _spread_lengths,
@@ -160,7 +189,7 @@ _KNOWN = "known"
 _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host, int vbe_output_size"
 )
 
 
@@ -265,6 +294,7 @@ def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tupl
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
         int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
         weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]), int(_reads_host(given)),
+        int(given.get("vbe_output_size") or -1),
     )  # fmt: skip
 
 
@@ -327,7 +357,10 @@ _KEPT: list[Any] = []
 def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
     total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int, host: int,
+    vbe_output_size: int,
 ) -> torch.Tensor:  # fmt: skip
+    if vbe_output_size >= 0:  # features have batches of their own: their rows one after the other
+        return weights.new_empty(vbe_output_size, dtype=torch.float32)
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)
     samples = (offsets.numel() - 1) // len(dims)

@@ -79,8 +79,10 @@ def _load_without_thread(patches: Patches) -> None:
 
 
 _SHARDED = {
-    "embeddingbag": ("ShardedEmbeddingBagCollection", "_embedding_bag_configs"),
-    "embedding": ("ShardedEmbeddingCollection", "_embedding_configs"),
+    "embeddingbag": "ShardedEmbeddingBagCollection",
+    "embedding": "ShardedEmbeddingCollection",
+    "mc_embeddingbag": "ShardedManagedCollisionEmbeddingBagCollection",  # around one of the first two
+    "mc_embedding": "ShardedManagedCollisionEmbeddingCollection",
 }
 
 
@@ -95,39 +97,49 @@ def note_tables(patches: Patches) -> None:
             make(self, *args, **kwargs)
             paths.update((id(module), path) for path, module in self.module.named_modules())
 
-    for module, (name, configs) in _SHARDED.items():
+    for module, name in _SHARDED.items():
         kind = _find(module, name)
         if kind is not None:
-            _note_lookups(patches, kind, paths, configs)
+            _note_lookups(patches, kind, paths)
 
 
 def _find(module: str, name: str) -> Any:
     return getattr(sys.modules.get(f"torchrec.distributed.{module}"), name, None)
 
 
-def _note_lookups(patches: Patches, kind: type, paths: dict[int, str], configs: str) -> None:
+def _note_lookups(patches: Patches, kind: type, paths: dict[int, str]) -> None:
     @patches.wrap(kind, "input_dist")
     def noted(input_dist: Any, self: Any, ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         result = input_dist(self, ctx, features, *args, **kwargs)
         if hasattr(features, "length_per_key_or_none"):
-            _note_module(paths.get(id(self), type(self).__name__), self, getattr(self, configs), features)
+            held = getattr(self, "_embedding_module", self)
+            _note_module(paths.get(id(held), type(held).__name__), held, features)
         return result
 
 
-def _note_module(path: str, module: Any, configs: Any, features: Any) -> None:
+def _note_module(path: str, module: Any, features: Any) -> None:
     """Lookups of a sample where lengths are known: nobody is made to wait for them."""
     assumed = get_assumptions()
     known = features.length_per_key_or_none()
-    stride = 0 if features.variable_stride_per_key() else features.stride()
-    if stride and assumed.batch is None:
-        assumed.batch = stride
-    lookups = dict(zip(features.keys(), known, strict=True)) if known and stride else {}
+    batch = _count_samples(features)
+    if batch and assumed.batch is None:
+        assumed.batch = batch
+    lookups = dict(zip(features.keys(), known, strict=True)) if known and batch else {}
+    configs = getattr(module, "_embedding_bag_configs", None) or module._embedding_configs
     content = json.loads(assumed.meta.get(TABLES, '{"modules": {}}'))
     content["modules"][path] = {
         "is_weighted": bool(getattr(module, "_is_weighted", False)),
-        "tables": [_describe_table(config, lookups, stride) for config in configs],
+        "tables": [_describe_table(config, lookups, batch) for config in configs],
     }
     assumed.meta[TABLES] = json.dumps(content)
+
+
+def _count_samples(features: Any) -> int:
+    """Samples of a batch; where features have batches of their own, those that their rows are spread to."""
+    if not features.variable_stride_per_key():
+        return int(features.stride())
+    spread = features.inverse_indices_or_none()
+    return int(spread[1].shape[-1]) if spread is not None else max(features.stride_per_key(), default=0)
 
 
 def _describe_table(config: Any, lookups: dict[str, int], batch: int) -> dict[str, Any]:

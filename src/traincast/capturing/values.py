@@ -159,14 +159,14 @@ class Values:
         wanted = [(out, info) for out in made if (info := self._find_storage_to_fill(out)) is not None]
         if not wanted:
             return
-        if not self._is_computable(func, tensors):
+        computed = self.run_op(func, args, kwargs) if self._is_computable(func, tensors) else None
+        if computed is None:
             name = get_traits(func).name
             found = find_lengths(name, args, kwargs, self.get_values) or self._find_absorbed(name, tensors, made)
             for position, value in found.items():
                 if (info := self._find_storage_to_fill(made[position])) is not None:
                     self._keep_value(made[position], info, value)
             return
-        computed = self.run_op(func, args, kwargs)
         for (out, info), value in zip(wanted, [v for v in list_tensors(computed) if self._is_small(v)], strict=False):
             self._keep_value(out, info, value)
 

@@ -81,6 +81,15 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "With one data-parallel rank nothing is divided, and gathered parameters are still copies.",
     ),
     LawException(
+        "zero: less memory", 2.0, lambda s: (s.pp or 1) > 1,
+        "PyTorch's pipelines do not shard again between micro-batches: FSDP gathers parameters once a step and adds "
+        "up whole gradients in the type that they are reduced in, 4 bytes where a lower stage adds up 2.",
+    ),
+    LawException(
+        "zero: less memory", 1.1, lambda s: _count_data_ranks(s) == 2 and "-4-layers" in str(s.workload),
+        "Two ranks divide states by two; gathered weights and gradients of two layers are half of a model of four.",
+    ),
+    LawException(
         "micro_batch: more memory", 1.5, _is_one_pass,
         "A step of one pass has no accumulated gradients beside those that its backward pass makes.",
     ),
@@ -201,7 +210,10 @@ EXCEPTIONS: tuple[LawException, ...] = (
             edit, 1.005, _has_several_gpus,
             "What is ready earlier runs beside other kernels and collectives, which share SMs and bandwidth with it.",
         )
-        for edit in ("link-speed", "link-latency", "nic-speed", "memory-speed", "host-speed", "launch-speed", "speed:")
+        for edit in (
+            "compiled", "host-speed", "launch-speed", "link-latency", "link-speed", "memory-speed", "nic-speed",
+            "speed:",
+        )
     ),
     LawException(
         "batch_size: slower", 1.001, _always,

@@ -27,6 +27,8 @@ from traincast.utils.errors import TraincastError
 
 AnyDense: TypeAlias = "Dense | CapturedDense"
 """A dense part that is described, or that was captured."""
+Key: TypeAlias = Callable[[int], tuple[object, ...]]
+"""What ranks are told apart by."""
 MAX_RANKS = 4096
 """Every rank collectives with every other: time and memory of a prediction grow with the square of the ranks."""
 PREFETCH = 16
@@ -43,7 +45,6 @@ def build_sharded_dlrm(
     batch_size: int,
     gpus_per_node: int = 8,
     redistribute_inputs: bool = True,
-    index_dtype: str = "int64",
     pipelined: bool = False,
     name: str = "sharded-dlrm",
 ) -> Workload:
@@ -58,19 +59,14 @@ def build_sharded_dlrm(
     dense = Dense.from_dlrm(dense) if isinstance(dense, DlrmConfig) else dense
     layout = assign_shards_to_ranks(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
     _check_tables(dense, tables)
-    first: dict[tuple[object, ...], int] = {}
-    ranks = tuple(first.setdefault(layout.make_program_key(rank), len(first)) for rank in range(layout.world_size))
-    written: list[Program] = []
-    templates: dict[tuple[object, ...], Program] = {}
-    for number in range(len(first)):
-        rank = ranks.index(number)
-        program = build_sharded_rank_program(
-            layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
-            pipelined=pipelined, like=templates.get(layout.make_structure_key(rank)),
+
+    def write(rank: int, like: Program | None) -> Program:
+        return build_sharded_rank_program(
+            layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, pipelined=pipelined,
+            like=like,
         ).program  # fmt: skip
-        templates.setdefault(layout.make_structure_key(rank), program)
-        written.append(program)
-    programs = tuple(replace(program, rigid=RIGID) for program in share_templates(written))
+
+    programs, ranks = write_ranks(layout.world_size, layout.make_program_key, layout.make_structure_key, write)
     if isinstance(dense, CapturedDense):
         return replace(dense.workload, name=name, programs=programs, ranks=ranks)
     return Workload(
@@ -80,6 +76,23 @@ def build_sharded_dlrm(
         mode="training",
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
+
+
+def write_ranks(
+    world_size: int, make_program_key: Key, make_structure_key: Key, write: Callable[[int, Program | None], Program]
+) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+    """The distinct programs of all ranks, and which of them each runs. `write` writes a rank's, given one of a rank
+    that runs the same ops: equal structure keys say so, equal program keys that nothing differs."""
+    first: dict[tuple[object, ...], int] = {}
+    ranks = tuple(first.setdefault(make_program_key(rank), len(first)) for rank in range(world_size))
+    written: list[Program] = []
+    templates: dict[tuple[object, ...], Program] = {}
+    for number in range(len(first)):
+        rank = ranks.index(number)
+        form = make_structure_key(rank)
+        written.append(write(rank, templates.get(form)))
+        templates.setdefault(form, written[-1])
+    return tuple(replace(program, rigid=RIGID) for program in share_templates(written)), ranks
 
 
 def _check_tables(dense: AnyDense | None, tables: Sequence[Table]) -> None:
@@ -115,13 +128,12 @@ def build_sharded_rank_program(
     tables: Sequence[Table],
     *,
     redistribute_inputs: bool = True,
-    index_dtype: str = "int64",
     pipelined: bool = False,
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
     builder = RankBuilder(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
-    writer = _StepWriter(builder, layout, dense, tables, redistribute_inputs, index_dtype)
+    writer = _StepWriter(builder, layout, dense, tables, redistribute_inputs)
     writer.pipelined = pipelined
     return writer.write_program()
 
@@ -140,12 +152,12 @@ class _StepWriter:
 
     def __init__(
         self, builder: RankBuilder, layout: Layout, dense: AnyDense | None, tables: Sequence[Table],
-        redistributed: bool, index_dtype: str,
+        redistributed: bool,
     ) -> None:  # fmt: skip
-        self.builder, self.layout, self.redistributed, self.index_dtype = builder, layout, redistributed, index_dtype
-        self.tables = tables
+        self.builder, self.layout, self.redistributed, self.tables = builder, layout, redistributed, tables
+        self.index_dtype = dense.index_dtype if isinstance(dense, Dense) else "int64"
         self.sharded = ShardedTables(
-            builder, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
+            builder, layout, index_dtype=self.index_dtype, names=TORCHREC if redistributed else REFERENCE
         )
         self.dense: EagerDense | ReplayedDense | None = None
         if dense is not None:
