@@ -8,6 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from traincast.capturing.assemble import StorageClassifier, assemble_program, insert_other_threads, list_host_scopes
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import REJECTED
@@ -17,7 +19,7 @@ from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.updates import Choice, Update, choose_updates, compare_batch, find_cycle
 from traincast.ir.program import Program
-from traincast.ir.workload import SAMPLES_PER_BATCH, UPDATES
+from traincast.ir.workload import SAMPLES_PER_BATCH, SEARCHED, UPDATES
 
 _ALIKE, _MOST = 24, 64  # updates watched where all are alike, and where they are not
 _SECONDS, _MORE_SECONDS = 1.0, 6.0  # for which they are watched, likewise
@@ -126,6 +128,8 @@ class StepRecording:
         stated.in_step = True
         if self._choice is not None and not (self._first or self._choice.evaluates):
             self._recorder.watch.on_evaluation = self._leave_step
+        if torch.backends.cudnn.benchmark:
+            stated.meta[SEARCHED] = "1"
         self._profiler = self._open.enter_context(profile_host())
         self._clock.start()
 
