@@ -203,7 +203,7 @@ def trace(
     *files: str | Path,
     on: str | Platform | None = None,
     host: str | None = None,
-    host_scale: float | None = 1.0,
+    host_scale: float | None = None,
     twice: Sequence[str] = (),
     step_marker: str = "",
 ) -> TraceReport:
@@ -211,8 +211,8 @@ def trace(
 
     `files` are Kineto traces, with or without the execution traces of the same run, or folders of them, one file per
     rank. With a platform `on` the traced step is also predicted, with its own host times or those of the host profile
-    `host` ("platform": the platform's own), `host_scale` times as slow (None: told from the trace). `twice` names ops,
-    kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
+    `host` ("platform": the platform's own), `host_scale` times as slow (None: as its launch calls are). `twice` names
+    ops, kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
     (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
     """
     from traincast.traces.entry import analyse_trace_files as answer

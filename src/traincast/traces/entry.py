@@ -23,7 +23,7 @@ def analyse_trace_files(
     step_marker: str = "",
 ) -> TraceReport:
     """What the traces say, and with a platform `on` how a prediction of them compares."""
-    if on is None and (host is not None or host_scale != 1.0):
+    if on is None and (host is not None or host_scale is not None):
         raise TraincastError("`host` and `host_scale` belong to a prediction: add `on`")
     platform = load_platform(on) if isinstance(on, str) else on
     request = TraceOptions(

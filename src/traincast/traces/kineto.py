@@ -10,7 +10,16 @@ import msgspec
 import numpy as np
 
 from traincast.traces.duplicates import remove_duplicates
-from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, make_blank_events
+from traincast.traces.events import (
+    CATEGORIES,
+    DEVICE_KINDS,
+    EVENT,
+    MEMORY,
+    MOMENT,
+    Kind,
+    TimelineTrace,
+    make_blank_events,
+)
 from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
 from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
@@ -43,7 +52,7 @@ class _KinetoSink(RowSink):
         self.device = -1  # that the first kernel ran on
         self._recorded: dict[bytes, int] = {}
         self._streams: Interner[str] = Interner("streams")  # that have a name but no number
-        self.memory = TableBuilder(MEMORY)
+        self.memory, self.python = TableBuilder(MEMORY), TableBuilder(MOMENT)
         self.unread: Counter[str] = Counter()
 
     def add_batch(self, raw: bytes) -> bool:
@@ -68,22 +77,37 @@ class _KinetoSink(RowSink):
 
     def _sort_events(self, events: list[Event]) -> None:
         """Keeps what took time, forward passes of modules, and allocations."""
-        allocations = []
+        allocations, python = [], []
         for event in events:
-            if event.cat == _PYTHON and event.name.startswith(_MODULE):
-                event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
+            if event.cat == _PYTHON:
+                python.append(event)
+                if event.name.startswith(_MODULE):
+                    event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
             elif event.name == _ALLOCATION and event.ph in ("i", "I"):
                 allocations.append(event)
         self._keep_events([event for event in events if event.ph == "X" and event.cat in _CODES])
         self._count_unread(events)
         if allocations:
             self._keep_memory(allocations)
+        if python:
+            self._keep_python(python)
 
     def _count_unread(self, events: list[Event]) -> None:
         others = Counter(e.cat for e in events if e.ph == "X" and e.cat not in _CODES and e.cat not in _NOT_COUNTED)
         for category, count in others.items():
             if category in self.unread or len(self.unread) < _MOST_CATEGORIES:
                 self.unread[category] += count
+
+    def _keep_python(self, events: list[Event]) -> None:
+        """The moments at which Python's tracer saw calls begin and end."""
+        if self.nanoseconds is None:
+            self.nanoseconds = abs(events[0].ts) >= _NANOSECONDS_FROM
+        times = np.array([moment for event in events for moment in (event.ts, event.ts + event.dur)])
+        largest = 1000 * _LARGEST_US if self.nanoseconds else _LARGEST_US
+        times = times[abs(times) <= largest]
+        rows = np.empty(len(times), dtype=MOMENT)
+        rows["time"] = self._convert_clock(times)
+        self.python.append_block(rows)
 
     def _keep_memory(self, events: list[Event]) -> None:
         """Rows of allocations on devices; those that make no sense are left out."""
@@ -266,6 +290,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
         notes=tuple(notes),
         unread=tuple((escape_text(name)[:40], count) for name, count in sink.unread.most_common()),
         memory=sink.memory.finish_table(),
+        python=np.sort(sink.python.finish_table()["time"]),
     )
 
 

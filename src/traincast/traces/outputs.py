@@ -26,6 +26,7 @@ _REDUCES_ONE = frozenset({"aten::any", "aten::all", "aten::max", "aten::min", "a
 _REDUCES_DIMS = _REDUCES_ONE | {"aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::logsumexp"}
 _UPSAMPLE = re.compile(r"aten::_?upsample_\w+?[123]d\w*$")
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
+_GATHERS = frozenset({"aten::index_select", "aten::gather", "aten::take", "aten::take_along_dim"})
 _LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
 _BAGS = frozenset({"aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"})
 
@@ -71,7 +72,11 @@ def find_reduced_dims(name: str, source: TensorSpec, recorded: RecordedArguments
 
 
 def infer_sized_output(name: str, source: TensorSpec, recorded: RecordedArguments) -> TensorSpec | None:
-    """The result of an op that was told its size, or which dimensions to reduce; None for others."""
+    """The result of an op that was told its size, which dimensions to reduce or which elements to take; None for
+    others."""
+    taken = _infer_taken(name, source, recorded)
+    if taken is not None:
+        return taken
     dims = find_reduced_dims(name, source, recorded)
     if dims is not None:
         kept = tuple(1 if axis in dims else size for axis, size in enumerate(source.shape))
@@ -82,6 +87,18 @@ def infer_sized_output(name: str, source: TensorSpec, recorded: RecordedArgument
     whole = size if name.endswith("_backward") else (*source.shape[:2], *(size or ()))
     sound = whole is not None and len(whole) == len(source.shape) and all(length > 0 for length in whole)
     return make_contiguous_tensor(tuple(whole or ()), source.dtype) if sound else None
+
+
+def _infer_taken(name: str, source: TensorSpec, recorded: RecordedArguments) -> TensorSpec | None:
+    """What a gather takes out of a tensor, such as a few tokens of a cache: as much as it has indices."""
+    tensors = recorded.tensors
+    if name not in _GATHERS or len(tensors) < 2 or not source.shape:
+        return None
+    if name != "aten::index_select":
+        return make_contiguous_tensor(tensors[1].shape, source.dtype)
+    axis = (recorded.get_integers(1) or (0,))[0] % len(source.shape)
+    shape = (*source.shape[:axis], tensors[1].numel, *source.shape[axis + 1 :])
+    return make_contiguous_tensor(shape, source.dtype)
 
 
 def _promote_dtype(inputs: Sequence[TensorSpec]) -> str:

@@ -51,13 +51,22 @@ class ProfilerCost:
     call: float
     frame: float = 0.0
 
+    def sum_seconds(self, linked: Linked) -> float:
+        """What recording adds to a mean step, in seconds."""
+        rows = linked.host[linked.step[linked.host] >= 0]
+        kinds = linked.events["kind"][rows]
+        counts = np.isin(kinds, (Kind.OP, Kind.ANNOTATION)).sum(), (kinds == Kind.RUNTIME).sum()
+        frames = linked.events["frames"][rows].sum()
+        return 1e-9 * float(self.op * counts[0] + self.call * counts[1] + self.frame * frames) / len(linked.steps)
+
 
 @dataclass(eq=False, slots=True)
 class Overheads:
     """Distributions by (type, name): types "T1" by who issues the next op (`host.names`); "T2", "T3", "T5", "alone" by
-    op; "T4" by runtime call."""
+    op; "T4" by runtime call. `cost` is what was taken off for recording (None where several traces are pooled)."""
 
     table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
+    cost: ProfilerCost | None = None
 
     def merge_with(self, other: Overheads) -> Overheads:
         """The samples of both."""
@@ -132,7 +141,8 @@ def measure_overheads(linked: Linked, cost: ProfilerCost | None = None) -> Overh
     cost = estimate_profiler_cost(linked) if cost is None else cost
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     _Extraction(linked, cost, samples).extract_all()
-    return Overheads({key: Distribution.from_samples(1e-9 * np.array(values)) for key, values in samples.items()})
+    table = {key: Distribution.from_samples(1e-9 * np.array(values)) for key, values in samples.items()}
+    return Overheads(table, cost)
 
 
 def pool_overheads(overheads: Iterable[Overheads]) -> Overheads:

@@ -26,6 +26,7 @@ from traincast.traces.replay.notes import (
     note_devices,
     note_execution,
     note_missing_ranks,
+    note_recording,
     note_slow_steps,
     replay_notes,
     step_notes,
@@ -49,14 +50,14 @@ PLATFORM_HOST = "platform"
 class TraceOptions:
     """What else to find out: the prediction on `platform`, and gains of ops or families in `twice`.
 
-    The host's times are the trace's own, or with `host` those of that profile ("platform": the platform's own), made
-    `compute_host_scale` times slower (as the trace's launch calls say if None; without `host` the platform's profile).
+    The host's times are the trace's own, or with `host` those of that profile ("platform": the platform's own),
+    `host_scale` times as long (None: as the trace's own launch calls say; without `host` the platform's profile).
     Steps begin at ops or annotations called `step_marker` (see `traces.markers`).
     """
 
     platform: Platform | None = None
     host: str | None = None
-    host_scale: float | None = 1.0
+    host_scale: float | None = None
     twice: tuple[str, ...] = ()
     step_marker: str = ""
 
@@ -130,6 +131,7 @@ def _analyse_rank(traces: RankTraces, linked: Linked, request: TraceOptions, *, 
         attribution = _predict_rank(linked, instructions, reader, overheads, request.platform, request)
     steps = tuple(compute_breakdown(linked))
     notes += note_slow_steps(steps)
+    notes += note_recording(linked, overheads.cost, steps) if overheads.cost else []
     if made and alone:
         notes += note_missing_ranks([(rank, linked.trace.world_size)])
     return RankReport(
@@ -163,7 +165,8 @@ def _predict_rank(
         raise TraincastError(
             f"'{linked.trace.path}' has no launches of its kernels: nothing can be predicted; record CPU activities too"
         )
-    own_host = request.host is None and request.host_scale == 1.0
     profile = choose_profile(platform, linked, None if request.host == PLATFORM_HOST else request.host)
+    if request.host is None and request.host_scale is None:
+        return attribute_error(linked, instructions, reader, platform, profile, own_host=True)
     scale = compute_host_scale(overheads, profile) if request.host_scale is None else request.host_scale
-    return attribute_error(linked, instructions, reader, platform, profile, scale, own_host=own_host)
+    return attribute_error(linked, instructions, reader, platform, profile, scale)

@@ -46,29 +46,12 @@ _REPLAY_SIGMA = 0.02  # of a step that is simulated with its own times, and of o
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
-@dataclass(frozen=True, kw_only=True)
-class TracedShares(StepShares):
-    """One step of a rank, replayed and predicted alone. Stages: walk, kernels, overheads.
-
-    `unscaled` is the full prediction with the host profile as it is, not scaled to this host; seconds.
-    """
-
-    unscaled: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The step in milliseconds; shares are relative to the measured step."""
-        return {
-            "number": self.number, "measured_ms": 1e3 * self.measured, "replayed_ms": 1e3 * self.replayed,
-            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"], "predicted_ms": 1e3 * self.full,
-            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.compute_shares(),
-        }  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attribution:
     """The prediction of a traced run and where its error comes from.
 
-    `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
+    `steps` have the stages walk, kernels, overheads. `circular` says that the host profile was measured in this very
+    trace, so that the overheads' share means little.
     `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
@@ -86,7 +69,7 @@ class Attribution:
     circular: bool
     kernels: TracedKernels
     host: TracedHost
-    steps: tuple[TracedShares, ...]
+    steps: tuple[StepShares, ...]
     predicted: TimelineInstructions
     complete: TimelineInstructions
     full: Replay
@@ -157,7 +140,18 @@ class Attribution:
             "interval_ms": [1e3 * seconds for seconds in self.interval],
             "modelled": self.kernels.modelled,
             "steady_step_ms": 1e3 * self.steady,
-            "steps": [step.to_dict() for step in self.steps],
+            "steps": [
+                {
+                    "number": step.number,
+                    "measured_ms": 1e3 * step.measured,
+                    "replayed_ms": 1e3 * step.replayed,
+                    "with_predicted_kernels_ms": 1e3 * step.stages["kernels"],
+                    "predicted_ms": 1e3 * step.full,
+                    "error": step.error,
+                    "shares": step.compute_shares(),
+                }
+                for step in self.steps
+            ],
             "kernels_by_family": _convert_to_ms(self.sum_by_family()),
             "kernels_by_op": _convert_to_ms(self.sum_by_op()),
             "step_change_by_family_ms": {name: 1e3 * s for name, s in self.change_by_family.items()},
@@ -242,19 +236,15 @@ def attribute_error(
     own_host: bool = False,
     explain: bool = True,
 ) -> Attribution:
-    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
+    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the profile slower. With
     `own_host` the host's times are those of the trace, and `profile` is not used. Unless `explain`, what each family
     and each type of overhead changes is left out."""
     kernels = predict_kernels(linked, reader, platform.device, own_host=own_host)
-    host, shipped = (pool_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
-    if own_host:
-        host, shipped = host.as_measured(), shipped.as_measured()
+    host = pool_host(linked, instructions, profile.scaled(scale))
+    host = host.as_measured() if own_host else host
     predicted = replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, None))
-    unscaled, complete = (
-        replace(predicted, host_seconds=pooled.replace_measured(instructions.host_seconds, *OVERHEAD_TYPES))
-        for pooled in (shipped, host)
-    )
-    variants = (instructions, predicted, unscaled, complete)
+    complete = replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, *OVERHEAD_TYPES))
+    variants = (instructions, predicted, complete)
     simulations = [simulate_replay(linked, variant) for variant in variants]
     floors = [compute_device_work(linked, variant) for variant in variants]
     families = _list_family_variants(linked, instructions, kernels) if explain else ()
@@ -331,23 +321,22 @@ def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floo
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
-    """The stages of every step, from simulations as measured, with predicted kernels, and with two hosts.
+def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
+    """The stages of every step, from simulations as measured, with predicted kernels, and with another host.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
     work that it gives to a stream, except by as much as the measured one is.
     """
-    seconds = [simulated.walked for simulated in simulations]
-    ahead = np.minimum(seconds[0] / np.maximum(floors[0], 1e-12), 1.0)
-    stages = [seconds[0], *(np.maximum(s, ahead * floor) for s, floor in zip(seconds[1:], floors[1:], strict=True))]
+    walk, *others = (simulated.walked for simulated in simulations)
+    ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
     return tuple(
-        TracedShares(
+        StepShares(
             number=step.number,
             measured=step.measured,
-            stages={"walk": float(replayed), "kernels": float(kernels), "overheads": float(full)},
-            unscaled=float(as_shipped),
+            stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
         )
-        for step, replayed, kernels, as_shipped, full in zip(simulations[0].steps, *stages, strict=True)
+        for step, *lengths in zip(simulations[0].steps, *(stage.tolist() for stage in stages), strict=True)
     )
 
 

@@ -61,6 +61,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything about the rank, in milliseconds and microseconds as the names say."""
+        cost = self.overheads.cost
         return {
             "rank": self.rank,
             "file": str(self.linked.trace.path),
@@ -74,6 +75,13 @@ class RankReport:
             ],
             "overheads_us": {
                 kind: {name: d.summarise_us() for name, d in self.overheads.select_type(kind).items()} for kind in TYPES
+            },
+            "profiler_cost_us": cost
+            and {
+                "op": 1e-3 * cost.op,
+                "call": 1e-3 * cost.call,
+                "frame": 1e-3 * cost.frame,
+                "step": 1e6 * cost.sum_seconds(self.linked),
             },
             "collectives": [_convert_collective(collective) for collective in self.collectives],
             "beside_collectives": {
