@@ -18,8 +18,7 @@ from traincast.traces.intervals import Intervals
 from traincast.traces.join import join_execution
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import ProfilerCost, estimate_profiler_cost, measure_overheads
+from traincast.traces.overheads.extraction import Distribution, ProfilerCost, estimate_profiler_cost, measure_overheads
 
 
 def one_op():

@@ -215,7 +215,7 @@ def trace(
     ops, kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
     (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
     """
-    from traincast.traces.entry import analyse_trace_files as answer
+    from traincast.traces.replay.analysis import analyse_trace_files as answer
 
     return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
 
@@ -224,7 +224,7 @@ def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = 
     """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
     ops, matched by name and shape, explain it. `before` may be the JSON of a prediction of the run (`traincast predict
     --json`): then by op and module. `step_marker` is as in `trace`."""
-    from traincast.traces.entry import compare_traces as answer
+    from traincast.traces.replay.analysis import compare_traces as answer
 
     return answer(before, after, step_marker=step_marker)
 

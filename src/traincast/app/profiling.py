@@ -102,7 +102,7 @@ class Profiled:
                                  f"{self.steps} to trace); run more, or give fewer `steps`")  # fmt: skip
         assert self._trace is not None
         from traincast.app.report.measured_verdict import state_traces
-        from traincast.traces.entry import analyse_trace_files
+        from traincast.traces.replay.analysis import analyse_trace_files
 
         self.report = analyse_trace_files([self._trace], on=self.on, host=None, host_scale=None, twice=())
         rank = self.report.ranks[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
-from traincast.traces.nodes import find_rows
+from traincast.traces.execution import find_rows
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, escape_text
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from traincast.traces.execution import NodeSink, Row, finish_trace
-from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.execution import ExecutionTrace, NodeSink, Row, finish_trace
 from traincast.traces.rows import LIMIT
 from traincast.traces.scan import MAX_VALUE
 from traincast.traces.source import ByteSource

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from traincast.traces.chakra import read_chakra
 from traincast.traces.events import TimelineTrace
-from traincast.traces.execution import NODE_ARRAYS, read_execution_trace
+from traincast.traces.execution import NODE_ARRAYS, ExecutionTrace, read_execution_trace
 from traincast.traces.kineto import read_kineto
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.nsight import MAGIC, read_nsight
 from traincast.traces.source import ByteSource
 from traincast.utils.errors import TraincastError

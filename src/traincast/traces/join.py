@@ -6,8 +6,8 @@ import numpy as np
 
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.events import Kind
+from traincast.traces.execution import ExecutionTrace, find_rows
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace, find_rows
 from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import escape_text
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traincast.traces.duplicates import remove_duplicates
 from traincast.traces.events import (
     CATEGORIES,
     DEVICE_KINDS,
@@ -24,6 +23,7 @@ from traincast.traces.kineto_events import Arguments, Event, decode_batch, decod
 from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.utils.arrays import IndexArray
 from traincast.utils.errors import escape_text
 
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
@@ -305,3 +305,29 @@ def _find_device_name(properties: Any, number: int) -> str:
     same = [str(device.get("name", "")) for device in listed if device.get("id") == number]
     # AMD's kernels name agents, which count the host's processors too: where all devices are alike it is one of them
     return escape_text(same[0] if same else names.pop() if len(names) == 1 else "")
+
+
+def remove_duplicates(events: Table) -> tuple[Table, int]:
+    """The events without those that equal an earlier one in everything, and how many were left out.
+
+    Where nothing that ran on a device comes twice, nothing else is looked at: a file holds all of a run twice, or
+    nothing of it.
+    """
+    device = np.flatnonzero(np.isin(events["kind"], DEVICE_KINDS))
+    looked_at = device if len(device) else np.arange(len(events))
+    if not len(_find_duplicates(events, looked_at)):
+        return events, 0
+    again = _find_duplicates(events, np.arange(len(events)))
+    return np.delete(events, again), len(again)
+
+
+def _find_duplicates(events: Table, rows: IndexArray) -> IndexArray:
+    """Those of these rows that equal an earlier one. What took no time and has no number may well come twice."""
+    numbered = np.any([events[column][rows] >= 0 for column in ("correlation", "external")], axis=0)
+    rows = rows[numbered | (events["duration"][rows] > 0)]
+    order = rows[np.lexsort([events[column][rows] for column in ("duration", "name", "track", "start")])]
+    first, second = order[:-1], order[1:]
+    alike = events["start"][first] == events["start"][second]
+    first, second = first[alike], second[alike]
+    equal = np.array(events[first] == events[second], dtype=np.bool_)
+    return np.sort(second[equal])

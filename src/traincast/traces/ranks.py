@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from traincast.traces.events import TimelineTrace
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.formats import SUFFIXES, read_trace_file
-from traincast.traces.nodes import ExecutionTrace
 from traincast.utils.errors import TraincastError
 
 T = TypeVar("T", TimelineTrace, ExecutionTrace)

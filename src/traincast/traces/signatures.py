@@ -11,8 +11,8 @@ import numpy as np
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.traces.arguments import RecordedArguments, make_contiguous_tensor, parse_arguments
 from traincast.traces.events import Kind
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.outputs import (
     derive_outputs,
     find_reduced_dims,

@@ -11,7 +11,7 @@ from traincast.app.report.measured_profile import format_communication, format_p
 from traincast.app.report.measured_ranks import format_together
 from traincast.app.report.measured_verdict import PART_NAMES, state_traces
 from traincast.traces.breakdown import NO_OP, REASONS, StepBreakdown
-from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.overheads.extraction import Distribution
 from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table, shorten_name

@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform
+from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.breakdown import combine_ranks, compute_breakdown
-from traincast.traces.collectives import find_collectives
+from traincast.traces.collectives import find_collectives, match_collectives
 from traincast.traces.events import Kind
 from traincast.traces.join import join_execution
 from traincast.traces.link import Linked, link_trace
-from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.communication import make_shared_communication_rows
 from traincast.traces.profiler.tables import profile_tables
 from traincast.traces.ranks import RankTraces, read_ranks
+from traincast.traces.replay.against import compare_with_prediction, is_saved_prediction, read_prediction
 from traincast.traces.replay.attribution import Attribution, attribute_error, choose_profile, compute_host_scale
+from traincast.traces.replay.compare import TraceComparison, compare_reports
 from traincast.traces.replay.notes import (
     launch_notes,
     note_devices,
@@ -31,13 +32,11 @@ from traincast.traces.replay.notes import (
     replay_notes,
     step_notes,
 )
-from traincast.traces.replay.path import make_path_report
-from traincast.traces.replay.path_together import find_ranks_path
-from traincast.traces.replay.predicted_together import predict_ranks
+from traincast.traces.replay.path import find_ranks_path, make_path_report
 from traincast.traces.replay.results import RankReport, TogetherReport, TraceReport
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import TimelineInstructions, make_timeline_instructions
-from traincast.traces.replay.together import replay_ranks
+from traincast.traces.replay.together import predict_ranks, replay_ranks
 from traincast.traces.signatures import SignatureReader
 from traincast.traces.slowdowns import compute_slowdowns
 from traincast.utils.errors import TraincastError
@@ -170,3 +169,34 @@ def _predict_rank(
         return attribute_error(linked, instructions, reader, platform, profile, own_host=True)
     scale = compute_host_scale(overheads, profile) if request.host_scale is None else request.host_scale
     return attribute_error(linked, instructions, reader, platform, profile, scale)
+
+
+def analyse_trace_files(
+    files: Sequence[str | Path],
+    *,
+    on: str | Platform | None,
+    host: str | None,
+    host_scale: float | None,
+    twice: Sequence[str],
+    step_marker: str = "",
+) -> TraceReport:
+    """What the traces say, and with a platform `on` how a prediction of them compares."""
+    if on is None and (host is not None or host_scale is not None):
+        raise TraincastError("`host` and `host_scale` belong to a prediction: add `on`")
+    platform = load_platform(on) if isinstance(on, str) else on
+    request = TraceOptions(
+        platform=platform, host=host, host_scale=host_scale, twice=tuple(twice), step_marker=step_marker
+    )
+    return analyse_traces(files, request)
+
+
+def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
+    """What changed from one traced run, or from the saved prediction of a run, to another."""
+    request, first = TraceOptions(step_marker=step_marker), Path(before)
+    predicted = read_prediction(first) if is_saved_prediction(first) else None
+    if is_saved_prediction(Path(after)):
+        raise TraincastError(f"'{after}' is a prediction: give it first and the traced run second")
+    report = analyse_traces([after], request)
+    if predicted is not None:
+        return compare_with_prediction(predicted, report)
+    return compare_reports(analyse_traces([before], request), report)

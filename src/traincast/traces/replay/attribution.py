@@ -7,7 +7,8 @@ overheads. Each difference is one share, so the shares add up to the error of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,13 +25,58 @@ from traincast.traces.overheads.extraction import Overheads
 from traincast.traces.replay.host import TYPES, TracedHost, pool_host
 from traincast.traces.replay.kernels import KEPT as KEPT_KERNELS
 from traincast.traces.replay.kernels import Known, TracedKernels, predict_kernels
-from traincast.traces.replay.shares import StepShares, compute_gmae
-from traincast.traces.replay.steady import compute_steady_seconds, select_marked_steps
-from traincast.traces.replay.steps import Replay, compute_device_work, simulate_replay
+from traincast.traces.replay.steps import (
+    Replay,
+    compute_device_work,
+    compute_steady_seconds,
+    select_marked_steps,
+    simulate_replay,
+)
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray
 from traincast.utils.metrics import Z90
+
+_LEAST_ERROR = 1e-4  # errors below 0.01 % count as that: one that happens to be zero must not make the mean zero
+
+
+def compute_gmae(errors: Sequence[float]) -> float:
+    """Geometric mean of the absolute relative errors; those below 0.01 % count as that."""
+    return math.exp(sum(math.log(max(abs(error), _LEAST_ERROR)) for error in errors) / len(errors)) if errors else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShares:
+    """One step in seconds: `measured`, and `stages` in which more and more of it is predicted, by what was added last.
+
+    The first stage is "walk" (replayed with measured times), the last one the full prediction.
+    """
+
+    number: int
+    measured: float
+    stages: Mapping[str, float]
+
+    @property
+    def replayed(self) -> float:
+        """Seconds of the step simulated with measured times."""
+        return self.stages["walk"]
+
+    @property
+    def full(self) -> float:
+        """Seconds of the step wholly predicted."""
+        return list(self.stages.values())[-1]
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of the full prediction."""
+        return self.full / self.measured - 1.0 if self.measured else 0.0
+
+    def compute_shares(self) -> dict[str, float]:
+        """What each stage adds to the relative error; together they are the error."""
+        moments = [self.measured, *self.stages.values()]
+        changes = zip(self.stages, moments[1:], moments, strict=False)
+        return {name: (after - before) / self.measured if self.measured else 0.0 for name, after, before in changes}
+
 
 OWN_HOST = "of this trace"
 """What the host profile of a prediction is called whose host times are the measured ones."""

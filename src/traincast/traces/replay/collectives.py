@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from traincast.ir.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM
 from traincast.ir.ops import Scalar, Signature, TensorSpec
-from traincast.traces.collectives import Collective
-from traincast.traces.matched_collectives import Match
-from traincast.traces.replay.predicted_together import compute_message_bytes
+from traincast.traces.collectives import Collective, Match
 from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.traces.replay.together import compute_message_bytes
 from traincast.utils.errors import TraincastError
 
 

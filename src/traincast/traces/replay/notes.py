@@ -10,10 +10,10 @@ import numpy as np
 
 from traincast.traces.breakdown import PARTS, StepBreakdown, find_device_steps
 from traincast.traces.calls import number_processes
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.intervals import Intervals
 from traincast.traces.join import compute_shape_mismatch
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.overheads.extraction import ProfilerCost
 from traincast.traces.replay.steps import Replay
 from traincast.utils.arrays import IntArray

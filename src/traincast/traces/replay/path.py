@@ -1,17 +1,25 @@
-"""The critical path of a replayed timeline over host threads and streams, and what faster parts of it would bring."""
+"""The critical path of replayed timelines, of one rank and over all of them, and what faster parts of it would bring.
+
+Within a rank it leads over host threads and streams; at a collective it goes over to the rank that came last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from traincast.simulator.critical import PathPart, Segment, find_critical_path
+from traincast.traces.classify import COMMUNICATION
 from traincast.traces.link import Linked
 from traincast.traces.replay.labels import HOST, Labels
-from traincast.traces.replay.steady import compute_steady_seconds, find_steady_path, select_marked_steps, simulate_once
+from traincast.traces.replay.steps import compute_steady_seconds, find_steady_path, select_marked_steps, simulate_once
 from traincast.traces.replay.timeline import TimelineInstructions
+from traincast.traces.replay.together import RanksSchedule, RanksSimulation, simulate_together
+from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.totals import sum_by_key
 
@@ -94,7 +102,7 @@ def make_path_report(
     segments = _describe_path(rank, labels, find_critical_path([simulate_once(instructions)]))
     repeated = select_marked_steps(linked, instructions)
     settled = Labels(linked, repeated)
-    shown = _compute_shares(rank, linked, settled, repeated)
+    shown = _share_path(rank, linked, settled, repeated)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
             raise make_unknown_error(
@@ -115,7 +123,7 @@ def make_path_report(
         by_op=shown.by_op,
         faster=sort_by_gain(gains, twice, shown.by_what),
         steady=before / steps,
-        after=_compute_shares(rank, linked, settled, settled.halve_time(first)).by_what if taken_over else {},
+        after=_share_path(rank, linked, settled, settled.halve_time(first)).by_what if taken_over else {},
         kinds=frozenset((HOST, *labels.families)),
     )
 
@@ -139,12 +147,112 @@ class _Shares:
     by_op: dict[str, float]
 
 
-def _compute_shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
+def _share_path(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
     """What the path through these instructions is made of: those of `labels`, with whatever lengths."""
     path = find_steady_path(instructions) if linked.marked else find_critical_path([simulate_once(instructions)])
     segments = _describe_path(rank, labels, path)
-    whole = max(sum(segment.seconds for segment in segments), 1e-12)
-    return _Shares(
-        sum_by_key((segment.what, segment.seconds / whole) for segment in segments),
-        sum_by_key((segment.op, segment.seconds / whole) for segment in segments),
+    return _Shares(_compute_shares(segments, lambda s: s.what), _compute_shares(segments, lambda s: s.op))
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RanksPath:
+    """The path over ranks. Shares are of the path's own length. `skew` is how much later than the first rank the one
+    began on which the path begins, in seconds.
+
+    `faster` is what the run, from the begin of its first rank to the end of its last, would save as a share of itself
+    if that family, op, rank ("rank 7") or the host of all ranks took half as long."""
+
+    segments: tuple[PathPart, ...]
+    skew: float
+    by_rank: dict[int, float]
+    by_what: dict[str, float]
+    by_place: dict[tuple[int, str], float]
+    faster: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shares and gains, and the path itself in microseconds on the common clock."""
+        return {
+            "skew_ms": 1e3 * self.skew,
+            "share_by_rank": {str(rank): share for rank, share in self.by_rank.items()},
+            "share_by_what": self.by_what,
+            "share_by_rank_and_op": [
+                {"rank": rank, "op": op, "share": share} for (rank, op), share in self.by_place.items()
+            ],
+            "twice_as_fast_saves": self.faster,
+            "segments": [{"rank": part.rank, **convert_segment(part)} for part in self.segments],
+        }
+
+
+def find_ranks_path(
+    numbers: Sequence[int], ranks: Sequence[Linked], simulated: RanksSimulation, twice: Sequence[str] = ()
+) -> RanksPath:
+    """The path of a run whose ranks were simulated together; `numbers` are the ranks' own."""
+    labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, simulated.schedule.timelines, strict=True)]
+    segments = tuple(
+        part
+        for segment in find_critical_path(simulated.walks, simulated.schedule.meetings)
+        for part in labels[segment.group].describe_segment(numbers[segment.group], segment)
     )
+    by_rank = _compute_shares(segments, lambda s: s.rank)
+    by_what = _compute_shares(segments, lambda s: s.what)
+    ops = [op for op in _compute_shares(segments, lambda s: s.op) if any(op in rank.ops for rank in labels)][:SHOWN_OPS]
+    families = [what for what in by_what if any(what in rank.families for rank in labels)]
+    halved = _HalvedSchedule(simulated.schedule, labels, {f"rank {rank}": index for index, rank in enumerate(numbers)})
+    gains = {
+        name: 1.0 - simulate_together(halved.halve_time(name)).seconds / simulated.seconds
+        for name in dict.fromkeys((*twice, HOST, *families, *ops, *(f"rank {rank}" for rank in by_rank)))
+    }
+    return RanksPath(
+        segments=segments,
+        skew=segments[0].start if segments else 0.0,
+        by_rank=by_rank,
+        by_what=by_what,
+        by_place=_compute_shares(segments, lambda s: (s.rank, s.op)),
+        faster=sort_by_gain(gains, twice, by_what),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _HalvedSchedule:
+    """Instructions of all ranks with half the time for something."""
+
+    schedule: RanksSchedule
+    labels: list[Labels]
+    rank_names: dict[str, int]
+
+    def halve_time(self, name: str) -> RanksSchedule:
+        """Half the time for a rank, a family, an op or all of the host's work."""
+        schedule = self.schedule
+        timelines = list(schedule.timelines)
+        if name in self.rank_names:
+            index = self.rank_names[name]
+            slow = timelines[index]
+            timelines[index] = replace(
+                slow, host_seconds=0.5 * slow.host_seconds, kernel_seconds=0.5 * slow.kernel_seconds
+            )  # its collectives' transfers are not its own
+            return replace(schedule, timelines=tuple(timelines))
+        for index, labels in enumerate(self.labels):
+            if name == HOST or name in labels.families or name in labels.ops:
+                timelines[index] = labels.halve_time(name)
+        shorter = replace(schedule, timelines=tuple(timelines))
+        return shorter.replace_seconds(schedule.meetings.seconds * self._scale_transfers(name))
+
+    def _scale_transfers(self, name: str) -> FloatArray:
+        """The factor on each collective's transfer: it is faster if all members call it under the op that is."""
+        m = self.schedule.meetings
+        if name == COMMUNICATION:
+            return np.full(len(m.seconds), 0.5)
+        other = np.zeros(len(m.seconds), dtype=np.bool_)
+        for collective, rank, instruction in zip(
+            m.collective.tolist(), m.group.tolist(), m.instruction.tolist(), strict=True
+        ):
+            other[collective] |= self.labels[rank].op[instruction] != name
+        return np.where(other, 1.0, 0.5)
+
+
+def _compute_shares(segments: Sequence[PathPart], key: Callable[[PathPart], K]) -> dict[K, float]:
+    whole = max(sum(s.seconds for s in segments), 1e-12)
+    return sum_by_key((key(s), s.seconds / whole) for s in segments)

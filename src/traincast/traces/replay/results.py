@@ -13,18 +13,16 @@ import numpy as np
 
 from traincast.traces.breakdown import PARTS, RanksBreakdown, StepBreakdown
 from traincast.traces.collectives import Collective
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.overheads.extraction import TYPES, Overheads
 from traincast.traces.profiler.communication import SharedCommunicationRow
 from traincast.traces.profiler.tables import ProfileTables, convert_rows
 from traincast.traces.replay.attribution import Attribution
-from traincast.traces.replay.path import PathReport
-from traincast.traces.replay.path_together import RanksPath
-from traincast.traces.replay.predicted_together import TracedRanksPrediction
+from traincast.traces.replay.path import PathReport, RanksPath
 from traincast.traces.replay.steps import Replay
 from traincast.traces.replay.timeline import TimelineInstructions
-from traincast.traces.replay.together import RanksReplay
+from traincast.traces.replay.together import RanksReplay, TracedRanksPrediction
 from traincast.traces.slowdowns import Slowdown
 from traincast.utils.arrays import IntArray
 from traincast.utils.display.text import format_milliseconds
