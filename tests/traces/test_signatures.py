@@ -9,8 +9,7 @@ import pytest
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
-from traincast.traces.arguments import parse_arguments
-from traincast.traces.outputs import derive_outputs, infer_window, split_out
+from traincast.traces.arguments import derive_outputs, infer_window, parse_arguments, split_out
 from traincast.traces.signatures import SignatureReader
 
 

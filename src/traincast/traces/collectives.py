@@ -1,4 +1,5 @@
-"""The collectives of a timeline: what they did, over which group, how much they moved and how it was split."""
+"""The collectives of a timeline: what they did, over which group, how much they moved and how it was split; and which
+ones of several ranks are the same."""
 
 from __future__ import annotations
 

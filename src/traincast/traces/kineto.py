@@ -20,9 +20,8 @@ from traincast.traces.events import (
     make_blank_events,
 )
 from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
-from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
-from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.traces.tables import LIMIT, UNREADABLE, Interner, RowSink, Table, TableBuilder
 from traincast.utils.arrays import IndexArray
 from traincast.utils.errors import escape_text
 

@@ -1,4 +1,4 @@
-"""What marks the begin of a step in a timeline."""
+"""What marks the begin of a step in a timeline, and the period of its kernels where nothing does."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import pytest
 from tests.traces.timelines import write_two_ranks
 from traincast.traces.collectives import Collective, Match
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.collectives import find_world_size, make_collective_ops
 from traincast.traces.replay.together import compute_message_bytes
+from traincast.traces.replay.workload import find_world_size, make_collective_ops
 
 
 def call(kind, sent, received=-1, **more):

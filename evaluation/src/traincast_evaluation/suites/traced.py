@@ -12,7 +12,7 @@ import numpy as np
 from traincast.costs.host.profile import HostProfile, parse_host_profile
 from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.platform import Platform, load_platform
-from traincast.traces.join import join_execution
+from traincast.traces.execution import join_execution
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.ranks import RankTraces, read_ranks

@@ -1,4 +1,4 @@
-"""Kernels by name: how often, how long, what share of the device's time."""
+"""Kernels by name, streams by themselves, and launches: how far the host runs ahead, how long launched work waits."""
 
 from __future__ import annotations
 

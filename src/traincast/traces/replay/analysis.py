@@ -13,7 +13,7 @@ from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.breakdown import combine_ranks, compute_breakdown
 from traincast.traces.collectives import find_collectives, match_collectives
 from traincast.traces.events import Kind
-from traincast.traces.join import join_execution
+from traincast.traces.execution import join_execution
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.communication import make_shared_communication_rows

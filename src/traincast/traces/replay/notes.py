@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from traincast.traces.breakdown import PARTS, StepBreakdown, find_device_steps
-from traincast.traces.calls import number_processes
-from traincast.traces.execution import ExecutionTrace
+from traincast.traces.execution import ExecutionTrace, compute_shape_mismatch
 from traincast.traces.intervals import Intervals
-from traincast.traces.join import compute_shape_mismatch
 from traincast.traces.link import Linked
 from traincast.traces.overheads.extraction import ProfilerCost
 from traincast.traces.replay.steps import Replay
+from traincast.traces.tree import number_processes
 from traincast.utils.arrays import IntArray
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run

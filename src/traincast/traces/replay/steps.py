@@ -1,4 +1,10 @@
-"""What a simulation over a timeline's instructions makes of its steps, against what was measured."""
+"""What a simulation over a timeline's instructions makes of its steps, against what was measured, and of steps that go
+on for ever: what one takes when host and device have settled into their pace.
+
+The distance between two markers is the host's. A device that falls behind shows in it only once the queue of launches
+is full, which may be many steps later. So the traced steps are simulated several times in a row, and a step is what
+every further one adds to the moment when host and device are both done.
+"""
 
 from __future__ import annotations
 

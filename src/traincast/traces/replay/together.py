@@ -1,4 +1,5 @@
-"""All ranks of a traced run replayed together: a collective ends when the last rank has come and the transfer is done.
+"""All ranks of a traced run replayed, and predicted, together: a collective ends when the last rank has come and
+the transfer is done.
 
 A replay of one rank takes its collectives' durations as measured, waiting for other ranks included. Here only the
 transfer is measured, which is what the rank that came last needed; who waits for whom and for how long is simulated.
