@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.checks import find_passing_answer
-from traincast.capturing.errors import find_user_line
+from traincast.capturing.errors import find_passing_answer, find_user_line
 from traincast.capturing.updates import Bounds, Choice
 from traincast.ir.memory import group_layers
 from traincast.ir.validate import MAX_NAME
@@ -29,7 +28,7 @@ from traincast.utils.errors import TraincastError, make_unknown_error, shorten_v
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
 _MOST_ASKED = 1000  # times that a line outside the step decides as False
-_MOST_PLACES = 2_000  # modules whose lines a workload keeps
+_MOST_PLACES = 2_000  # modules whose lines are noted
 Assume = Mapping[str, object] | Sequence[str]
 """`{"mask": 0.15, "branch@train.py:42": False}`, or texts as on the command line: `["mask=0.15"]`."""
 
