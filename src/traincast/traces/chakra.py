@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from traincast.traces.execution import ExecutionTrace, NodeSink, Row, finish_trace
-from traincast.traces.scan import MAX_VALUE
-from traincast.traces.source import ByteSource
+from traincast.traces.scan import MAX_VALUE, ByteSource
 from traincast.traces.tables import LIMIT
 from traincast.utils.errors import TraincastError
 

@@ -19,9 +19,9 @@ from traincast.traces.profiler.kernels import (
     make_queue_points,
     make_stream_rows,
 )
-from traincast.traces.profiler.memory import make_memory_points, make_memory_rows
 from traincast.traces.profiler.places import make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import make_rate_rows
+from traincast.traces.profiler.tables import make_memory_points, make_memory_rows
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.signatures import SignatureReader
 

@@ -13,9 +13,9 @@ from traincast.costs.host.profile import HostProfile, parse_host_profile
 from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.execution import join_execution
+from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
-from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
 from traincast.traces.replay.kernels import KEPT, Known, TracedKernels
 from traincast.traces.replay.steps import simulate_replay

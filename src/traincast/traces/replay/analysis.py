@@ -14,11 +14,11 @@ from traincast.traces.breakdown import combine_ranks, compute_breakdown
 from traincast.traces.collectives import find_collectives, match_collectives
 from traincast.traces.events import Kind
 from traincast.traces.execution import join_execution
+from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.communication import make_shared_communication_rows
 from traincast.traces.profiler.tables import profile_tables
-from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.against import compare_with_prediction, is_saved_prediction, read_prediction
 from traincast.traces.replay.attribution import Attribution, attribute_error, choose_profile, compute_host_scale
 from traincast.traces.replay.compare import TraceComparison, compare_reports
