@@ -113,8 +113,9 @@ def _format_prediction(numbers: Sequence[int], prediction: TracedRanksPrediction
         for number, steps in zip(numbers, prediction.steps, strict=True)
         for s in steps
     ]  # fmt: skip
+    known = f"GMAE {prediction.gmae:.1%} of" if prediction.difference == "error" else "a forecast of"
     return "\n".join([
         f"Predicted together (collectives on {prediction.topology}; ranks begin when they did): "
-        f"GMAE {prediction.gmae:.1%} of {len(rows)} steps",
+        f"{known} {len(rows)} steps",
         format_table(header, rows, right=range(len(header))),
     ])  # fmt: skip

@@ -237,7 +237,7 @@ class TracedRanksPrediction:
         """In milliseconds and microseconds, as the names say; `numbers` are those of the ranks."""
         return {
             "topology": self.topology,
-            "gmae": self.gmae,
+            "gmae": self.gmae if self.difference == "error" else None,
             "steps": [
                 {
                     "rank": number, "number": s.number, "measured_ms": 1e3 * s.measured, "predicted_ms": 1e3 * s.full,

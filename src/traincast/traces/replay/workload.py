@@ -46,7 +46,7 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     Ops whose shapes were not recorded stand in as empty kernels; `meta` says which, and what else is assumed.
     """
     first = report.ranks[0]
-    number = _find_median_step(first) if step is None else step
+    number = first.median_step.number if step is None else step
     world = find_world_size(report)
     ops, notes = make_collective_ops(report, world, number)
     ranks = [_make_rank_step(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
@@ -66,11 +66,6 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
         tf32=_find_tf32(report),
         meta=_make_meta(report, number, ranks, notes) | ({LOADER: loader[0]} if loader else {}),
     )
-
-
-def _find_median_step(rank: RankReport) -> int:
-    order = np.argsort([step.seconds for step in rank.linked.steps], kind="stable")
-    return rank.linked.steps[int(order[len(order) // 2])].number
 
 
 def _make_rank_step(rank: RankReport, number: int, collectives: dict[int, Signature]) -> _RankStep:
