@@ -77,6 +77,7 @@ MEMORY = np.dtype(
         ("bytes", "i8"),  # allocated, or negative: given back
         ("allocated", "i8"),  # in all after that, or -1
         ("reserved", "i8"),  # by the allocator after that, or -1
+        ("address", "i8"),  # of the block, or -1
     ]
 )
 """What a profiler that records memory says of every allocation on a device."""

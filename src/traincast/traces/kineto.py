@@ -117,6 +117,7 @@ class _KinetoSink(RowSink):
                 a.allocation,
                 _parse_count(a.allocated),
                 _parse_count(a.reserved),
+                _parse_count(a.address),
             )
             for event in events
             if (a := event.args) is not None
@@ -127,10 +128,7 @@ class _KinetoSink(RowSink):
             if self.nanoseconds is None:
                 self.nanoseconds = abs(rows[0][0]) >= _NANOSECONDS_FROM
             table = np.empty(len(rows), dtype=MEMORY)
-            columns = dict(
-                zip(("time", "device", "bytes", "allocated", "reserved"), zip(*rows, strict=True), strict=True)
-            )
-            for name, values in columns.items():
+            for name, values in zip(MEMORY.names or (), zip(*rows, strict=True), strict=True):
                 table[name] = self._convert_clock(np.array(values)) if name == "time" else values
             self.memory.append_block(table)
 

@@ -15,7 +15,7 @@ from traincast.ir.memory import CATEGORIES
 from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.timeline import Timeline
-from traincast.traces.profiler.tables import MemoryPoint
+from traincast.traces.profiler.memory import MemoryPoint
 from traincast.utils.arrays import FloatArray
 
 _MOST_POINTS = 600  # of a curve: more than a screen has pixels for

@@ -8,6 +8,7 @@ from typing import Any
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
+from traincast.ir.rows import count_bytes_left_out
 from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.critical import PathPart
@@ -143,10 +144,21 @@ class Prediction(Result):
         """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it."""
         return self.memory.used_bytes
 
+    @cached_property
+    def left_out_bytes(self) -> int:
+        """Bytes of rows of embedding tables that the step has and does not hold (docs/models.md, Rows)."""
+        return max(map(count_bytes_left_out, self.walk.instructions.programs)) if self.parallel is None else 0
+
+    @property
+    def fit_probability(self) -> float:
+        """How sure it is that every device holds all it must, rows of tables that are left out included."""
+        too_large = self.left_out_bytes and self.needed_bytes + self.left_out_bytes > self.memory.limit_bytes
+        return 0.0 if too_large else self.memory.fit_probability
+
     @property
     def fits(self) -> bool:
         """Whether every device holds all it must."""
-        return self.memory.fits
+        return self.fit_probability >= 0.5
 
     def _model_throughput(self, figures: ParallelFigures) -> Throughput:
         layout = figures.layout

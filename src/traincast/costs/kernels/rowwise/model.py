@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -66,10 +66,6 @@ class RowParameters:
         if row < 0:
             return seconds, False, self.unseen_sigma
         return seconds * np.exp(_interpolate_map(self.maps[row], rows, cols)), True, float(self.sigma[row])
-
-    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> RowParameters:
-        """The same parameters with these spreads."""
-        return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
 
     def state(self) -> State:
         """As arrays; the maps in half the package, they are corrections of a few percent."""
