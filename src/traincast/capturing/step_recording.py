@@ -126,10 +126,17 @@ class StepRecording:
         self._recorder.start_recording()
         REJECTED.clear()
         stated.in_step = True
+        if self._choice is not None and not (self._first or self._choice.evaluates):
+            self._recorder.watch.on_evaluation = self._leave_step
         if torch.backends.cudnn.benchmark:
             stated.meta[SEARCHED] = "1"
         self._profiler = self._open.enter_context(profile_host())
         self._clock.start()
+
+    @staticmethod
+    def _leave_step() -> None:
+        """An evaluation begins, which the step has not: this update is another, and may read what it will."""
+        get_assumptions().in_step = False
 
     def _end_recording(self) -> None:
         self._clock.stop()
@@ -200,7 +207,8 @@ class StepRecording:
         self._first = False
         size = self._sizes[0]
         whole = all(not update.shapes or size in update.shapes[0] for update in self._kept)
-        stated.steps[self._rank] = replace(self._choice, whole=whole)
+        evaluates = any(update.evaluations for update in self._kept)
+        stated.steps[self._rank] = replace(self._choice, whole=whole, evaluates=evaluates)
         for note in self._choice.notes:
             stated.note_once(note)
         for note in self._clock.describe(len(self._kept)):
