@@ -73,7 +73,9 @@ def format_platforms(results: Sequence[ShardingResult]) -> str:
     head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
     names = ("platform", "ms", "90 % interval", "samples/s", "GB, fullest", "tables")
     notes = dict.fromkeys(note for result in results for note in result.notes)
-    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *(f"note: {note}" for note in notes)])
+    table = format_table(names, rows, right=(1, 2, 3, 4))
+    alone = "one platform alone shows its plan, what every rank does, and the command that predicts it"
+    return "\n".join([head, "", table, alone, *(f"note: {note}" for note in notes)])
 
 
 def _format_comparison(result: ShardingResult) -> str:
