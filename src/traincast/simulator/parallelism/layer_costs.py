@@ -40,22 +40,16 @@ class Pass:
 
     device: float = 0.0
     host: float = 0.0
-    kernels: int = 0
-    spread: float = 0.0  # seconds: what kernels may err by together
     gemm: float = 0.0
     attention: float = 0.0
-    unknown: float = 0.0  # seconds of kernels outside of what was measured
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         """Both one after the other, the other `times` times."""
         return Pass(
             self.device + times * other.device,
             self.host + times * other.host,
-            self.kernels + round(times * other.kernels),
-            self.spread + times * other.spread,
             self.gemm + times * other.gemm,
             self.attention + times * other.attention,
-            self.unknown + times * other.unknown,
         )
 
 
@@ -157,7 +151,6 @@ class _Alone:
         costs = self.costs
         if not self.roofline_only:
             costs = convert_to_in_step(costs, self.lowered, self.device, in_step)
-        sigma = costs.spread()
         passes = []
         for mine, host, modules in zip(self.calls, self.host, self.modules, strict=True):
             seconds, family = costs.seconds[mine], self.family[mine]
@@ -165,11 +158,8 @@ class _Alone:
                 Pass(
                     device=float(seconds.sum() + len(mine) * self.device.kernel_gap),
                     host=host + modules * self.module_scale * (in_step.module_us - SHIPPED.module_us),
-                    kernels=len(mine),
-                    spread=float((seconds * sigma[mine]).sum()),
                     gemm=float(seconds[family == "gemm"].sum()),
                     attention=float(seconds[family == "attention"].sum()),
-                    unknown=float(seconds[~costs.in_domain[mine]].sum()),
                 )
             )
         forward, backward, update = passes

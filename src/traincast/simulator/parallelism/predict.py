@@ -49,7 +49,7 @@ def predict_parallel(
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    stages = _make_step_model(model, platform, profile, roofline_only).stages(layout)
+    stages = _list_stages(model, platform, layout, profile, roofline_only=roofline_only)
 
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
@@ -120,7 +120,7 @@ def estimate_seconds(
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    return _make_step_model(model, platform, profile, False, in_step).predict(layout)[0].total
+    return _make_step_model(model, platform, profile, False, in_step).estimate_seconds(layout)
 
 
 def estimate_used_bytes(
@@ -129,8 +129,7 @@ def estimate_used_bytes(
     """Bytes that the fullest device must hold, without a replay: of the first stage, which keeps most micro-batches, or
     the last, which has the loss."""
     layout = complete_layout(layout, model)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    stages = _make_step_model(model, platform, profile, False).stages(layout)
+    stages = _list_stages(model, platform, layout, host)
     events = _list_events(model, platform, layout, stages, only=(0, layout.pp - 1))
     fullest = max(events, key=lambda one: one.peak_bytes)
     return _make_memory(Memory(fullest), platform, layout).estimate_used_bytes()
@@ -172,12 +171,24 @@ def _make_figures(
 def predict_layout_memory(model: Transformer, platform: Platform, layout: Layout) -> DeviceMemory:
     """Memory of the fullest rank alone: what `predict_parallel` says of it, without simulating the step."""
     layout = complete_layout(layout, model)
-    stages: Sequence[Stage] = ()
-    if layout.schedule == "zero-bubble":  # whose order depends on times
-        profile = load_host_profile(platform.device.host, platform.device.host_slowness)
-        stages = _make_step_model(model, platform, profile, False).stages(layout)
+    stages = _list_stages(model, platform, layout)
     fullest = max(_list_events(model, platform, layout, stages), key=lambda events: events.peak_bytes)
     return _make_memory(Memory(fullest), platform, layout)
+
+
+def _list_stages(
+    model: Transformer,
+    platform: Platform,
+    layout: Layout,
+    host: HostProfile | None = None,
+    *,
+    roofline_only: bool = False,
+) -> list[Stage]:
+    """What every stage costs, for schedules whose order depends on it."""
+    if layout.schedule != "zero-bubble":
+        return []
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    return _make_step_model(model, platform, profile, roofline_only).stages(layout)
 
 
 def _list_events(

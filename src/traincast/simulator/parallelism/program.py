@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -88,6 +89,7 @@ class StageProgram:
         asked = layout.bucket_mb * (1 << 20) / layout.reduce_bytes
         self._bucket = asked or max(_BUCKET_ELEMENTS, _BUCKET_PER_RANK * layout.dp * layout.cp)
         self._parameter_events: dict[tuple[int, int], int] = {}
+        self._reduces = False
 
     def write(self, turns: Sequence[Turn]) -> Columns:
         """The columns of the program under this order of micro-batches."""
@@ -182,7 +184,7 @@ class StageProgram:
         of its bucket after the last micro-batch."""
         if self.layout.sharding == "zero3":
             if last or not self.layout.gathers_once:
-                self._emit(self.snippets.reduce(part.trained_dense, part.trained_sparse))
+                self._emit_reduction(part.trained_dense, part.trained_sparse)
         elif last:
             self._waiting.append((self._event(chunk, number), part.trained_dense, part.trained_sparse))
             if self.layout.overlap_gradients and self._waiting_elements() >= self._bucket:
@@ -193,8 +195,13 @@ class StageProgram:
 
     def _reduce_bucket(self) -> None:
         dense, sparse = (sum(bucket[i] for bucket in self._waiting) for i in (1, 2))
-        self._emit(self.snippets.reduce(dense, sparse))
+        self._emit_reduction(dense, sparse)
         self._waiting.clear()
+
+    def _emit_reduction(self, dense: float, sparse: float) -> None:
+        program = self.snippets.reduce(dense, sparse)
+        self._reduces |= program is not None
+        self._emit(program)
 
     def _gather_parameters(self) -> None:
         """Parameters that a distributed optimizer updated elsewhere: gathered bucket by bucket while the first
@@ -221,16 +228,18 @@ class StageProgram:
             self._waiting = [(0, dense, sparse)]
         if self._waiting:
             self._reduce_bucket()
-        self._emit(self.snippets.wait_for_reduced())
+        if self._reduces:
+            self._emit(self.snippets.wait_for_reduced())
         self._emit(self.snippets.update(dense, sparse))
         if layout.sharding in ("zero1", "zero2") and not layout.overlap_parameters:
             self._emit(self.snippets.gather_updated(dense, sparse, self.snippets.first_bucket, waits=True))
 
 
+@lru_cache(maxsize=256)
 def mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
     """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
     ("selective")."""
-    marked = mark_ops_between(block.program, 0, block.backward)
+    marked = mark_ops_between(block.program, 0, block.backward).copy()
     if checkpoint == "full":
         return marked
     names = [block.program.symbolic[s].name for s in block.program.columns.op_signature.tolist()]
@@ -253,10 +262,10 @@ def build_parallel_workload(
     groups = Groups(layout)
     parts = make_parts(model, layout, groups.in_layers(model, gpus_per_node))
     orders = order_turns(layout, stages, micro_batches)
-    tables, columns = Tables(), []
+    tables, columns, written = Tables(), [], dict[object, Program | None]()
     for stage in range(layout.pp):
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
-        snippets = Snippets(layout, groups, model.hidden, stage)
+        snippets = Snippets(layout, groups, model.hidden, stage, written)
         columns.append(StageProgram(layout, snippets, tables, chunks, stage).write(orders[stage]))
     programs = make_programs(tables, columns, batch_size=layout.micro_batch, seq_len=layout.seq_len)
     if layout.kernels == "graph":
@@ -274,7 +283,7 @@ def build_parallel_workload(
 def order_turns(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
     """In which order every stage takes up its micro-batches."""
     if layout.schedule == "zero-bubble":
-        weights = [sum(unit.weight_part for unit in stage.units) for stage in stages]
+        weights = [stage.weight_part for stage in stages]
         forward = [sum(unit.forward.device for unit in stage.units) for stage in stages]
         backward = [sum(unit.backward.device for unit in stage.units) for stage in stages]
         inputs = [max(0.0, b - w) for b, w in zip(backward, weights, strict=True)]
