@@ -58,6 +58,7 @@ _GRAPHED = {"attn": "attention", "moe_router": "router", "mlp": "feed_forward", 
 """Transformer Engine's names of modules that are CUDA graphs -> ours."""
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
 _TITAN_COMPILES_LOSS = "2025-02"  # when torchtitan began to, after its commit d1f62be
+_TITAN_FUSES_NORM = "2025-10"  # PyTorch 2.9: RMSNorm is one kernel
 
 
 def is_fitted(row: Row) -> bool:
@@ -141,6 +142,8 @@ def make_request(row: Row) -> TrainingRequest:
         "simumax_b200": _read_simumax_options,
     }.get(row["set"], _read_nvidia_options)
     options |= source(row, options, notes)
+    if row["set"] == "torchtitan_torchao" and row["date"] < _TITAN_FUSES_NORM:
+        model = replace(model, norm="rms_by_ops")
     if "lora" in row["model"].lower():
         options["adapter_rank"] = 16
     if "every 2nd" in row["activation_checkpointing"]:

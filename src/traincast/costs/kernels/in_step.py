@@ -102,7 +102,8 @@ def _convert_attention_seconds(
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
     flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
-    shares = {TRITON: numbers.triton, FLASH2: numbers.flash2}
+    # on Ampere the second flash attention is what was measured
+    shares = {TRITON: numbers.triton, FLASH2: np.inf if device.arch == "ampere" else numbers.flash2}
     share = np.array([next((shares[w] for w in call.variant.split() if w in shares), np.inf) for call in members])
     ring = np.array([numbers.ring if RING in call.variant.split() else 1.0 for call in members])
     return np.asarray(np.maximum(seconds * factor, flops / (share * rate)) * ring)
