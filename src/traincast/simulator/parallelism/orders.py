@@ -113,16 +113,6 @@ def _choose_next_turn(
     return min((choice for choice in known if choice[0] <= first), key=lambda choice: (choice[1] != 1, choice[1]))
 
 
-def split_layers_into_stages(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
-    """Layers of every stage over all its chunks.
-
-    >>> stage_layers(126, 8)
-    (15, 16, 16, 16, 16, 16, 16, 15)
-    """
-    by_part = split_layers_into_parts(layers, stages, chunks)
-    return tuple(sum(by_part[stage::stages]) for stage in range(stages))
-
-
 def compute_pipeline_seconds(
     forward: Sequence[float],
     backward: Sequence[float],

@@ -120,7 +120,7 @@ def estimate_seconds(
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    return _make_step_model(model, platform, profile, False, in_step).estimate_seconds(layout)
+    return _make_step_model(model, platform, layout, profile, in_step=in_step).estimate_seconds()
 
 
 def estimate_used_bytes(
@@ -188,7 +188,7 @@ def _list_stages(
     if layout.schedule != "zero-bubble":
         return []
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    return _make_step_model(model, platform, profile, roofline_only).stages(layout)
+    return _make_step_model(model, platform, layout, profile, roofline_only=roofline_only).list_stages()
 
 
 def _list_events(
@@ -253,12 +253,13 @@ class _Held:
 
 
 @lru_cache(maxsize=128)
-def _make_layer_costs(model: Transformer, key: str, held: _Held, roofline_only: bool) -> LayerCosts:
-    return LayerCosts(model, held.platform.device, held.host, roofline_only=roofline_only)
+def _make_layer_costs(key: str, held: _Held, roofline_only: bool) -> LayerCosts:
+    return LayerCosts(held.platform.device, held.host, roofline_only=roofline_only)
 
 
 def _make_step_model(
-    model: Transformer, platform: Platform, host: HostProfile, roofline_only: bool, in_step: InStep = SHIPPED
-) -> StepModel:
-    blocks = _make_layer_costs(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
-    return StepModel(model, platform, blocks, in_step)
+    model: Transformer, platform: Platform, layout: Layout, host: HostProfile, *, roofline_only: bool = False,
+    in_step: InStep = SHIPPED,
+) -> StepModel:  # fmt: skip
+    pieces = _make_layer_costs(platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
+    return StepModel(model, platform, layout, pieces, in_step)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from traincast.costs.in_step import InStep
+from traincast.ir.program import Program
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.sizes import (
-    count_embedding_parameters,
-    count_head_parameters,
-    count_layer_parameters,
-)
 from traincast.simulator.parallelism.communication import CommunicationCosts
-from traincast.simulator.parallelism.groups import Groups, count_token_copies, make_head_style, make_shard, make_style
+from traincast.simulator.parallelism.groups import count_token_copies, make_shard, make_style
 from traincast.simulator.parallelism.layer_costs import LayerCost, LayerCosts, Pass
 from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.parts import Part
 
 _HALF = 2  # bytes of an activation on the wire
 
@@ -33,27 +30,14 @@ class UnitPass:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Elements on this rank that get a gradient: among those that all tokens meet, and among experts."""
-
-    dense: float = 0.0
-    sparse: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer, or what stands before or after them: forward and backward of one micro-batch, and its weights.
+    """A part with what one micro-batch takes, forward and backward; `weight_part` are the seconds of backward that only
+    make gradients of weights."""
 
-    `dense` weights are copied over all data-parallel ranks, `sparse` ones (experts) over those that hold the same.
-    Elements on this rank, before any sharding over data-parallel ranks.
-    """
-
+    part: Part
     forward: UnitPass
     backward: UnitPass
-    dense: float
-    sparse: float
-    weight_part: float  # seconds of backward that only make gradients of weights
-    trained: Share  # of the weights: what gets gradients
+    weight_part: float
 
 
 class StageUnits:
@@ -64,68 +48,24 @@ class StageUnits:
     ) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, blocks, exchanges, c
         self.shard, self.style = make_shard(layout), make_style(layout)
-        node = exchanges.topology.gpus_per_node if exchanges.topology is not None else 1
-        self.groups, self.split = Groups(layout).in_layers(model, node), layout.schedule == "zero-bubble"
-        self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
+        self._units: dict[tuple[Program, bool, bool], Unit] = {}
 
-    def layer(self, number: int, place: int, *, encoder: bool = False) -> Unit:
-        """A layer of the decoder (or of the encoder) at this place of its stage or chunk."""
-        experts = not encoder and self.model.has_experts(number)
-        window = 0 if encoder else self.model.window_of(number)
-        frozen = (encoder and self.layout.frozen_layers > 0) or number < self.layout.frozen_layers
-        again = self.layout.recomputes(number, place) and not frozen
-        key = (experts, window, encoder, again)
-        if (key, frozen) not in self._layers:
-            unit = self._layer(number, *key)
-            self._layers[key, frozen] = _drop_backward(unit) if frozen else unit
-        return self._layers[key, frozen]
+    def unit(self, part: Part) -> Unit:
+        """A part priced; of equal ones the first stands for all."""
+        key = (part.piece.program, part.again, part.frozen)
+        if key not in self._units:
+            self._units[key] = self._price(part)
+        return self._units[key]
 
-    def embedding(self) -> Unit:
-        """What stands before the first layer."""
-        cost = self.pieces.embedding(self.shard, self.style, self.groups, split=self.split)
-        weights = count_embedding_parameters(self.model) / self.layout.tp
-        unit = Unit(
-            UnitPass(self._launched(cost.forward), self._after_tables()),
-            UnitPass(self._launched(cost.backward)),
-            weights, 0.0, 0.0, self._trained(weights, 0.0),
-        )  # fmt: skip
-        return _drop_backward(unit) if self.layout.frozen_layers else unit
-
-    def head(self) -> Unit:
-        """What stands after the last layer."""
-        cost = self.pieces.head(self.shard, make_head_style(self.layout), self.groups, split=self.split)
-        weights = count_head_parameters(self.model) / self.layout.tp
-        if self.model.tied and self.layout.pp > 1:
-            weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table
-        gathered = self.exchanges.tensor("all_gather", self._message()) if self.shard.sequence else 0.0
-        return Unit(
-            UnitPass(self._launched(cost.forward), gathered),
-            UnitPass(self._launched(cost.backward), gathered),
-            weights, 0.0, 0.5 * cost.backward.gemm,
-            self._trained(weights, 0.0),
-        )  # fmt: skip
-
-    def _trained(self, dense: float, sparse: float, *, adapters: float = 0.0) -> Share:
-        """What gets gradients: all weights, or the adapters alongside them."""
-        return Share(adapters, 0.0) if self.layout.adapter_rank else Share(dense, sparse)
-
-    def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
-        cost = self.pieces.layer(
-            self.shard, self.style, self.groups, experts=experts, window=window, encoder=encoder, split=self.split
-        )
+    def _price(self, part: Part) -> Unit:
+        cost = self.pieces.price(part.piece.program)
         forward, backward = self._launched(cost.forward), self._launched(cost.backward)
-        to, back = self._exchanged(cost, experts=experts)
-        recomputed, repeats = self._recomputed(forward) if again else (Pass(), 0.0)
-        all_dense, all_sparse = count_layer_parameters(self.model, number)
-        dense, sparse = all_dense / self.layout.tp, all_sparse / (self.layout.ep * self.layout.etp)
-        return Unit(
-            UnitPass(forward, to),
-            UnitPass(backward.plus(recomputed), back + repeats * to),
-            dense,
-            sparse,
-            0.5 * backward.gemm,
-            self._trained(dense, sparse, adapters=cost.trained),
-        )
+        to, back = self._exchanged(cost, part)
+        if part.frozen:  # below all that is trained: no gradient comes down to it
+            return Unit(part, UnitPass(forward, to), UnitPass(Pass()), 0.0)
+        recomputed, repeats = self._recomputed(forward) if part.again else (Pass(), 0.0)
+        whole = UnitPass(backward.plus(recomputed), back + repeats * to)
+        return Unit(part, UnitPass(forward, to), whole, 0.5 * backward.gemm)
 
     def _launched(self, kernels: Pass) -> Pass:
         """Kernels as they are launched: the host does nothing where one graph replays all."""
@@ -144,13 +84,16 @@ class StageUnits:
         """Bytes of all tokens of a micro-batch in the residual stream."""
         return float(self.shard.tokens * self.model.hidden * (4 if self.layout.wide else _HALF))
 
-    def _after_tables(self) -> float:
-        """The collective that joins the parts of the token embedding."""
-        kind = "reduce_scatter" if self.shard.sequence else "all_reduce"
-        return self.exchanges.tensor(kind, self._message())
-
-    def _exchanged(self, cost: LayerCost, *, experts: bool) -> tuple[float, float]:
-        """Seconds of exposed communication of a layer, forward and backward."""
+    def _exchanged(self, cost: LayerCost, part: Part) -> tuple[float, float]:
+        """Seconds of exposed communication of a part, forward and backward."""
+        if part.label == "embedding":
+            return self.exchanges.tensor(
+                "reduce_scatter" if self.shard.sequence else "all_reduce", self._message()
+            ), 0.0
+        if part.label == "head":
+            gathered = self.exchanges.tensor("all_gather", self._message()) if self.shard.sequence else 0.0
+            return gathered, gathered
+        experts = part.sparse > 0
         ways = [
             self._tensor_parallel(cost, halves=1 if experts and self.layout.etp == 1 else 2),
             self._sample_parallel(cost),
@@ -230,8 +173,3 @@ class StageUnits:
         """Copies of a token that leave for experts."""
         topology = self.exchanges.topology
         return count_token_copies(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
-
-
-def _drop_backward(unit: Unit) -> Unit:
-    """A unit below all that is trained: no gradient comes down to it."""
-    return replace(unit, backward=UnitPass(Pass()), weight_part=0.0, trained=Share())

@@ -3,17 +3,18 @@ update."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.communication import CommunicationCosts
+from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layer_costs import LayerCosts
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_stages
-from traincast.simulator.parallelism.stage_units import Share, StageUnits, Unit
+from traincast.simulator.parallelism.orders import compute_pipeline_seconds
+from traincast.simulator.parallelism.parts import make_parts
+from traincast.simulator.parallelism.stage_units import StageUnits, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,58 +29,40 @@ class Stage:
         return sum(unit.weight_part for unit in self.units)
 
     @property
-    def trained(self) -> Share:
+    def trained(self) -> tuple[float, float]:
         """Elements on one rank that get a gradient: weights that all data-parallel ranks hold, those of experts."""
-        return Share(sum(unit.trained.dense for unit in self.units), sum(unit.trained.sparse for unit in self.units))
-
-
-def make_stages(model: Transformer, layout: Layout, roles: StageUnits) -> list[Stage]:
-    """Every stage's units; equal layers are one object."""
-    counts = layout.stage_layers or split_layers_into_stages(model.layers, layout.pp, layout.vp)
-    stages, first = [], 0
-    for number, count in enumerate(counts):
-        units = [roles.layer(first + place, place // layout.vp) for place in range(count)]
-        if number == 0:
-            encoder = [roles.layer(place, place, encoder=True) for place in range(model.encoder_layers)]
-            units = [roles.embedding(), *encoder, *units]
-        if number == layout.pp - 1:
-            units = [*units, roles.head()]
-        stages.append(Stage(tuple(units)))
-        first += count
-    return stages
+        parts = [unit.part for unit in self.units]
+        return sum(part.trained_dense for part in parts), sum(part.trained_sparse for part in parts)
 
 
 class StepModel:
-    """Steps of one model on one platform; what is priced once is kept."""
+    """A step of a model under a layout in closed form; pieces that were priced before are not priced again."""
 
-    def __init__(self, model: Transformer, platform: Platform, blocks: LayerCosts, constants: InStep = SHIPPED) -> None:
-        self.model, self.platform, self.pieces, self.constants = model, platform, blocks, constants
+    def __init__(
+        self, model: Transformer, platform: Platform, layout: Layout, pieces: LayerCosts, constants: InStep = SHIPPED
+    ) -> None:
+        self.model, self.layout, self.pieces, self.constants = model, layout, pieces, constants
+        self.exchanges = CommunicationCosts(layout, platform.topology)
+        self.gpus_per_node = platform.topology.gpus_per_node if platform.topology is not None else 1
 
-    def stages(self, layout: Layout) -> list[Stage]:
-        """The stages of a layout: their weights, and what each costs."""
-        exchanges = CommunicationCosts(layout, self.platform.topology)
-        return make_stages(self.model, layout, StageUnits(self.model, layout, self.pieces, exchanges, self.constants))
-
-    def estimate_seconds(self, layout: Layout) -> float:
-        """Seconds of the step in closed form."""
-        exchanges = CommunicationCosts(layout, self.platform.topology)
-        return _Composer(layout, exchanges, self.pieces, self.constants).step(self.stages(layout))
-
-
-class _Composer:
-    """Puts one step together."""
-
-    def __init__(self, layout: Layout, exchanges: CommunicationCosts, blocks: LayerCosts, constants: InStep) -> None:
-        self.layout, self.exchanges, self.pieces, self.constants = layout, exchanges, blocks, constants
-
-    def step(self, stages: Sequence[Stage]) -> float:
-        """Micro-batches through the stages, and what the slowest of them adds."""
+    def list_stages(self) -> list[Stage]:
+        """The stages: their parts, and what each costs."""
         layout = self.layout
+        units = StageUnits(self.model, layout, self.pieces, self.exchanges, self.constants)
+        parts = make_parts(self.model, layout, Groups(layout).in_layers(self.model, self.gpus_per_node))
+        return [
+            Stage(tuple(units.unit(part) for chunk in parts[stage :: layout.pp] for part in chunk))
+            for stage in range(layout.pp)
+        ]
+
+    def estimate_seconds(self) -> float:
+        """Micro-batches through the stages, and what the slowest of them adds."""
+        layout, stages = self.layout, self.list_stages()
         forward, backward = ([way[i] for way in map(self._stage, stages)] for i in (0, 1))
-        busy, _ = compute_pipeline_seconds(
+        busy = compute_pipeline_seconds(
             forward, backward, layout.accumulation, chunks=layout.vp if layout.schedule == "interleaved" else 1,
             weights=[stage.weight_part for stage in stages] if layout.schedule == "zero-bubble" else None,
-        )  # fmt: skip
+        )[0]  # fmt: skip
         slowest = max(range(len(stages)), key=lambda i: forward[i] + backward[i])
         stage = stages[slowest]
         return busy + self._between_copies(stage, forward[slowest], backward[slowest]) + self._update(stage)
@@ -102,8 +85,8 @@ class _Composer:
         layout = self.layout
         if layout.pp == 1:
             return 0.0
-        roles_message = layout.micro_batch * layout.seq_len // layout.cp * self.pieces.model.hidden * 2
-        one = self.exchanges.stages(roles_message / (layout.tp if layout.sequence else 1))
+        message = layout.micro_batch * layout.seq_len // layout.cp * self.model.hidden * 2
+        one = self.exchanges.stages(message / (layout.tp if layout.sequence else 1))
         if layout.overlap_pp:
             return 2 * layout.vp * one * self.constants.beside
         return 2 * layout.vp * one
@@ -129,23 +112,22 @@ class _Composer:
 
     def _gather(self, unit: Unit) -> float:
         size = 1 if self.layout.quantised_gather else self.layout.gather_bytes
-        dense = self.exchanges.data("all_gather", size * unit.dense, ranks=self.layout.sharing)
-        return dense + self.exchanges.expert_data("all_gather", size * unit.sparse)
+        dense = self.exchanges.data("all_gather", size * unit.part.dense, ranks=self.layout.sharing)
+        return dense + self.exchanges.expert_data("all_gather", size * unit.part.sparse)
 
     def _scatter(self, unit: Unit) -> float:
-        size = self.layout.reduce_bytes
-        trained = unit.trained
-        dense = self.exchanges.data("reduce_scatter", size * trained.dense, ranks=self.layout.sharing)
+        size, part = self.layout.reduce_bytes, unit.part
+        dense = self.exchanges.data("reduce_scatter", size * part.trained_dense, ranks=self.layout.sharing)
         if self.layout.sharing < self.layout.dp * self.layout.cp:
-            dense += self.exchanges.copies("all_reduce", size * trained.dense / self.layout.sharing)
-        return dense + self.exchanges.expert_data("reduce_scatter", size * trained.sparse)
+            dense += self.exchanges.copies("all_reduce", size * part.trained_dense / self.layout.sharing)
+        return dense + self.exchanges.expert_data("reduce_scatter", size * part.trained_sparse)
 
     def _between_copies(self, stage: Stage, forward: float, backward: float) -> float:
         """Seconds that gradients (and updated parameters) show between copies of the model."""
         layout = self.layout
         if layout.sharding == "zero3" and not layout.gathers_once:
             return 0.0
-        dense, sparse = stage.trained.dense, stage.trained.sparse
+        dense, sparse = stage.trained
         kind = "all_reduce" if layout.sharding == "none" else "reduce_scatter"
         reduced = self.exchanges.data(kind, layout.reduce_bytes * dense)
         reduced += self.exchanges.expert_data(kind, layout.reduce_bytes * sparse)
@@ -167,7 +149,8 @@ class _Composer:
             return 0.0
         shared = layout.sharing if layout.sharding != "none" else 1
         inner = layout.gpus // layout.pp // (layout.ep * layout.etp)
-        elements = stage.trained.dense / shared + stage.trained.sparse / (inner if layout.sharding != "none" else 1)
-        done = self.pieces.optimizer(elements, layout.optimizer, master=not layout.wide)
+        dense, sparse = stage.trained
+        elements = dense / shared + sparse / (inner if layout.sharding != "none" else 1)
+        done = self.pieces.price_update(elements, layout.optimizer, master=not layout.wide)
         norm = 4 * elements / self.pieces.device.dram_bandwidth
         return done.device + norm
