@@ -1,4 +1,4 @@
-"""What every part of a model (a layer, or what stands before or after them) is on one rank, and the tensors it makes."""
+"""What every part of a model (a layer, or what stands before or after all) is on one rank, and the tensors it makes."""
 
 from __future__ import annotations
 
