@@ -126,7 +126,7 @@ class LinearFit:
         """Errors of the members with constants that all other steps tell. A clock that none of them tells is that of
         kernels alone."""
         mine = np.array(members)
-        told = np.abs(self.slopes[~mine]).max(axis=0) > 1e-9
+        told = np.abs(self.slopes[~mine]).max(axis=0, initial=0.0) > 1e-9
         shift = self._fit(~mine, told)
         for j, name in enumerate(self.moved):
             if not told[j] and name in self.start.sustained:
