@@ -103,7 +103,7 @@ def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     once it has filled; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
     fewest = 3 if layout.pp == 1 else 2 * layout.pp if layout.vp > 1 else layout.pp + 2
-    if layout.accumulation <= fewest + period:
+    if layout.accumulation <= 2 * fewest - period:  # two short simulations would take as long
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period
 
