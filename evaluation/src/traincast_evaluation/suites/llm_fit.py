@@ -120,7 +120,8 @@ class LinearFit:
     def _find_slope(self, name: str) -> np.ndarray:
         numbers = self.start.by_name()
         trial = make_in_step({**numbers, name: numbers[name] * math.exp(self._NUDGE)})
-        return (np.array([compute_log_error(case, trial) for case in self.cases]) - self.errors) / self._NUDGE
+        moved = np.array([compute_log_error(case, trial) for case in self.cases])
+        return np.asarray((moved - self.errors) / self._NUDGE)
 
     def leave_out(self, group: str, members: Sequence[bool]) -> LeftOutErrors:
         """Errors of the members with constants that all other steps tell. A clock that none of them tells is that of
