@@ -9,7 +9,7 @@ from typing import Any
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
 from traincast.planner.fitting.remedies import Remedy, list_remedies
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
-from traincast.simulator.memory.device_memory import DeviceMemory
+from traincast.simulator.memory.device_memory import DeviceMemory, LargestBlock
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import state_memory
 from traincast.simulator.scenario.predict import predict
@@ -53,14 +53,14 @@ class Fit(Result):
     @property
     def fits(self) -> bool:
         """Whether it is more likely than not that the step fits."""
-        return self.memory.fits
+        return self.prediction.fits
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data; keys say their units."""
         p = self.prediction
         return {
             "fits": self.fits,
-            "fit_probability": self.memory.fit_probability,
+            "fit_probability": self.prediction.fit_probability,
             "workload": p.workload.name,
             "platform": p.platform.key,
             "gpus": p.gpus,
@@ -81,12 +81,16 @@ class Fit(Result):
     def list_culprits(self, most: int = _LARGEST) -> list[dict[str, Any]]:
         """What takes most at the peak: category, module, the line that makes its largest tensor ("" where the step was
         not captured from code), GB and how many blocks."""
-        lines = self.prediction.workload.lines
-        return [{**one.to_dict(), "line": lines.get(one.module, "")} for one in self.memory.list_largest(most)]
+        lines, missing = self.prediction.workload.lines, self.prediction.left_out_bytes
+        blocks = self.memory.list_largest(most)
+        if missing:
+            blocks = [LargestBlock("embedding_table", "rows that the step does not hold", missing, 1), *blocks][:most]
+        blocks = sorted(blocks, key=lambda one: -one.nbytes)
+        return [{**one.to_dict(), "line": lines.get(one.module, "")} for one in blocks]
 
     def headline(self) -> str:
         """The verdict."""
-        probability = self.memory.fit_probability
+        probability = self.prediction.fit_probability
         verdict = state_memory(self.prediction)
         sure = "" if "(" in verdict else f"; {probability if self.fits else 1 - probability:.0%} sure"
         return f"{verdict[:1].upper()}{verdict[1:]} of {self.prediction.platform.device.name}{sure}"
@@ -105,7 +109,7 @@ def answer_fit(
     """Whether a step fits; `largest` names what is to be as large as fits (of `AXES`)."""
     before = predict(resolved)
     found = None if largest is None else find_largest(resolved, largest)
-    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress))
+    remedies = () if before.fits else tuple(list_remedies(resolved, before, progress))
     return Fit(prediction=before, remedies=remedies, largest=found)
 
 
@@ -117,7 +121,8 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
 
     def weigh(value: int) -> float:
         if value not in known:
-            known[value] = predict(_enlarge(resolved, axis, value)).memory.fit_probability
+            found = predict(_enlarge(resolved, axis, value))
+            known[value] = found.fit_probability
         return known[value]
 
     low, high = 0, 1

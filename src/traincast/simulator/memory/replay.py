@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,19 +28,12 @@ class Replay:
     allocator: CachingAllocator
 
 
-class _Event(NamedTuple):
-    tick: int
-    block: int
-    comes: bool
-
-
 def replay_steps(
-    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED, lag: int = 0
+    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED
 ) -> Replay:
-    """Replays steps on a device that can give `capacity` bytes. A block that another stream used is reused `lag` ticks
-    after that use at the earliest."""
+    """Replays steps on a device that can give `capacity` bytes. Other streams are done with a freed block."""
     allocator = CachingAllocator(settings, capacity)
-    step, missing = _Step(events, allocator, lag), 0
+    step, missing = _Step(events, allocator), 0
     steps = 1
     try:
         step.allocate_resident()
@@ -61,15 +53,13 @@ def replay_steps(
 class _Step:
     """Steps of one rank on one allocator."""
 
-    def __init__(self, events: MemoryEvents, allocator: CachingAllocator, lag: int) -> None:
-        self.events, self.allocator, self.lag = events, allocator, lag
+    def __init__(self, events: MemoryEvents, allocator: CachingAllocator) -> None:
+        self.events, self.allocator = events, allocator
         self.held: list[Block | None] = [None] * len(events.nbytes)
         self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
-        self.until = events.used_until.tolist()
         self.handed_on = _pair_steps(events)
         leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
         self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
-        self.now = 0
 
     def allocate_resident(self) -> None:
         """What is there before the first step, in the order in which it is made."""
@@ -79,22 +69,16 @@ class _Step:
     def run(self, *, first: bool) -> None:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
-        held, allocator = self.held, self.allocator
-        for tick, number, comes in list_step_events(self.events, first=first):
-            self.now = tick
+        held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
+        for _, number, comes in list_step_events(self.events, first=first):
             if comes:
-                held[number] = allocator.allocate(self.sizes[number], self.streams[number], number)
+                held[number] = allocator.allocate(sizes[number], streams[number], number)
                 continue
             block = held[number]
             if block is None:  # there before the first step only
                 continue
             held[number] = None
-            done = self.until[number] + self.lag
-            if self.lag and self.until[number] >= 0 and done > tick:
-                allocator.record_stream(block, -1)
-                allocator.free(block, lambda done=done: self.now >= done)  # type: ignore[misc]
-            else:
-                allocator.free(block)
+            allocator.free(block)
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None
@@ -124,12 +108,12 @@ def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=8)
-def list_step_events(events: MemoryEvents, *, first: bool) -> list[_Event]:
-    """What comes and goes in a step, in the host's order."""
+def list_step_events(events: MemoryEvents, *, first: bool) -> list[tuple[int, int, bool]]:
+    """What comes and goes in a step, in the host's order: tick, block, whether it comes."""
     born = np.where((events.born < 0) & first, events.appears, events.born)
     comes, goes = np.flatnonzero(born >= 0), np.flatnonzero(events.gone < events.ticks)
     ticks = np.concatenate((born[comes], events.gone[goes]))
     number = np.concatenate((comes, goes))
     order = np.argsort(ticks, kind="stable")
     kinds = order < len(comes)
-    return [_Event(*row) for row in zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True)]
+    return list(zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True))
