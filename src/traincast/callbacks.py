@@ -129,6 +129,7 @@ def watch_torchtitan(
     listener = _Listener(_predict_asked(workload, on, scenario))
 
     def timed(*args: Any, **kwargs: Any) -> Any:
+        listener.watch.pause()  # between two steps it saves and validates
         result = step(*args, **kwargs)
         listener.note_step(int(getattr(trainer, "step", 0)))
         return result

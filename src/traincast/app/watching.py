@@ -55,7 +55,7 @@ class WatchedSteps(Result):
         if self.measured < low:
             return "faster than predicted: is it the step that was described (batch, dtype, layers)?"
         return f"{format_duration(self.measured - p.iteration)} longer than predicted: " + (
-            "profile it ('with traincast.profile() as p:'), something holds it up that the prediction does not know"
+            "profile it ('with traincast.profile() as p:'), something slows it that the prediction does not know"
         )
 
     def headline(self) -> str:
@@ -107,14 +107,18 @@ class StepWatch:
 
     prediction: Prediction | None = None
     warm_up: int = WARM_UP
-    _ends: list[float] = field(default_factory=list)
+    _last: float | None = None
+    _seconds: list[float] = field(default_factory=list)
 
     def note_step(self) -> dict[str, float]:
         """A step has ended; gives figures to log (milliseconds and shares), none during the first steps."""
-        self._ends.append(time.perf_counter())
-        if len(self._ends) <= self.warm_up + 1:
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+        if len(self._seconds) <= self.warm_up:
             return {}
-        last = self._ends[-1] - self._ends[-2]
+        last = self._seconds[-1]
         figures = {"traincast/step_ms": 1e3 * last}
         if self.prediction is not None:
             figures["traincast/predicted_ms"] = 1e3 * self.prediction.iteration
@@ -124,14 +128,13 @@ class StepWatch:
         return figures
 
     def pause(self) -> None:
-        """What comes next is no step (an evaluation, a checkpoint): the time until the next step does not count."""
-        if self._ends:
-            self._ends = [now + time.perf_counter() - self._ends[-1] for now in self._ends]
+        """What was done since the last step is none (an evaluation, a checkpoint): its time does not count."""
+        if self._last is not None:
+            self._last = time.perf_counter()
 
     def finish(self) -> WatchedSteps | None:
         """What was measured; None where there were too few steps to say anything."""
-        ends = self._ends[self.warm_up :]
-        seconds = tuple(after - before for before, after in zip(ends, ends[1:], strict=False))
+        seconds = tuple(self._seconds[self.warm_up :])
         return WatchedSteps(seconds=seconds, prediction=self.prediction) if seconds else None
 
 

@@ -111,7 +111,7 @@ Twice as fast, the run over all ranks is shorter by
 # what each section of a prediction shows; its figures are those of kernel models and host profiles
 SECTIONS = (
     "Prediction on v100 (host profile study-2022): GMAE ",
-    "step  measured ms  predicted ms   error  = walk  + kernels  + overheads",
+    "step  measured ms  predicted ms   error  = simulation  + kernels  + overheads",
     "Kernels, per step",
     "family       measured ms  predicted ms  error  changes the step by ms",
     "op (furthest off first)  measured ms  predicted ms  error",
@@ -136,7 +136,7 @@ def test_the_page_of_a_rank(small):
 def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
     lines = format_measured(analyse_traces([small])).splitlines()
 
-    assert lines[1].startswith("Code between ops holds 98% of the critical path")
+    assert lines[1].startswith("Code between ops is 98% of the critical path")
     assert len(lines) < 45
 
 

@@ -29,7 +29,7 @@ def make_fit_page(fit: Fit, _: float | None = None) -> Page:
     rows = [{k: str(v).replace("_", " ") if isinstance(v, str) else v for k, v in one.items()}
             for one in fit.list_culprits()]  # fmt: skip
     largest = make_records_table(rows, "The largest tensors at the peak")
-    sections = [answer, make_memory_section(p), Section(key="largest", title="Largest tensors", html=largest)]
+    sections = [answer, Section(key="largest", title="Largest tensors", html=largest), make_memory_section(p)]
     tiles = tiles if fit.remedies or fit.largest else [*tiles[:3], make_step_tile(p)]
     subtitle = p.headline().split("\n")[1].partition(":")[0]
     return Page(title=p.headline().split("\n")[0], subtitle=subtitle, tiles=tiles,

@@ -89,7 +89,7 @@ def _format_set_up(attribution: Attribution) -> list[str]:
 
 def _format_steps(attribution: Attribution) -> str:
     """The shares of each step's error; where the host profile was scaled, also the error without that."""
-    shares = ("= walk", "+ kernels", "+ overheads", "host as shipped")
+    shares = ("= simulation", "+ kernels", "+ overheads", "host as shipped")
     header = ("step", "measured ms", "predicted ms", attribution.difference, *shares)
     columns = len(header) - (attribution.host_scale == 1.0)
     rows = [

@@ -68,7 +68,7 @@ def _state_culprit(rank: RankReport) -> list[str]:
         return []
     name, share = max(ops, key=lambda pair: pair[1])
     if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
-        return [f"Code between ops holds {path.by_op['']:.0%} of the critical path: no op is on record there."]
+        return [f"Code between ops is {path.by_op['']:.0%} of the critical path: no op is on record there."]
     gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
     what = f", {path.most} in all {path.by_what[path.most]:.0%}" if path.most else ""
-    return [f"{shorten_name(name)} holds {share:.0%} of the critical path{what}{gain}."]
+    return [f"{shorten_name(name)} is {share:.0%} of the critical path{what}{gain}."]

@@ -18,24 +18,24 @@ def format_remedies(remedies: Sequence[Remedy]) -> str:
     rows = [
         (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
          f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
-         f"{1e6 * one.seconds_per_sample:,.0f}")
+         format_duration(one.seconds_per_sample))
         for one in remedies
     ]  # fmt: skip
-    header = ("would fit with, cheapest first", "GB used", "fits with", "ms per step", "GPU us per sample")
+    header = ("would fit with, cheapest first", "GB used", "surely", "ms per step", "GPU time per sample")
     return format_table(header, rows, right=(1, 2, 3, 4))
 
 
 def format_fit(fit: Fit) -> str:
     """The verdict, what fills the peak, and what would make the step fit."""
     memory, p = fit.memory, fit.prediction
-    low, high = (bound / 1e9 for bound in memory.used_interval)
+    low, high = (f"{bound / 1e9:,.1f}" for bound in memory.used_interval)
     lines = [
         f"{fit.headline()}.{_state_help(fit)}",
         f"A step takes {format_duration(p.iteration)} (90 % interval {format_interval(p.interval)}). "
         f"{p.trust.sentence}",
         f"{p.workload.name}, batch {p.workload.batch_size}, {count_of(p.gpus, 'GPU')}: "
-        f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
-        f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
+        f"{memory.allocated_bytes / 1e9:,.2f} GB allocated, {memory.reserved_bytes / 1e9:,.2f} reserved, "
+        f"{memory.used_bytes / 1e9:,.2f} used (90 % interval {low} to {high})",
         "",
         format_table(
             ("largest at the peak", "module", "line", "blocks", "GB"),
@@ -45,7 +45,7 @@ def format_fit(fit: Fit) -> str:
                     one["module"] or "-",
                     one["line"] or "-",
                     f"{one['count']:,}",
-                    f"{one['gb']:.2f}",
+                    f"{one['gb']:,.2f}",
                 )
                 for one in fit.list_culprits(_SHOWN)
             ],
@@ -56,8 +56,8 @@ def format_fit(fit: Fit) -> str:
         lines += ["", format_remedies(fit.remedies)]
     if fit.largest is not None:
         found = fit.largest
-        sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
-        lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
+        shown = f"{found.text} ({found.probability:.0%} sure)" if found.value else "none, not even 1"
+        lines += ["", f"largest {found.axis} that fits: {shown}"]
     return "\n".join(lines)
 
 

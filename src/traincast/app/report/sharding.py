@@ -16,7 +16,7 @@ from traincast.utils.display.text import format_milliseconds, format_quantity, f
 _MOST_TABLES = 40
 _MOST_RANKS = 16
 _LONGEST = 400  # characters of a command that is printed
-_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as `plan`"
+_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as its plan"
 
 
 def format_sharding(result: ShardingResult) -> str:
@@ -38,7 +38,7 @@ def _state_sharding(result: ShardingResult) -> list[str]:
     best, step = result.best, result.best.prediction
     bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(step))
     others = [plan for plan in result.plans if plan.name != best.name]
-    gain = f", {others[0].name} takes {others[0].seconds / best.seconds - 1:.1%} longer" if others else ""
+    gain = f", {_compare_times(others[0], best)}" if others else ""
     held = f"{best.memory.device.max() / 1e9:.3g} of {result.task.device.memory_bytes / 1e9:.3g} GB"
     fits = f"fits, {held} on the fullest GPU" if best.memory.fits else rest.pop()
     whole = "" if result.is_whole_step else "; give `dense` for the whole step"
@@ -49,6 +49,11 @@ def _state_sharding(result: ShardingResult) -> list[str]:
         f"{result.seconds:.1f} s{whole}.",
         step.trust.sentence,
     ]
+
+
+def _compare_times(other: ScoredPlan, best: ScoredPlan) -> str:
+    longer = other.seconds / best.seconds - 1
+    return f"{other.name} takes {longer:.1%} longer" if longer >= 0.0005 else f"{other.name} is as fast"
 
 
 def format_platforms(results: Sequence[ShardingResult]) -> str:

@@ -23,8 +23,8 @@ def format_plan(plan: Plan) -> str:
         cells += [f"{row['days']:,.1f}"] if plan.tokens is not None else []
         rows.append([*cells, row["slower_by"]])
     right = (0, *range(2, len(header)))
-    shown = [*_state_plan(plan), "", format_table([*header, "slower by"], rows, right=right), "", "the first of them:"]
-    return "\n".join([*shown, f"  {plan.commands[0]}"])
+    table = format_table([*header, "slower by"], rows, right=right)
+    return "\n".join([*_state_plan(plan), "", table, "", "to predict the first:", f"  {plan.commands[0]}"])
 
 
 def _state_plan(plan: Plan) -> list[str]:

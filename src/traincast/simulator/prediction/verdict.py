@@ -7,7 +7,7 @@ import math
 from traincast.ir.rows import count_bytes_left_out
 from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.display.text import format_duration, format_interval
+from traincast.utils.display.text import format_duration, format_gigabytes, format_interval
 
 _SURE = 0.9  # from here on whether it fits is stated without a word of doubt
 _LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word
@@ -59,7 +59,7 @@ def state_memory(p: Prediction) -> str:
     word = "fits" if fits else "does not fit"
     if not left_out and 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"
-    return f"{word}, {needed / 1e9:.3g} of {limit / 1e9:.3g} GB"
+    return f"{word}, {format_gigabytes(needed)} of {format_gigabytes(limit)} GB"
 
 
 def suggest_remedy(p: Prediction) -> str:

@@ -31,8 +31,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.options import name_options
-from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.output import check_outputs, name_options, print_json, print_text
 from traincast.app.cli.progress import show_progress_line
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import (
