@@ -6,8 +6,8 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
 from traincast.app.report.measured import TOP, format_measured
-from traincast.app.report.measured_path import format_gains
 from traincast.app.report.measured_ranks import format_together
+from traincast.app.report.measured_verdict import format_gains
 from traincast.hardware.platform import load_platform
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 

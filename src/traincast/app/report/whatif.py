@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from traincast.app.report.memory import format_remedies
+from traincast.app.report.choices import format_remedies
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction

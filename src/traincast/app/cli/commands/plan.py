@@ -19,7 +19,7 @@ from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
-from traincast.app.report.training import format_plan
+from traincast.app.report.choices import format_plan
 from traincast.planner.parallelism.launch_files import TOOLS, write_launch_file
 from traincast.planner.parallelism.plan import PLANNED, Plan, read_layout
 from traincast.utils.errors import TraincastError

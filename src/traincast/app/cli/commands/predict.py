@@ -156,7 +156,7 @@ def _capture_again(values: dict[str, Any]) -> Workload:
 def _format_result(result: Prediction | ScalingCurve, by: str | None, *, full: bool) -> str:
     """The result for the terminal."""
     if isinstance(result, ScalingCurve):
-        from traincast.app.report.scaling import format_scaling
+        from traincast.app.report.choices import format_scaling
 
         return format_scaling(result)
     return format_prediction(result, by=by, full=full)

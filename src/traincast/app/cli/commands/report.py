@@ -23,7 +23,7 @@ from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_file, parse_one_gpu_number, read_scenario_values
 from traincast.app.pages.decisions import read_sweep_page
-from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
+from traincast.app.pages.provenance import is_evaluation, is_sweep, is_trace
 from traincast.app.pages.writing import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
 from traincast.utils.plugins import PAGES, require_plugin
