@@ -87,6 +87,8 @@ def read_scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) 
         value = getattr(args, name, None)
         if value is not None and value is not False:
             values[name] = value
+    if getattr(args, "from_file", None) and not {"micro_batch", "global_batch", "batch_size"} & set(values):
+        raise TraincastError(f"'{args.from_file}' does not state the batch, which the script has; give --micro-batch")
     return values
 
 
