@@ -1,6 +1,7 @@
 """Search for sharding plans against TorchRec's planner on the same tasks, in one run.
 
     .venv/bin/python benchmarks/sharding.py [--tables 26,200,800] [--gpus 8,64] [--random 20] [--timeout 300] [--fused]
+                                            [--dense]
     .venv/bin/python benchmarks/sharding.py --anytime [--tables 26,200,800] [--gpus 8,64]
 
 For each task: seconds of both searches and their ratio (goal: at most 1), the predicted step under both plans by the
@@ -8,7 +9,8 @@ full walk (goal: never worse than TorchRec's or a greedy baseline; 5 % better on
 scored per second by the fast cost (goal: 10,000), and how it agrees with the full walk over plans of the task: rank
 correlation (goal: 0.95), share of the pairs of plans more than 5 % apart that it ranks rightly, and worst error.
 TorchRec is imported before the clock starts and stops after `--timeout` seconds: a ratio is then an upper bound.
-`--anytime` needs no TorchRec: the step of the plan found in this many seconds.
+`--dense` adds MLPs under DDP to every task: a whole step. `--anytime` needs no TorchRec: the step of the
+plan found in this many seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf, load_tables
 from traincast.models.placement.plan import Plan
+from traincast.models.sharded_dlrm.config import Dense
 from traincast.planner.sharding.assignment import Changes, find_best_candidates
 from traincast.planner.sharding.cost import FastCost
 from traincast.planner.sharding.search import FOUND, rank_plans, search
@@ -39,19 +42,21 @@ RANDOM_NODES = ("dgx-a100", "dgx-h100", "dgx2-v100")
 RANKED = 24  # plans of a task that are both costed and simulated
 SCORED_AT_ONCE, SCORED_BATCHES = 1024, 5
 APART = 1.05  # steps of plans that a ranking has to tell apart
+DENSE = Dense(bottom_mlp=(13, 512, 256, 128), top_mlp=(1024, 1024, 512, 256, 1), interaction="cat", optimizer="adagrad")
 LIMITS = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, float("inf"))  # seconds
 
 
-def sized_tasks(counts: Sequence[int], gpus: Sequence[int]) -> Iterator[tuple[str, Task]]:
+def sized_tasks(counts: Sequence[int], gpus: Sequence[int], dense: Dense | None = None) -> Iterator[tuple[str, Task]]:
     """The 26 tables of MLPerf, or the first tables of the 856 published ones, on a given number of GPUs."""
     for count in counts:
         tables = load_tables("mlperf-dlrm-v2") if count == 26 else load_tables("dlrm-2021-856")[:count]
         for number in gpus:
-            task = make_task(tables, load_platform(NODE), gpus=number, batch_size=GLOBAL_BATCH // number)
+            size = GLOBAL_BATCH // number
+            task = make_task(tables, load_platform(NODE), gpus=number, batch_size=size, dense=dense)
             yield f"{count} tables, {number} GPUs", task
 
 
-def random_task(seed: int) -> Task:
+def random_task(seed: int, dense: Dense | None = None) -> Task:
     """Tables whose heights, widths, poolings and access all differ by a lot."""
     generator = np.random.default_rng(seed)
     tables = [
@@ -66,7 +71,8 @@ def random_task(seed: int) -> Task:
         for number in range(int(generator.integers(16, 61)))
     ]
     node = load_platform(RANDOM_NODES[seed % len(RANDOM_NODES)])
-    return make_task(tables, node, gpus=int(generator.choice([8, 16])), batch_size=int(generator.choice([1024, 4096])))
+    gpus, size = int(generator.choice([8, 16])), int(generator.choice([1024, 4096]))
+    return make_task(tables, node, gpus=gpus, batch_size=size, dense=dense)
 
 
 def compare(name: str, task: Task, timeout: int, kernels: Sequence[str] | None) -> dict[str, object]:
@@ -175,15 +181,18 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=20)
     parser.add_argument("--timeout", type=int, default=300, help="seconds after which TorchRec's planner stops")
     parser.add_argument("--fused", action="store_true", help="TorchRec tries fused kernels only: faster, and no copies")
+    parser.add_argument("--dense", action="store_true", help="whole steps, with MLPs besides the tables")
     parser.add_argument("--anytime", action="store_true", help="only our search, under several time limits")
     arguments = parser.parse_args()
     counts, gpus = ([int(part) for part in text.split(",") if part] for text in (arguments.tables, arguments.gpus))
+    dense = DENSE if arguments.dense else None
     if arguments.anytime:
-        for name, task in sized_tasks(counts, gpus):
+        for name, task in sized_tasks(counts, gpus, dense):
             print(json.dumps(anytime(name, task)), flush=True)
         return 0
     import_torchrec("distributed.planner")
-    tasks = [*sized_tasks(counts, gpus), *((f"random {seed}", random_task(seed)) for seed in range(arguments.random))]
+    random_tasks = [(f"random {seed}", random_task(seed, dense)) for seed in range(arguments.random)]
+    tasks = [*sized_tasks(counts, gpus, dense), *random_tasks]
     rows = []
     for name, task in tasks:
         rows.append(compare(name, task, arguments.timeout, ("fused",) if arguments.fused else None))

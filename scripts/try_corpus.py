@@ -7,7 +7,10 @@ they can be resized, which takes most of the time. What is not installed is skip
 
 `--public DIR` takes the public training scripts of tests/corpus/public.toml instead, at fixed commits, from clones in
 DIR (`git clone` them there as owner+name): outcome, size freedom, samples of an update against the script's own
-arithmetic, and time. `--work DIR` is where they run (default: a temporary folder), `--limit SECONDS` bounds each.
+arithmetic, and time. `--work DIR` is where they run (default: a temporary folder); `--resume` goes on after a run that
+was stopped there. `--limit SECONDS` bounds each. With `--against-cpu` those that can are also run for real on this CPU
+until their third update, whose ops are compared (order, shapes, types).
+`--cases DIR` takes the small programs of DIR that tests/corpus/cases.py has expectations of, on three GPUs.
 Exit code 1 if a set-up fails that should not, or a script fails raw.
 """
 
@@ -24,7 +27,9 @@ from textwrap import fill
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.corpus.public import Trial, check_out, list_scripts, try_script  # noqa: E402
+from tests.corpus.cases import CASES, find_fault, try_case  # noqa: E402
+from tests.corpus.public import Trial, check_out, keep_trial, list_scripts, read_trial, try_script  # noqa: E402
+from tests.corpus.public_on_cpu import compare_with_cpu  # noqa: E402
 from tests.corpus.running import Outcome, load, run  # noqa: E402
 from tests.corpus.setups import Setup  # noqa: E402
 from tests.corpus.torchvision_ops import define_missing  # noqa: E402
@@ -114,14 +119,21 @@ def try_public(sources: Path, work: Path, options: argparse.Namespace) -> int:
     for script in list_scripts():
         if options.only and not any(words.lower() in script.name for words in options.only):
             continue
+        known = read_trial(script, work) if options.resume else None
         folder = check_out(script, sources, work)
-        if folder is None:
+        if known:
+            trials.append(known)
+        elif folder is None:
             trials.append(Trial(script.name, "absent", f"no clone of {script.repository} in {sources}"))
         else:
             trials.append(try_script(script, folder, limit=options.limit))
+        comparable = folder is not None and script.on_cpu and trials[-1].ops and trials[-1].differences is None
+        if options.against_cpu and folder is not None and comparable:
+            trials[-1].differences = compare_with_cpu(script, folder)
+            keep_trial(trials[-1], work)
         print(describe_trial(trials[-1]), flush=True)
         if options.out:
-            head = ["| script | outcome | ops | samples, stated | s | CPU s |", "|---|---|---:|---|---:|---:|"]
+            head = ["| script | outcome | ops | samples, stated | on a CPU | CPU s |", "|---|---|---:|---|---|---:|"]
             options.out.write_text(
                 "\n".join([*head, *map(trial_row, trials), "", sum_up(trials), ""]), encoding="utf-8"
             )
@@ -129,16 +141,36 @@ def try_public(sources: Path, work: Path, options: argparse.Namespace) -> int:
     return 1 if any(trial.outcome == "raw" for trial in trials) else 0
 
 
+def try_cases(folder: Path, options: argparse.Namespace) -> int:
+    """Captures and predicts the small programs of a folder; a line each: ms on three GPUs, or what is wrong."""
+    import traincast.capturing  # noqa: F401  # once for all, as above
+
+    faults = 0
+    for case in CASES:
+        if options.only and not any(words.lower() in case for words in options.only):
+            continue
+        answer = try_case(folder, case)
+        fault = find_fault(case, answer)
+        faults += bool(fault)
+        times = ", ".join(f"{gpu} {found:.3g} ms" for gpu, found in answer.milliseconds.items())
+        print(f"{'WRONG' if fault else 'right':6} {case}: {fault or times or 'refused'}", flush=True)
+    print(f"{faults} wrong without a word")
+    return 1 if faults else 0
+
+
 def describe_trial(trial: Trial) -> str:
     """One script in a line."""
     samples = "" if trial.samples_agree else f" {trial.samples:g} samples instead of {trial.stated:g}"
-    return f"{trial.outcome:9} {trial.seconds:6.1f} s {trial.ops:6} ops  {trial.name}{samples}  {plain(trial.why)}"
+    compared = "" if trial.differences is None else f"; against a CPU: {trial.differences[:2] or 'the same ops'}"
+    numbers = f"{trial.outcome:9} {trial.seconds:6.1f} s {trial.ops:6} ops"
+    return f"{numbers}  {trial.name}{samples}  {plain(trial.why)}{compared}"
 
 
 def trial_row(trial: Trial) -> str:
     said = f"{trial.outcome}: {plain(trial.why)}" if trial.why else trial.outcome
     stated = f"{trial.samples:g}, {trial.stated or '-'}" if trial.ops else ""
-    return f"| {trial.name} | {said} | {trial.ops or ''} | {stated} | {trial.seconds:.0f} | {trial.cpu_seconds:.1f} |"
+    beside = "" if trial.differences is None else "other ops" if trial.differences else "same ops"
+    return f"| {trial.name} | {said} | {trial.ops or ''} | {stated} | {beside} | {trial.cpu_seconds:.1f} |"
 
 
 def sum_up(trials: list[Trial]) -> str:
@@ -149,9 +181,12 @@ def sum_up(trials: list[Trial]) -> str:
     stated = sum(bool(trial.stated) for trial in captured)
     seconds = sorted(trial.cpu_seconds for trial in captured) or [0.0]
     kinds = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
+    compared = [trial for trial in trials if trial.differences is not None]
+    beside = f"; the ops of a real run on a CPU in {sum(not t.differences for t in compared)} of {len(compared)}"
     return (
         f"{len(captured)} of {len(trials) - counts['absent']} captured ({kinds}); samples of an update as the script "
         f"has them in {agree} of {stated}; median {seconds[len(seconds) // 2]:.1f} s of CPU, PyTorch loaded"
+        f"{beside * bool(compared)}"
     )
 
 
@@ -163,8 +198,12 @@ def main() -> int:
     parser.add_argument("--one-size", action="store_true")
     parser.add_argument("--public", type=Path, metavar="DIR")
     parser.add_argument("--work", type=Path, metavar="DIR")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--limit", type=float, default=240.0, metavar="SECONDS")
+    parser.add_argument("--cases", type=Path, metavar="DIR")
     options = parser.parse_args()
+    if options.cases is not None:
+        return try_cases(options.cases, options)
     if options.public is not None:
         with tempfile.TemporaryDirectory() as folder:
             return try_public(options.public, options.work or Path(folder), options)

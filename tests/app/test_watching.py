@@ -158,6 +158,19 @@ def test_a_loop_is_profiled_and_explained(tmp_path):
     assert len(traincast.trace(tmp_path / "trace.json").ranks[0].steps) == 2
 
 
+def test_modules_of_a_profiled_loop_have_the_names_of_predictions(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    with traincast.profile(steps=1, out=tmp_path / "trace.json", modules=model, say=str) as profiled:
+        for _ in range(3):
+            model(torch.ones(2, 8))
+            profiled.step()
+    names = {row.name for row in traincast.trace(tmp_path / "trace.json").ranks[0].profile.annotations}
+    assert {"Sequential", "Sequential.0", "Sequential.1"} <= names
+    assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
+    with pytest.raises(TraincastError, match="is a list: give the model"):
+        traincast.profile(modules=[model])
+
+
 def test_a_loop_that_is_too_short_or_fails_says_so():
     with pytest.raises(TraincastError, match="ended after 1 of 5 steps"), traincast.profile(say=str) as profiled:
         profiled.step()

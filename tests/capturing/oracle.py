@@ -6,6 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -55,12 +56,26 @@ def execution_trace(step: Callable[[], object], folder: Path, *, threads: int | 
     """
     step()
     path = folder / "trace.json"
+    with observed(path):
+        step()
+    return read_trace(path, threads)
+
+
+@contextmanager
+def observed(path: Path) -> Iterator[None]:
+    """Writes an execution trace of what runs inside."""
     observer = torch.profiler.ExecutionTraceObserver()
     observer.register_callback(str(path))
     observer.start()
-    step()
-    observer.stop()
-    observer.unregister_callback()
+    try:
+        yield
+    finally:
+        observer.stop()
+        observer.unregister_callback()
+
+
+def read_trace(path: Path, threads: int | None = None) -> list[Node]:
+    """Top-level nodes of an execution trace in order."""
     raw = sorted(json.loads(path.read_text())["nodes"], key=lambda node: node["id"])
     nodes: dict[int, Node] = {}
     top: list[Node] = []

@@ -1,11 +1,16 @@
 """Code that reads values of tensors, with what its user states of them."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from traincast.capturing import capture_step
+from traincast.capturing.assumptions import Assumptions
+from traincast.ir.file import load_workload, save_workload
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
 
@@ -111,3 +116,17 @@ def test_an_environment_on_the_host_reads_stated_actions(assume, expected):
     assert taken[-1].tolist() == expected
     with pytest.raises(TraincastError, match=r"tensor.numpy\(\) needs the values .* item=NUMBER for all of them"):
         capture_step(make_step, batch_size=4, name="x", rebatch=False)
+
+
+def test_a_step_of_many_modules_can_be_kept(tmp_path: Path) -> None:
+    """Given more modules than a note of a workload holds lines for, when the step is saved, then the largest are in."""
+    assumptions = Assumptions()
+    for number in range(300):
+        assumptions.places[f"Net.stage.block{number}.conv"] = (number, f"train.py:{number}")
+    program = capture_step(lambda batch: lambda: torch.ones(batch, device="cuda").relu(), batch_size=4, name="one")
+
+    save_workload(replace(program, meta=assumptions.list_meta()), tmp_path / "many.tc")
+
+    lines = load_workload(tmp_path / "many.tc").lines
+    assert lines["Net.stage.block299.conv"] == "train.py:299"
+    assert 20 < len(lines) < 300

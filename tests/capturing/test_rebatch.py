@@ -172,3 +172,25 @@ def test_a_batch_far_above_the_captured_one_is_told():
     assert workload.resized(batch_size=256).assumptions == ()
     (told,) = workload.resized(batch_size=8192).assumptions
     assert told.startswith("batch 8192 is 128 times the one captured (64)")
+
+
+def test_data_on_the_device_that_a_batch_is_cut_out_of_may_have_any_length() -> None:
+    def make_step(batch_size: int):
+        text = torch.arange(2000, device="cuda")
+        rows = len(text) // batch_size  # 100 of 20, 181 of 11: of no polynomial
+        folded = text[: rows * batch_size].view(batch_size, rows).t().contiguous()
+        table = nn.Embedding(2000, 8).cuda()
+        return lambda: table(folded[8:16]).sum().backward()
+
+    workload = capture_step(make_step, batch_size=20, name="folded").resized(batch_size=50)
+    (looked_up,) = [s.outputs[0].shape for s in workload.programs[0].signatures if s.name == "aten::embedding"]
+    assert looked_up == (8, 50, 8)
+
+
+def test_a_size_that_work_is_done_with_still_has_to_be_a_polynomial() -> None:
+    def make_step(batch_size: int):
+        text = torch.rand(2000 // batch_size, 8, device="cuda")
+        model = nn.Linear(8, 8).cuda()
+        return lambda: (model(text).sum() + model(torch.rand(batch_size, 8, device="cuda")).sum()).backward()
+
+    assert capture_step(make_step, batch_size=20, name="folded").programs[0].rigid

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
-from tests.capturing.oracle import Peak, differences, execution_trace, live_tensors, peak_bytes, profiled_peak
+from tests.capturing.oracle import Node, Peak, differences, execution_trace, live_tensors, peak_bytes, profiled_peak
 from tests.corpus.setups import Setup
 from traincast.capturing import capture_step
 from traincast.ir import Op, Workload
@@ -68,8 +68,13 @@ def op_differences(setup: Setup, folder: Path) -> list[str]:
     """Where the captured ops differ from PyTorch's execution trace of a real run; empty if nowhere."""
     with as_on_a_gpu():
         trace = execution_trace(real(setup), folder)
+    return list_differences(trace, captured(setup))
+
+
+def list_differences(trace: list[Node], workload: Workload) -> list[str]:
+    """Where the ops of a captured step differ from those of a real one; what a data loader does is left out."""
     trace = [node for node in trace if not node.name.startswith(_LOADER)]
-    left = [op for op in captured(setup).programs[0].ops if not _moves(op)]
+    left = [op for op in workload.programs[0].ops if not _moves(op)]
     found = list(differences(trace, left))
     return found + [f"{op.name} is too much" for op in left[:3]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from functools import partial
 from pathlib import Path
 
 _WORDS = ("the", "of", "train", "step", "model", "data", "layer", "batch", "<unk>", "and", "in", "a", "to")
@@ -12,7 +13,7 @@ _WORDS = ("the", "of", "train", "step", "model", "data", "layer", "batch", "<unk
 
 def make_file(kind: str, path: Path) -> None:
     """Writes a file or folder of that kind."""
-    (path if kind in ("images", "coco", "tokenizer") else path.parent).mkdir(parents=True, exist_ok=True)
+    (path if kind in ("images", "coco", "tokenizer", "model") else path.parent).mkdir(parents=True, exist_ok=True)
     _MAKERS[kind](path, random.Random(29))
 
 
@@ -23,11 +24,6 @@ def _write_text(path: Path, draw: random.Random) -> None:
 
 def _write_tokens(path: Path, draw: random.Random) -> None:
     path.write_bytes(draw.randbytes(2 * 200_000).replace(b"\xff", b"\x00").replace(b"\xc4", b"\x00"))
-
-
-def _write_json(path: Path, draw: random.Random) -> None:
-    lines = (json.dumps({"text": " ".join(draw.choices(_WORDS, k=400))}) for _ in range(400))
-    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _write_interactions(path: Path, draw: random.Random) -> None:
@@ -103,8 +99,25 @@ def _write_tokenizer(path: Path, draw: random.Random) -> None:
     (path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
 
 
+def _write_model(path: Path, draw: random.Random) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    _write_tokenizer(path, draw)
+    LlamaForCausalLM(
+        LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, vocab_size=300)
+    ).save_pretrained(path)
+
+
+def _write_records(path: Path, draw: random.Random, **columns: int) -> None:
+    """Lines of JSON with a text of so many words in each column."""
+    rows = ({name: " ".join(draw.choices(_WORDS, k=count)) for name, count in columns.items()} for _ in range(400))
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
 _MAKERS = {
-    "text": _write_text, "tokens": _write_tokens, "json": _write_json, "interactions": _write_interactions,
-    "sequences": _write_sequences, "images": _write_images, "coco": _write_coco,
-    "tokenizer": _write_tokenizer, "films": _write_films,
+    "text": _write_text, "tokens": _write_tokens, "json": partial(_write_records, text=400),
+    "interactions": _write_interactions, "sequences": _write_sequences, "images": _write_images, "coco": _write_coco,
+    "tokenizer": _write_tokenizer, "films": _write_films, "model": _write_model,
+    "prompts": partial(_write_records, prompt=12),
+    "pairs": partial(_write_records, prompt=12, chosen=20, rejected=20),
 }  # fmt: skip

@@ -49,6 +49,7 @@ class Script:
     assume: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     stand_ins: bool = False
+    on_cpu: str = ""  # its arguments for a run on a CPU ("same": those of the capture), where it is compared with one
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Trial:
     cpu_seconds: float = 0.0
     milliseconds: float = 0.0
     notes: list[str] = field(default_factory=list)
+    differences: list[str] | None = None  # from a real run on a CPU; None: not compared
 
     @property
     def samples_agree(self) -> bool:
@@ -113,22 +115,34 @@ def _list_files(clone: Path, script: Script) -> Iterator[tuple[str, str]]:
 
 
 def try_script(script: Script, folder: Path, *, limit: float = 240.0) -> Trial:
-    """Captures and predicts the script in a process of its own, forked from this one, which has PyTorch loaded."""
+    """Captures and predicts the script in a process of its own, forked from this one, which has PyTorch loaded; what
+    came of it is kept in a file for `read_trial`."""
     begun, said = time.perf_counter(), folder.parent / f"{script.name}.json"
     said.unlink(missing_ok=True)
     child = os.fork()
     if not child:
         _run_child(script, folder, said, limit)
     ended, used = _wait(child, begun + 1.2 * limit)
-    seconds, cpu = time.perf_counter() - begun, used.ru_utime + used.ru_stime
     if ended is None:
-        return Trial(script.name, "too long", f"not done in {limit:.0f} s", seconds=seconds, cpu_seconds=cpu)
-    if not said.exists():
-        why = f"the process ended with {os.waitstatus_to_exitcode(ended)}"
-        return Trial(script.name, "raw", why, seconds=seconds, cpu_seconds=cpu)
-    trial = Trial(**json.loads(said.read_text()))
-    trial.seconds, trial.cpu_seconds = seconds, cpu
+        trial = Trial(script.name, "too long", f"not done in {limit:.0f} s")
+    elif not said.exists():
+        trial = Trial(script.name, "raw", f"the process ended with {os.waitstatus_to_exitcode(ended)}")
+    else:
+        trial = Trial(**json.loads(said.read_text()))
+    trial.seconds, trial.cpu_seconds = time.perf_counter() - begun, used.ru_utime + used.ru_stime
+    keep_trial(trial, folder.parent)
     return trial
+
+
+def keep_trial(trial: Trial, work: Path) -> None:
+    """Leaves what came of a script in its work folder."""
+    (work / f"{trial.name}.json").write_text(json.dumps(asdict(trial)))
+
+
+def read_trial(script: Script, work: Path) -> Trial | None:
+    """What came of a script in an earlier run in this work folder; None where it was not tried there."""
+    said = work / f"{script.name}.json"
+    return Trial(**json.loads(said.read_text())) if said.exists() else None
 
 
 def _wait(child: int, until: float) -> tuple[int | None, resource.struct_rusage]:
@@ -143,29 +157,38 @@ def _wait(child: int, until: float) -> tuple[int | None, resource.struct_rusage]
 
 def _run_child(script: Script, folder: Path, said: Path, limit: float) -> None:
     os.setsid()
-    log = os.open(folder.parent / f"{script.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    turn_streams(folder.parent / f"{script.name}.log")
+    said.write_text(json.dumps(asdict(_capture(script, folder, limit))))
+    os._exit(0)
+
+
+def turn_streams(file: Path) -> None:
+    """What this process prints goes to a file, and it has nothing to read."""
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number in (1, 2):
         os.dup2(log, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    said.write_text(json.dumps(asdict(_capture(script, folder, limit))))
-    os._exit(0)
+
+
+def enter_folder(script: Script, folder: Path) -> list[str]:
+    """Goes where the script runs; gives what Python is to run, and its arguments."""
+    file = folder / script.file
+    os.chdir(folder / script.cwd if script.cwd else file.parent)
+    if script.path:
+        sys.path.insert(0, str(folder / script.path))
+    return [str(STAND_INS), str(file)] if script.stand_ins else [str(file)]
 
 
 def _capture(script: Script, folder: Path, limit: float) -> Trial:
     import traincast
     from traincast.utils.errors import TraincastError
 
-    file = folder / script.file
-    os.chdir(folder / script.cwd if script.cwd else file.parent)
-    if script.path:
-        sys.path.insert(0, str(folder / script.path))
-    arguments = shlex.split(script.arguments)
-    target = str(STAND_INS) if script.stand_ins else str(file)
+    target, *first = enter_folder(script, folder)
     given: dict[str, Any] = {"batch_size": script.batch, "seq_len": script.seq_len, "gpus": script.gpus}
     ranks = [int(rank) for rank in script.ranks.split(",") if rank] or None
     try:
         workload = traincast.capture(
-            target, arguments=[str(file), *arguments] if script.stand_ins else arguments, ranks=ranks,
+            target, arguments=[*first, *shlex.split(script.arguments)], ranks=ranks,
             name=script.name, assume=list(script.assume) or None, out=folder.parent / f"{script.name}.tc",
             time_limit_s=limit, **given,
         )  # fmt: skip
@@ -173,16 +196,7 @@ def _capture(script: Script, folder: Path, limit: float) -> Trial:
         milliseconds = traincast.predict(workload, on=on).iteration * 1e3
     except TraincastError as error:
         why = str(error).replace(str(folder.parent), "")
-        kind = (
-            "too long"
-            if "not done after" in why
-            else "absent"
-            if _ABSENT.search(why)
-            else "raw"
-            if "failed:" in why
-            else "refused"
-        )
-        return Trial(script.name, kind, why)
+        return Trial(script.name, _classify(why), why)
     except Exception as error:
         return Trial(script.name, "raw", f"{type(error).__name__}: {error}")
     program = workload.programs[0]

@@ -22,10 +22,14 @@ class Profiled:
     """Traces `steps` steps of the loop in the block with torch.profiler; `report` is what `traincast.trace` says of
     them, `verdict` its sentences. Optimizer steps are counted by themselves; call `step()` where there is none."""
 
-    def __init__(self, steps: int, out: str | Path | None, on: str | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, steps: int, out: str | Path | None, on: str | None, say: Callable[[str], None], modules: Any
+    ) -> None:
         if steps < 1:
             raise TraincastError(f"`steps` {steps}: give at least 1")
-        self.steps, self.on, self.say = steps, on, say
+        if modules is not None and not hasattr(modules, "named_modules"):
+            raise TraincastError(f"`modules` is a {type(modules).__name__}: give the model, an nn.Module")
+        self.steps, self.on, self.say, self.modules = steps, on, say, modules
         self.out = None if out is None else Path(out)
         self.report: TraceReport | None = None
         self.verdict = ""
@@ -51,6 +55,8 @@ class Profiled:
             )
         )
         self._optimizer: int | None = None
+        if self.modules is not None:
+            _name_modules(self.modules, self._open)
         self._hook = register_optimizer_step_post_hook(self._note_optimizer)
         return self
 
@@ -112,8 +118,33 @@ class Profiled:
         return f"{step}, on the host alone: no GPU kernel was recorded; {name} has {share:.0%} of the time of ops."
 
 
+def _name_modules(model: Any, until: ExitStack) -> None:
+    """Annotates every forward pass with its module's path, as predictions call it: `Bert.layers.0.mlp`."""
+    from torch.autograd.profiler import record_function
+
+    running: list[Any] = []
+
+    def end(*_: Any) -> None:
+        running.pop().__exit__(None, None, None)
+
+    for name, module in model.named_modules():
+        path = ".".join(filter(None, (type(model).__name__, name)))
+
+        def begin(*_: Any, path: str = path) -> None:
+            running.append(record_function(path))
+            running[-1].__enter__()
+
+        until.callback(module.register_forward_pre_hook(begin).remove)
+        until.callback(module.register_forward_hook(end, always_call=True).remove)
+
+
 def profile(
-    steps: int = 3, *, out: str | Path | None = None, on: str | None = None, say: Callable[[str], None] = print
+    steps: int = 3,
+    *,
+    out: str | Path | None = None,
+    on: str | None = None,
+    modules: Any = None,
+    say: Callable[[str], None] = print,
 ) -> Profiled:
     """Traces `steps` steps of the training loop inside the block, after two to warm up, and says where their time goes:
 
@@ -122,5 +153,7 @@ def profile(
                 train(batch)
 
     `out` (.json) keeps the trace, which Perfetto and `traincast trace` read; `on` names the GPU to predict the step on
-    as well; `say` receives the verdict. On a machine without a GPU the host alone is traced. Needs torch."""
-    return Profiled(steps, out, on, say)
+    as well; `modules` is a model whose modules are to be named in the trace, so that `traincast trace PREDICTION TRACE
+    --compare` tells modules apart; `say` receives the verdict. On a machine without a GPU the host alone is traced.
+    Needs torch."""
+    return Profiled(steps, out, on, say, modules)

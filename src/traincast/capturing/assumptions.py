@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.checks import find_passing_answer
-from traincast.capturing.errors import find_user_line
+from traincast.capturing.errors import find_passing_answer, find_user_line
 from traincast.capturing.updates import Bounds, Choice
 from traincast.ir.memory import group_layers
+from traincast.ir.validate import MAX_NAME
 from traincast.ir.workload import LINES
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096
 _MOST_ASKED = 1000  # times that a line outside the step decides as False
-_MOST_PLACES = 2_000  # modules whose lines a workload keeps
+_MOST_PLACES = 2_000  # modules whose lines are noted
 Assume = Mapping[str, object] | Sequence[str]
 """`{"mask": 0.15, "branch@train.py:42": False}`, or texts as on the command line: `["mask=0.15"]`."""
 
@@ -100,9 +100,15 @@ class Assumptions:
             self.places[name] = (nbytes, find_user_line().rsplit("/", 1)[-1])
 
     def list_meta(self) -> dict[str, str]:
-        """What the workload keeps."""
-        lines = {name: line for name, (_, line) in self.places.items()}
-        return {**self.meta, LINES: json.dumps(lines)} if lines else dict(self.meta)
+        """What the workload keeps; of the places those of the largest tensors, as many as a note holds."""
+        entries, room = [], MAX_NAME - len("{}")
+        for name, (_, line) in sorted(self.places.items(), key=lambda place: -place[1][0]):
+            entries.append(f"{json.dumps(name)}: {json.dumps(line)}")
+            room -= len(entries[-1]) + len(", ")
+            if room < 0:
+                entries.pop()
+                break
+        return {**self.meta, LINES: f"{{{', '.join(entries)}}}"} if entries else dict(self.meta)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -61,14 +61,13 @@ class BatchPlaces:
         with Patches() as patches:
             self._change_options(patches)
             self._change_loaders(patches)
-            load = SourceFileLoader.get_code
 
-            def get_code(loader: Any, fullname: str) -> CodeType | None:
+            @patches.wrap(SourceFileLoader, "get_code")
+            def get_code(load: Any, loader: Any, fullname: str) -> Any:
                 path = loader.get_filename(fullname)
                 own = not is_internal_file(path) and "site-packages" not in path
                 return self._compile_changed(Path(path).read_bytes(), path) if own else load(loader, fullname)
 
-            patches.set_attribute(SourceFileLoader, "get_code", get_code)
             patches.set_attribute(runpy, "compile", lambda text, path, mode: self._compile_changed(text, path))
             yield
 
@@ -80,26 +79,20 @@ class BatchPlaces:
         return self._to
 
     def _change_options(self, patches: Patches) -> None:
-        parse = argparse.ArgumentParser.parse_known_args
-
-        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+        @patches.wrap(argparse.ArgumentParser, "parse_known_args")
+        def parse_known_args(parse: Any, parser: Any, *args: Any, **kwargs: Any) -> Any:
             read, rest = parse(parser, *args, **kwargs)
             for name, value in list(vars(read).items()):
                 if type(value) is int and _names_batch(name) and self._is_size(value):
                     setattr(read, name, self._note(f"option {name}"))
             return read, rest
 
-        patches.set_attribute(argparse.ArgumentParser, "parse_known_args", parse_known_args)
-
     def _change_loaders(self, patches: Patches) -> None:
-        make = data.DataLoader.__init__
-
-        def init(loader: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
+        @patches.wrap(data.DataLoader, "__init__")
+        def init(make: Any, loader: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
             if self._is_size(batch_size):
                 batch_size = self._note(type(loader).__name__)
             make(loader, dataset, batch_size, *args, **kwargs)
-
-        patches.set_attribute(data.DataLoader, "__init__", init)
 
     def _compile_changed(self, text: Any, path: str) -> CodeType:
         tree = ast.parse(text, path)
@@ -119,10 +112,21 @@ def _list_batch_numbers(tree: ast.AST) -> Iterator[ast.Constant]:
     """Numbers that stand for a batch size by name, or as the first dimension of a tensor that is made."""
     for node in ast.walk(tree):
         for name, value in _list_named_values(node):
-            if isinstance(value, ast.Constant) and _names_batch(name):
-                yield value
+            if _names_batch(name):
+                yield from _list_constants(value)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHAPED:
             yield from _list_first_dimensions(node)
+
+
+def _list_constants(value: ast.expr | None) -> Iterator[ast.Constant]:
+    """The constants that a value may be: itself, either side of `a if b else c` and `a or b`, a call's default."""
+    if isinstance(value, ast.Constant):
+        yield value
+    parts = {ast.IfExp: ("body", "orelse"), ast.BoolOp: ("values",), ast.Call: ("args",)}.get(type(value), ())
+    for part in parts:
+        held = getattr(value, part)
+        for item in held if isinstance(held, list) else [held]:
+            yield from _list_constants(item)
 
 
 def _list_named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:

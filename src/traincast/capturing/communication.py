@@ -13,7 +13,7 @@ from traincast.capturing.arguments import Arguments, bind_arguments
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.collectives import Collective, describe_collective, list_written_tensors
 from traincast.capturing.errors import find_user_line
-from traincast.capturing.object_messages import ObjectMessages
+from traincast.capturing.messages import ObjectMessages
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.storages import list_strided_parts
@@ -223,16 +223,16 @@ class Communication:
                 self.batched = False
 
         patches.set_everywhere(dist, "batch_isend_irecv", batched)
-        all_reduce: Any = dist.all_reduce
 
-        def reducing(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
+        @patches.wrap(dist, "all_reduce", everywhere=True)
+        def reducing(
+            all_reduce: Any, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any
+        ) -> Any:
             self._reduction = op
             try:
                 return all_reduce(tensor, op, *args, **kwargs)
             finally:
                 self._reduction = None
-
-        patches.set_everywhere(dist, "all_reduce", reducing)
 
     def _is_on_host(self, collective: Collective, tensors: list[torch.Tensor]) -> bool:
         """Whether a collective is gloo's, between hosts: it takes no time here, which is said. NCCL rejects it."""

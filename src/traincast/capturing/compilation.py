@@ -41,9 +41,9 @@ class CompiledRegions:
 
     def install_hooks(self, patches: Patches) -> None:
         """Watches compiled functions until the patches are undone; the compiler is imported only if a script does."""
-        compile_function: Any = torch.compile
 
-        def compiling(*args: Any, **kwargs: Any) -> Any:
+        @patches.wrap(torch, "compile")
+        def compiling(compile_function: Any, *args: Any, **kwargs: Any) -> Any:
             self._watch_compiler(patches)
             if kwargs.get("mode") in _WITH_GRAPHS:
                 get_assumptions().note_once(
@@ -52,7 +52,6 @@ class CompiledRegions:
                 )
             return compile_function(*args, **kwargs)
 
-        patches.set_attribute(torch, "compile", compiling)
         patches.enter_context(warnings.catch_warnings())
         warnings.filterwarnings(
             "ignore", message=r"Using `torch.compile\(module\)` when there are global hooks"

@@ -1,8 +1,4 @@
-"""Composite ops as CUDA takes them apart: reshape, softmax, dropout, batch norm, attention.
-
-On meta tensors PyTorch takes the portable road. These replacements take the one a CUDA build takes; they are
-put below the ops' own names, so that nesting, autograd and profiler labels stay what they are on a GPU.
-"""
+"""What CUDA runs where PyTorch takes another path for meta tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +8,30 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 
 from traincast.capturing import recurrent
 from traincast.capturing.patches import Patches
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def assign_value(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """`tensor[index] = value` of a tensor on the device: a number stays on the host, and one kernel fills with it."""
+    if tensor.is_meta and isinstance(value, _NUMBERS):
+        with torch._C._DisableTorchDispatch():
+            value = torch.scalar_tensor(value, dtype=tensor.dtype)
+    tensor[index] = value
+
+
+def make_one_hot(tensor: torch.Tensor, num_classes: int, device: torch.device) -> torch.Tensor:
+    """Zeros on `device`, and ones put into them."""
+    with _RecordFunctionFast("aten::one_hot"):
+        if num_classes == -1:
+            num_classes = int(tensor.max().item()) + 1
+        made = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=device)
+        return made.scatter_(-1, tensor.unsqueeze(-1), 1)
+
 
 aten: Any = torch.ops.aten
 Tensor: TypeAlias = torch.Tensor

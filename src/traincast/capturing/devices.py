@@ -13,19 +13,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._device import _device_constructors
 
-from traincast.capturing import table_batched
 from traincast.capturing.arguments import list_tensors
-from traincast.capturing.assignment import assign_value, make_one_hot
 from traincast.capturing.assumptions import get_assumptions
-from traincast.capturing.fbgemm import find_fbgemm_function, makes_managed
-from traincast.capturing.flex import is_flex, run_flex_attention
+from traincast.capturing.attention import is_flex, run_flex_attention
+from traincast.capturing.cuda_choices import assign_value, make_one_hot
+from traincast.capturing.fbgemm import (
+    complete_jagged,
+    find_fbgemm_function,
+    find_optimizer,
+    makes_jagged,
+    makes_managed,
+    run_lookup,
+)
 from traincast.capturing.kernels import find_composite
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.stated_arrays import (
-    is_list_of_tensors,
-)
 from traincast.capturing.unknown import reject_unknown
-from traincast.capturing.value_reading import NUMBERS, WITH_VALUES, ValueReader
+from traincast.capturing.value_reading import NUMBERS, WITH_VALUES, ValueReader, is_list_of_tensors
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -139,12 +142,14 @@ class DeviceMode(ValueReader, TorchFunctionMode):
 
     def _run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operators that have a stub here; `NotImplemented` for all others."""
-        optimizer = table_batched.find_optimizer(func)
+        optimizer = find_optimizer(func)
         if optimizer is not None:
             with self:
-                return table_batched.run_lookup(func, optimizer, args, kwargs, self._find_known_values)
+                return run_lookup(func, optimizer, args, kwargs, self._find_known_values)
         if makes_managed(func):
             return self._make_managed(*args, **kwargs)
+        if makes_jagged(func):
+            return func(*complete_jagged(self._find_known_values, *args, **kwargs))
         parts = find_composite(func) or find_fbgemm_function(func)
         if parts is not None:
             return parts(*args, **kwargs)

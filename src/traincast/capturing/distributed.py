@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
+from traincast.capturing.global_state import list_tf32_arithmetic
+from traincast.capturing.messages import ObjectMessages, RankNotCapturedError
 from traincast.capturing.metadata_cache import share_metadata_cache
-from traincast.capturing.object_messages import ObjectMessages, RankNotCapturedError
-from traincast.capturing.precision import list_tf32_arithmetic
 from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import fix_sizes, rebatch_programs
 from traincast.capturing.step import (

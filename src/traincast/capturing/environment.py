@@ -14,11 +14,10 @@ from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.autocast import Autocast
 from traincast.capturing.cuda_choices import install_choices
 from traincast.capturing.cuda_module import install_cuda_module
-from traincast.capturing.data_loading import install_data_loading
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.stubs import install_stubs
+from traincast.capturing.stubs import install_data_loading, install_stubs
 from traincast.capturing.triton_kernels import install_triton
 
 
@@ -51,13 +50,11 @@ def install_environment(patches: Patches, recorder: Recorder, devices: DeviceMod
 
 def _follow_threads(patches: Patches, recorder: Recorder, devices: DeviceMode) -> None:
     """Modes are of one thread: those that the script starts (prefetchers) get them too, one op at a time."""
-    run = threading.Thread.run
 
-    def run_watched(self: threading.Thread) -> None:
+    @patches.wrap(threading.Thread, "run")
+    def run_watched(run: Any, self: threading.Thread) -> None:
         with recorder, devices:
             run(self)
-
-    patches.set_attribute(threading.Thread, "run", run_watched)
 
 
 def _disable_foreach(patches: Patches) -> None:
@@ -91,19 +88,11 @@ def _wrap_user_code_in_backward(patches: Patches, devices: DeviceMode) -> None:
     """The autograd engine leaves function modes behind; custom functions, hooks and recomputation need ours."""
     node = torch.autograd.function.BackwardCFunction
     patches.set_attribute(node, "apply", devices.wrap_function(node.apply))
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        patches.set_attribute(torch.Tensor, name, _wrap_hook(getattr(torch.Tensor, name), devices))
-    saved = torch.autograd.graph.saved_tensors_hooks
-    original = saved.__init__
 
-    def init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
-        original(self, devices.wrap_function(pack_hook), devices.wrap_function(unpack_hook))
-
-    patches.set_attribute(saved, "__init__", init)
-
-
-def _wrap_hook(register: Any, devices: DeviceMode) -> Any:
-    return lambda tensor, hook: register(tensor, devices.wrap_function(hook))
+    @patches.wrap(torch.Tensor, "register_hook", "register_post_accumulate_grad_hook")
+    @patches.wrap(torch.autograd.graph.saved_tensors_hooks, "__init__")
+    def register(original: Any, self: Any, *hooks: Any) -> Any:
+        return original(self, *map(devices.wrap_function, hooks))
 
 
 def _leave_out_profilers(patches: Patches) -> None:
@@ -149,9 +138,9 @@ class _DeviceType(type):
 def _accept_device_numbers(patches: Patches) -> None:
     """`torch.device(0)` and `module.to(0)`, as scripts for several GPUs write them."""
     patches.set_attribute(torch, "device", _DeviceType("device", (), {}))
-    parse: Any = torch._C._nn._parse_to
 
-    def parse_to(*args: Any, **kwargs: Any) -> Any:
+    @patches.wrap(torch._C._nn, "_parse_to")
+    def parse_to(parse: Any, *args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is int:
             args = (torch.device(args[0]), *args[1:])
         if type(kwargs.get("device")) is int:
@@ -159,30 +148,24 @@ def _accept_device_numbers(patches: Patches) -> None:
         with torch._C.DisableTorchFunction():  # parameters of libraries (4-bit ones) look at the device it gives
             return parse(*args, **kwargs)
 
-    patches.set_attribute(torch._C._nn, "_parse_to", parse_to)
-
 
 def _skip_value_initialisers(patches: Patches) -> None:
     """Initialisers that draw until all values are in range; PyTorch skips them too for meta tensors."""
-    original = nn.init._no_grad_trunc_normal_
 
-    def trunc_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    @patches.wrap(nn.init, "_no_grad_trunc_normal_")
+    def trunc_normal(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
             without_data = tensor.is_meta
         return tensor if without_data else original(tensor, *args, **kwargs)
 
-    patches.set_attribute(nn.init, "_no_grad_trunc_normal_", trunc_normal)
-
 
 def _follow_resizes(patches: Patches, recorder: Recorder) -> None:
     """FSDP gives the memory of gathered parameters back and takes it again by resizing their storages."""
-    resize: Any = torch.UntypedStorage.resize_
 
-    def resized(self: torch.UntypedStorage, size: int) -> Any:
+    @patches.wrap(torch.UntypedStorage, "resize_")
+    def resized(resize: Any, self: torch.UntypedStorage, size: int) -> Any:
         recorder.book.note_resize(self, size)
         return resize(self, size)
-
-    patches.set_attribute(torch.UntypedStorage, "resize_", resized)
 
 
 def _patch_default_device(patches: Patches, devices: DeviceMode) -> None:
@@ -218,10 +201,10 @@ def _patch_parameters(patches: Patches, recorder: Recorder) -> None:
         return lazy(cls, requires_grad, "meta", dtype)
 
     patches.set_attribute(nn.parameter.UninitializedParameter, "__new__", staticmethod(new_lazy))
-    apply: Any = nn.Module._apply
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
-    def converted(self: nn.Module, fn: Any, recurse: bool = True) -> Any:
+    @patches.wrap(nn.Module, "_apply")
+    def converted(apply: Any, self: nn.Module, fn: Any, recurse: bool = True) -> Any:
         for name, parameter in self._parameters.items():
             with torch._C.DisableTorchFunction():
                 lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
@@ -231,5 +214,3 @@ def _patch_parameters(patches: Patches, recorder: Recorder) -> None:
                     known[id(parameter)] = (parameter, nn.Parameter(parameter.detach(), parameter.requires_grad))
                 self._parameters[name] = known[id(parameter)][1]
         return apply(self, fn, recurse)
-
-    patches.set_attribute(nn.Module, "_apply", converted)

@@ -29,14 +29,12 @@ class Evaluations:
 
     def install_hooks(self, patches: Patches) -> None:
         """Looks at calls of models until the patches are undone."""
-        run: Any = nn.Module.__call__
 
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        @patches.wrap(nn.Module, "__call__")
+        def call(run: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._running or torch.is_grad_enabled() or module.training or not self._is_before_step():
                 return run(module, *args, **kwargs)
             return self._evaluate(run, module, args, kwargs)
-
-        patches.set_attribute(nn.Module, "__call__", call)
 
     def _evaluate(self, run: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         key = _describe_call(module, args, kwargs)

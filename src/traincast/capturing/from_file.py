@@ -14,7 +14,7 @@ from typing import Any
 from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.errors import find_raised_line, format_one_line
-from traincast.capturing.precision import keep_precision_switches
+from traincast.capturing.global_state import keep_precision_switches
 from traincast.capturing.sandbox import use_sandbox
 from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step

@@ -1,12 +1,49 @@
-"""Host work of the recorded step that is not PyTorch's: numpy, waiting, environments, data that is read."""
+"""The host while a step is recorded: PyTorch's profiler, no garbage collection, and work that is not PyTorch's."""
 
 from __future__ import annotations
 
+import gc
+import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
 
 from traincast.capturing.errors import find_user_line
 from traincast.capturing.recorder import Recorder
+
+_Profiler = torch.autograd.profiler.profile
+_real = SimpleNamespace(profile=_Profiler)  # scripts get another under every name that modules have for it
+
+
+@contextmanager
+def disable_collection() -> Iterator[None]:
+    """Lifetimes must not depend on when Python happens to collect garbage."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def profile_host() -> Iterator[_Profiler]:
+    """PyTorch's profiler of host events, without Kineto's start and stop lines on the terminal."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = before or "99"
+    try:
+        with _real.profile() as profiler:
+            yield profiler
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+
 
 _GAP = 1e-3  # seconds between two calls of PyTorch from which on they are work of their own
 _TOLD = 10e-3  # seconds of a step from which on it is told

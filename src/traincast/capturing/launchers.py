@@ -21,15 +21,14 @@ def install_launchers(patches: Patches, local_rank: int) -> None:
     """Answers `spawn`, pools and processes of ranks until the patches are undone."""
     patches.set_everywhere(torch.multiprocessing, "spawn", _make_spawn(local_rank))
     context, default = multiprocessing.context.BaseContext, multiprocessing.get_context()
-    pool = context.Pool
 
-    def make_pool(self: Any, processes: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    @patches.wrap(context, "Pool")
+    def make_pool(pool: Any, self: Any, processes: int | None = None, *args: Any, **kwargs: Any) -> Any:
         if processes is not None and processes > 1 and processes == _count_local_ranks():
             return _RankPool(local_rank, processes)
         return pool(self, processes, *args, **kwargs)
 
-    patches.set_attribute(context, "Pool", make_pool)
-    patches.set_everywhere(multiprocessing, "Pool", lambda *args, **kwargs: make_pool(default, *args, **kwargs))
+    patches.set_everywhere(multiprocessing, "Pool", lambda *args, **kwargs: default.Pool(*args, **kwargs))
     kinds: set[Any] = {type(multiprocessing.get_context(name)) for name in multiprocessing.get_all_start_methods()}
     for kind in kinds:
         patches.set_attribute(kind, "Process", _make_process(kind.__dict__.get("Process", kind.Process), local_rank))

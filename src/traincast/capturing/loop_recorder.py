@@ -13,7 +13,6 @@ from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
 from traincast.capturing.errors import BRANCH, format_one_line
-from traincast.capturing.eval_pipelines import note_pipeline_steps
 from traincast.capturing.evaluations import Evaluations
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
@@ -21,7 +20,7 @@ from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step import shorten_errors
 from traincast.capturing.step_recording import RecordedSignal, StepRecording
-from traincast.capturing.torchrec_tables import note_tables
+from traincast.capturing.torchrec_steps import note_pipeline_steps, note_tables
 from traincast.capturing.updates import USUAL_WARM, Bounds
 from traincast.ir.program import Program
 from traincast.utils.errors import TraincastError

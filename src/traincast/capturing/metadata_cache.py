@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.traits import get_traits
+from traincast.capturing.arguments import get_traits
 
 _Metadata = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _META = torch.device("meta")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+_Stub = Callable[..., Any]
 _MISSING = object()
 _WITHOUT: dict[
     str, tuple[int, int]
@@ -33,6 +35,17 @@ class Patches(ExitStack):
         if before is not _MISSING and callable(value):
             self._originals.setdefault(id(value), (value, before))
         self.callback(_restore_attribute, owner, name, before)
+
+    def wrap(self, owner: Any, *names: str, everywhere: bool = False) -> Callable[[_Stub], _Stub]:
+        """A decorator: the function stands at these names of `owner`, and is given what stood there first."""
+
+        def put(stub: _Stub) -> _Stub:
+            for name in names:
+                set_stub = self.set_everywhere if everywhere else self.set_attribute
+                set_stub(owner, name, _bind_original(stub, getattr(owner, name)))
+            return stub
+
+        return put
 
     def set_everywhere(self, owner: Any, name: str, value: Any) -> None:
         """As `set_attribute`; `replace_imported_names` then also sets what scripts have imported by name."""
@@ -65,6 +78,13 @@ class Patches(ExitStack):
                 value, original = self._originals.get(id(held), (_MISSING, None))
                 if value is held:
                     setattr(module, name, original)
+
+
+def _bind_original(stub: _Stub, original: Any) -> _Stub:
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return stub(original, *args, **kwargs)
+
+    return stand_in
 
 
 def _restore_attribute(owner: Any, name: str, before: Any) -> None:

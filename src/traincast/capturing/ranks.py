@@ -20,7 +20,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.errors import find_user_line
 from traincast.capturing.global_state import forget_leftovers
 from traincast.capturing.launchers import install_launchers
-from traincast.capturing.object_messages import ObjectMessages
+from traincast.capturing.messages import ObjectMessages
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.utils.errors import TraincastError
@@ -96,15 +96,13 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
 
 def _warn_once(patches: Patches) -> None:
     """What libraries log as a warning on every rank is shown once."""
-    original = logging.Logger.callHandlers
 
-    def call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    @patches.wrap(logging.Logger, "callHandlers")
+    def call_handlers(original: Any, logger: logging.Logger, record: logging.LogRecord) -> None:
         said = (record.name, str(record.msg))
         if record.levelno != logging.WARNING or said not in _WARNED:
             original(logger, record)
         _WARNED.add(said)
-
-    patches.set_attribute(logging.Logger, "callHandlers", call_handlers)
 
 
 def _draw_the_same(patches: Patches) -> None:
@@ -178,21 +176,20 @@ def _make_init_stub(place: Place, communication: Communication) -> Any:
 
 def _report_requested_backends(patches: Patches, communication: Communication) -> None:
     """Groups are all fake, and say they are what the script has asked for: code that asks goes the way of a GPU."""
-    new_group, get_backend, asked = dist.new_group, dist.get_backend, dict[int, tuple[Any, str]]()
+    asked = dict[int, tuple[Any, str]]()
 
-    def made(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    @patches.wrap(dist, "new_group", everywhere=True)
+    def made(new_group: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         group = new_group(*args, **kwargs)
         if backend:
             asked[id(group)] = (group, str(backend))
         return group
 
-    def answer(group: Any = None) -> str:
+    @patches.wrap(dist, "get_backend", everywhere=True)
+    def answer(get_backend: Any, group: Any = None) -> str:
         get_backend(group)  # rejects a group that this rank is no part of
         _, backend = asked.get(id(group), (None, communication.backend))
         return str(dist.Backend(backend or dist.Backend.NCCL))
-
-    patches.set_everywhere(dist, "new_group", made)
-    patches.set_everywhere(dist, "get_backend", answer)
 
 
 def _make_torchrun_environment(place: Place) -> dict[str, str]:

@@ -11,7 +11,14 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from traincast.capturing.arguments import Arguments, bind_arguments, group_tensors, list_scalars, list_tensors
+from traincast.capturing.arguments import (
+    Arguments,
+    bind_arguments,
+    get_traits,
+    group_tensors,
+    list_scalars,
+    list_tensors,
+)
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.collectives import Collective, list_written_tensors
 from traincast.capturing.errors import OTHER_PROCESSES, find_user_line
@@ -19,7 +26,6 @@ from traincast.capturing.execution import Execution
 from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_IN_PLACE, take_over
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, list_strided_parts
-from traincast.capturing.traits import get_traits
 from traincast.capturing.updates import UpdateWatch
 from traincast.capturing.values import Values
 from traincast.ir.collectives import NAMESPACES

@@ -120,23 +120,17 @@ def _close_network(patches: Patches, box: Sandbox) -> None:
             errno.ENETUNREACH, f"no network in a capture, which {host} is asked for; get what it gives first"
         )
 
-    def look_up(host: Any, *args: Any, **kwargs: Any) -> Any:
+    @patches.wrap(socket, "getaddrinfo", everywhere=True)
+    def look_up(resolve: Any, host: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_local(host):
             raise socket.gaierror(socket.EAI_AGAIN, str(refuse(host)))
         return resolve(host, *args, **kwargs)
 
-    def guard(original: Any) -> Any:
-        def connect(self: Any, address: Any) -> Any:
-            if isinstance(address, tuple) and not _is_local(address[0]):
-                raise refuse(address[0])
-            return original(self, address)
-
-        return connect
-
-    resolve = socket.getaddrinfo
-    patches.set_everywhere(socket, "getaddrinfo", look_up)
-    for name in ("connect", "connect_ex"):
-        patches.set_attribute(socket.socket, name, guard(getattr(socket.socket, name)))
+    @patches.wrap(socket.socket, "connect", "connect_ex")
+    def connect(original: Any, self: Any, address: Any) -> Any:
+        if isinstance(address, tuple) and not _is_local(address[0]):
+            raise refuse(address[0])
+        return original(self, address)
 
 
 def _is_local(host: object) -> bool:
@@ -146,12 +140,11 @@ def _is_local(host: object) -> bool:
 
 def _divert_native_writers(patches: Patches, overlay: FileOverlay) -> None:
     """Writers that open files outside of Python: PyTorch's and safetensors'."""
-    save = torch.save
 
-    def save_object(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.wrap(torch, "save", everywhere=True)
+    def save_object(save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         save(obj, overlay.find_write_path(f) if isinstance(f, str | os.PathLike) else f, *args, **kwargs)
 
-    patches.set_everywhere(torch, "save", save_object)
     if importlib.util.find_spec("safetensors") is not None:
         tensors: Any = importlib.import_module("safetensors.torch")
 

@@ -17,14 +17,14 @@ from typing import Any
 from traincast.capturing.assumptions import Assume, get_assumptions, use_assumptions
 from traincast.capturing.batch_places import BatchPlaces
 from traincast.capturing.distributed import capture_ranks
-from traincast.capturing.eval_pipelines import import_pipelines
+from traincast.capturing.global_state import keep_precision_switches, list_tf32_arithmetic
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
-from traincast.capturing.precision import keep_precision_switches, list_tf32_arithmetic
 from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import rebatch_programs
 from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
+from traincast.capturing.torchrec_steps import import_pipelines
 from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
@@ -36,6 +36,7 @@ _ONE_RUN = (
     f"recorded at one size only: where the script has its batch size was not found; write {BATCH_SIZE} among its own "
     "arguments where they have it, and it is run at several"
 )
+_ONE_SAMPLE = "recorded at one size only: what its model is given has one sample, and every 1 of a script may mean that"
 _LONG_RUN_S = 30.0
 _LONG_RUN = (
     "recorded at one size only: a run takes {:.0f} s; write {} among the script's own arguments where they have it, "
@@ -203,6 +204,8 @@ class _LoopRecording:
         first = self._firsts.get(0)
         if (self._fixed and (batch, length) != self._asked) or (first and self._asked[0] and not self._places.found):
             raise TraincastError(self._fixed or _ONE_RUN)
+        if first and first.batch_size == 1 and batch != 1:
+            raise TraincastError(_ONE_SAMPLE)
         own = first.batch_size if first else batch
         with self._places.change_size(own, batch or own) if own > 1 else nullcontext():
             return _run_loop(self._loop, batch, length, place)

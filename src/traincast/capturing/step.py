@@ -13,9 +13,9 @@ from traincast.capturing.assumptions import Assume, get_assumptions, use_assumpt
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import install_environment
 from traincast.capturing.errors import find_raised_line, format_one_line
+from traincast.capturing.global_state import list_tf32_arithmetic
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
-from traincast.capturing.precision import list_tf32_arithmetic
 from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.rebatch import rebatch_programs

@@ -8,12 +8,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from traincast.capturing.assemble import assemble_program, insert_other_threads, list_host_scopes
+from traincast.capturing.assemble import StorageClassifier, assemble_program, insert_other_threads, list_host_scopes
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import REJECTED
-from traincast.capturing.host_work import HostClock
-from traincast.capturing.kinds import StorageClassifier
-from traincast.capturing.profiling import disable_collection, profile_host
+from traincast.capturing.host_work import HostClock, disable_collection, profile_host
 from traincast.capturing.progress import keep_first_program
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions

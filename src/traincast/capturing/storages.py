@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.collective_values import ValueCollective
+from traincast.capturing.messages import ValueCollective
 from traincast.ir.ops import StorageKind, TensorSpec
 
 _TENSOR_ID = "_traincast_tensor_id"

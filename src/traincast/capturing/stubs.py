@@ -1,20 +1,26 @@
-"""Stubs for what scripts call that needs a GPU, other processes or values: files, old types, groups, launchers."""
+"""Stubs for what scripts call that needs a GPU, other processes or values: files, loaders, old types, launchers."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed
 import torch.multiprocessing
+import torch.utils.data as data
 import torch.utils.flop_counter  # PyTorch's attention on nested tensors takes it to be imported
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import _utils, dataloader
 
 from traincast.capturing.devices import OLD_TYPES, DeviceMode
 from traincast.capturing.errors import OTHER_PROCESSES, find_user_line
 from traincast.capturing.patches import Patches
+from traincast.capturing.recorder import UNRECORDED, Recorder
 from traincast.utils.errors import TraincastError
 
 
@@ -56,16 +62,15 @@ def _reject_process_groups(patches: Patches) -> None:
 def _patch_tensor_grouping(patches: Patches, devices: DeviceMode) -> None:
     """PyTorch groups tensors in C++ to go over them at once (optimizers, clipping), and asks for the device it finds:
     that of meta tensors is none it goes over at once."""
-    original: Any = torch._C._group_tensors_by_device_and_dtype
 
-    def grouped(lists: Any, with_indices: bool = False) -> Any:
+    @patches.wrap(torch._C, "_group_tensors_by_device_and_dtype")
+    def grouped(original: Any, lists: Any, with_indices: bool = False) -> Any:
         found = {}
         for (device, dtype), group in original(lists, with_indices).items():
             tensor = next(tensor for tensors in group[0] for tensor in tensors if tensor is not None)
             found[devices.get_device(tensor) if device.type == "meta" else device, dtype] = group
         return found
 
-    patches.set_attribute(torch._C, "_group_tensors_by_device_and_dtype", grouped)
     patches.set_attribute(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0)  # libraries take it when imported
 
 
@@ -86,9 +91,9 @@ def _make_legacy_type(name: str, devices: DeviceMode) -> Any:
 
 def _patch_load(patches: Patches) -> None:
     """`torch.load` reads files to the host, as there is no GPU; what was asked to be on it goes there afterwards."""
-    original: Any = torch.load
 
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    @patches.wrap(torch, "load", everywhere=True)
+    def load(original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(map_location, dict):
             map_location = next(iter(map_location.values()), None)
         map_location = None if callable(map_location) else map_location
@@ -97,8 +102,6 @@ def _patch_load(patches: Patches) -> None:
         if wanted is None or wanted.type == "cpu":
             return loaded
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(wanted), loaded)
-
-    patches.set_everywhere(torch, "load", load)
 
 
 def _patch_data_parallel(patches: Patches) -> None:
@@ -114,3 +117,48 @@ def _patch_data_parallel(patches: Patches) -> None:
         return (moved[0],), (moved[1],)
 
     patches.set_attribute(nn.DataParallel, "scatter", scatter)
+
+
+def install_data_loading(patches: Patches, recorder: Recorder) -> None:
+    """Lets loaders read batches in this process and unrecorded, in the order samples are; pinned where they pin."""
+    book = recorder.book
+    single = dataloader._SingleProcessDataLoaderIter
+    pinned: Any = _utils.pin_memory.pin_memory
+
+    def iterator(self: Any) -> Any:
+        workers, self.__dict__["num_workers"] = self.num_workers, 0
+        try:
+            with _RecordFunctionFast(UNRECORDED), book.pause_recording():  # an epoch may begin inside the step
+                made: Any = single(self)
+        finally:
+            self.__dict__["num_workers"] = workers
+        made._traincast_pins = self.pin_memory
+        return made
+
+    @patches.wrap(single, "__next__")
+    def batch(following: Any, self: Any) -> Any:
+        clock, since = recorder.clock, time.perf_counter()
+        if clock is not None:
+            clock.enter()
+        recorder.clock = None
+        try:
+            with _RecordFunctionFast(UNRECORDED), book.pause_recording():
+                found = following(self)
+                return pinned(found) if getattr(self, "_traincast_pins", False) else found
+        finally:
+            recorder.clock = clock
+            if clock is not None:
+                clock.add_loading(time.perf_counter() - since)
+
+    def in_order(self: Any) -> Iterator[int]:
+        size = len(self.data_source)
+        return (number % size for number in range(self.num_samples))
+
+    @patches.wrap(single, "_next_index")
+    def next_index(choose: Any, self: Any) -> Any:
+        chosen, size = choose(self), getattr(self._index_sampler, "batch_size", None)
+        recorder.watch.current.partial |= isinstance(chosen, list) and size is not None and len(chosen) < size
+        return chosen
+
+    patches.set_attribute(data.DataLoader, "_get_iterator", iterator)
+    patches.set_attribute(data.RandomSampler, "__iter__", in_order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import numbers
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,13 @@ from traincast.capturing.errors import ITEM, reject_values
 
 _REMEDY = f"use a Python int that is known before the step, or state it: {ITEM}"
 _DECIDED = "a number read from a tensor decides as 0 would"
+
+
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+def _make_comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    return lambda number, other: bool(number._decide(compare, other))
 
 
 class UnknownInt:
@@ -53,23 +61,7 @@ class UnknownInt:
     def __bool__(self) -> bool:
         return self._decide(bool)
 
-    def __eq__(self, other: object) -> bool:
-        return self._decide(lambda a, b: bool(a == b), other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._decide(lambda a, b: bool(a != b), other)
-
-    def __lt__(self, other: Any) -> bool:
-        return self._decide(lambda a, b: bool(a < b), other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._decide(lambda a, b: bool(a <= b), other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._decide(lambda a, b: bool(a > b), other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._decide(lambda a, b: bool(a >= b), other)
+    __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(_make_comparison, _COMPARISONS)
 
     def __hash__(self) -> int:
         if get_assumptions().in_step:
@@ -134,7 +126,7 @@ class UnknownFloat(float):
     def __int__(self) -> Any:
         return UnknownInt().__index__()
 
-    def _note_decision(self, compare: Callable[[float, Any], bool], other: object) -> bool:
+    def _decide(self, compare: Callable[[float, Any], bool], other: object) -> bool:
         stated = get_assumptions()
         decided = stated.find_decision()
         if decided is not None:
@@ -142,26 +134,10 @@ class UnknownFloat(float):
         stated.note_assumption("a fraction read from a tensor decides as 0.0 would")
         return compare(0.0, float.__add__(other, 0.0) if isinstance(other, UnknownFloat) else other)
 
-    def __lt__(self, other: Any) -> bool:
-        return self._note_decision(lambda a, b: bool(a < b), other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._note_decision(lambda a, b: bool(a <= b), other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._note_decision(lambda a, b: bool(a > b), other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._note_decision(lambda a, b: bool(a >= b), other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._note_decision(lambda a, b: bool(a == b), other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._note_decision(lambda a, b: bool(a != b), other)
+    __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(_make_comparison, _COMPARISONS)
 
     def __bool__(self) -> bool:
-        return self._note_decision(lambda a, b: bool(a), 0.0)
+        return self._decide(lambda a, b: bool(a), 0.0)
 
     __hash__ = float.__hash__
 

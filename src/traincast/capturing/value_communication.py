@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from traincast.capturing.collective_values import CollectiveValues, Made, Message
 from traincast.capturing.collectives import Collective
+from traincast.capturing.messages import CollectiveValues, Made, Message
 from traincast.capturing.values import Values
 
 _SENT = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors")

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from traincast.capturing.arguments import list_tensors
-from traincast.capturing.collective_values import ValueCollective
+from traincast.capturing.arguments import get_traits, list_tensors
 from traincast.capturing.errors import find_user_line
-from traincast.capturing.lengths import find_lengths, has_lengths
+from traincast.capturing.fbgemm import find_lengths, has_lengths
+from traincast.capturing.messages import ValueCollective
 from traincast.capturing.storages import Seen, StorageBook, StorageInfo
-from traincast.capturing.traits import get_traits
 
 aten = torch.ops.aten
 _MOST_BYTES = {True: 1 << 16, False: 1 << 26}  # kept of one tensor, by whether it is of floating point
@@ -154,13 +153,13 @@ class Values:
         wanted = [(out, info) for out in made if (info := self._find_storage_to_fill(out)) is not None]
         if not wanted:
             return
-        if not self._is_computable(func, tensors):
+        computed = self.run_op(func, args, kwargs) if self._is_computable(func, tensors) else None
+        if computed is None:
             found = find_lengths(get_traits(func).name, args, kwargs, self.get_values)
             for position, value in found.items():
                 if (info := self._find_storage_to_fill(made[position])) is not None:
                     self._keep_value(made[position], info, value)
             return
-        computed = self.run_op(func, args, kwargs)
         for (out, info), value in zip(wanted, [v for v in list_tensors(computed) if self._is_small(v)], strict=False):
             self._keep_value(out, info, value)
 

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from traincast.ir.ops import Scalar, Signature
+from traincast.ir.ops import Scalar, Signature, StorageKind
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, round_up_size
 from traincast.ir.symbolic import replace_sizes_by_indices
@@ -25,6 +25,7 @@ from traincast.utils.errors import TraincastError
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
 
 _DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may be from other captures: a share, and of counts
+_CUTS = ("aten::slice", "aten::select", "aten::narrow", "aten::unbind", "aten::split")
 _SQUARED = MONOMIALS.index("B^2")
 _PADDINGS = (8, 16, 32, 64, 128)  # what attention kernels round sequence lengths up to
 
@@ -77,12 +78,26 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
     _, where = np.unique(position, return_index=True)
     points = [(program.batch_size, program.seq_len) for program in ranks[0]]
     observed = [np.ascontiguousarray(rows[:, where].T) for rows in values]
+    free = _find_sizes_without_effect(first, position)
     tables = [
-        _solve_polynomials(o, points, shares=shares, drawn=drawn) if len(points) > 1 else SizeTable.constant(o[:, 0])
+        _solve_polynomials(o, points, free, shares=shares, drawn=drawn)
+        if len(points) > 1
+        else SizeTable.constant(o[:, 0])
         for o in observed
     ]
     template = _rebuild_program(first, tables[0], position)
     return [replace(template, sizes=table) for table in tables]
+
+
+def _find_sizes_without_effect(first: Program, position: IntArray) -> BoolArray:
+    """Which sizes only data has that a step cuts its batch out of (a text folded into as many columns as a batch has
+    samples): nothing is computed with all of it, so that its form may stay what it is in the first capture."""
+    cuts = [first.symbolic[index].name in _CUTS for index in first.columns.op_signature.tolist()]
+    lengths = [len(first.forms[index][1]) for index in first.columns.op_signature.tolist()]
+    without = np.concatenate([np.repeat(cuts, lengths), first.columns.storage_kind == StorageKind.INPUT])
+    free = np.ones(int(position.max(initial=-1)) + 1, dtype=np.bool_)
+    free[position[~without]] = False
+    return free
 
 
 def _number_joint_sizes(values: Sequence[IntArray]) -> IntArray:
@@ -152,8 +167,11 @@ def _list_all_sizes(program: Program) -> list[int]:
     return flat
 
 
-def _solve_polynomials(observed: IntArray, points: list[tuple[int, int]], *, shares: bool, drawn: bool) -> SizeTable:
-    """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length.
+def _solve_polynomials(
+    observed: IntArray, points: list[tuple[int, int]], free: BoolArray, *, shares: bool, drawn: bool
+) -> SizeTable:
+    """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length; rows
+    that are `free` stay what they are where no polynomial gives them.
 
     A batch size squared (scores of all samples against all) takes one capture more than the others.
     """
@@ -172,6 +190,9 @@ def _solve_polynomials(observed: IntArray, points: list[tuple[int, int]], *, sha
         fit.good[taken], multiples[taken] = True, multiple
     if drawn:
         _fit_drawn_sizes(fit, observed, points)
+    stay = np.flatnonzero(~fit.good & free)
+    fit.coefficients[stay], fit.denominator[stay], fit.good[stay] = 0, 1, True
+    fit.coefficients[stay, MONOMIALS.index("1")] = observed[stay, 0]
     if not fit.good.all():
         raise TraincastError(
             f"a size of this step is {observed[np.argmin(fit.good)].tolist()} at (batch, length) {points}, which no "

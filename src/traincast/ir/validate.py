@@ -30,7 +30,8 @@ MAX_ALL_OPS = 1 << 19
 MAX_RANKS = 1 << 16
 """Ranks of a workload: several times the GPUs of the largest training runs that were published."""
 _MAX_TABLES = 1 << 24  # characters
-_MAX_NAME = 2000  # characters; the longest C++ kernel names have about 1,200
+MAX_NAME = 2000
+"""Characters of a name or a note of a workload; the longest C++ kernel names have about 1,200."""
 _MAX_ELEMENTS = 1 << 50  # of a tensor: a petabyte of bytes
 
 
@@ -103,9 +104,9 @@ def check_structure(program: Program) -> None:
 def check_names(names: Iterable[str]) -> None:
     """Rejects names that would forge lines of a report or never end."""
     for name in names:
-        if len(name) > _MAX_NAME or not name.isprintable():
+        if len(name) > MAX_NAME or not name.isprintable():
             raise TraincastError(
-                f"the name {shorten_value(name)} is not a printable text of at most {_MAX_NAME} characters"
+                f"the name {shorten_value(name)} is not a printable text of at most {MAX_NAME} characters"
             )
 
 
@@ -216,7 +217,7 @@ def _find_signature_problem(signatures: Iterable[Signature], sizes: IntArray) ->
     specs: dict[int, TensorSpec] = {}
     scalars: list[int] = []
     for s in signatures:
-        if not s.name.isprintable() or len(s.name) > _MAX_NAME:
+        if not s.name.isprintable() or len(s.name) > MAX_NAME:
             return "has a name that is not printable"
         specs.update({id(spec): spec for spec in (*s.inputs, *s.outputs)})
         for _, value in s.scalars:

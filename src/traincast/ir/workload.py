@@ -37,7 +37,7 @@ CAPTURED_AT = "captured_at"
 """The entry of `Workload.meta` of a captured step: the batch size it was captured at."""
 CAPTURED_BY = "captured_by"
 """The entry of `Workload.meta` of a step from a file: what `capture` was asked for, as JSON."""
-_FAR = 4  # times that batch size, from which on a reader is told
+_TRUSTED = 4  # times that batch size, from which on a reader is told and the interval grows
 TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
 LINES = "lines"
@@ -130,18 +130,21 @@ class Workload(Result):
                 raise TraincastError(
                     f"workload '{self.name}' was captured at one sequence length only ({self.seq_len})"
                 )
-        captured = int(self.meta.get(CAPTURED_AT, batch))
-        far = batch > _FAR * captured
-        told = (
-            (*self.assumptions, _TOO_FAR.format(batch, round(batch / captured), captured)) if far else self.assumptions
-        )
+        told = self.assumptions
+        if self.measure_distance(batch):
+            captured = int(self.meta[CAPTURED_AT])
+            told = (*told, _TOO_FAR.format(batch, round(batch / captured), captured))
         return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs), assumptions=told)
+
+    def measure_distance(self, batch_size: int) -> float:
+        """How many times beyond the trusted range a batch size is: 0 inside, up to a few times the one captured."""
+        times = batch_size / int(self.meta.get(CAPTURED_AT, batch_size))
+        return times / _TRUSTED if times > _TRUSTED else 0.0
 
     def serves_size(self, batch_size: int, seq_len: int | None) -> bool:
         """Whether it can be used at these sizes, and not so far from where it was captured that a reader is told."""
         same = (batch_size, seq_len or self.seq_len) == (self.batch_size, self.seq_len)
-        far = batch_size > _FAR * int(self.meta.get(CAPTURED_AT, batch_size))
-        return same or not (far or any(program.rigid for program in self.programs))
+        return same or not (self.measure_distance(batch_size) or any(program.rigid for program in self.programs))
 
     def to_dict(self) -> dict[str, Any]:
         """What the workload is, not the program itself: `save_workload` writes that."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traincast.hardware.platform import Platform, load_platform
+from traincast.traces.replay.against import compare_with_prediction, is_saved_prediction, read_prediction
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 from traincast.traces.replay.compare import TraceComparison, compare_reports
 from traincast.traces.replay.results import TraceReport
@@ -32,6 +33,12 @@ def analyse_trace_files(
 
 
 def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
-    """What changed from one traced run to another."""
-    request = TraceOptions(step_marker=step_marker)
-    return compare_reports(*(analyse_traces([path], request) for path in (before, after)))
+    """What changed from one traced run, or from the saved prediction of a run, to another."""
+    request, first = TraceOptions(step_marker=step_marker), Path(before)
+    predicted = read_prediction(first) if is_saved_prediction(first) else None
+    if is_saved_prediction(Path(after)):
+        raise TraincastError(f"'{after}' is a prediction: give it first and the traced run second")
+    report = analyse_traces([after], request)
+    if predicted is not None:
+        return compare_with_prediction(predicted, report)
+    return compare_reports(analyse_traces([before], request), report)

@@ -65,6 +65,18 @@ def test_attention_in_one_kernel_is_faster_than_op_by_op():
     assert fused < padded
 
 
+def test_every_action_looks_up_the_tables_that_are_named():
+    tables = {name: {"rows": 1000, "dim": 64} for name in ("item", "artist", "user")}
+    what = described(
+        recommender="hstu", tables=tables, history=20, layers=1, batch_size=8, per_action=["item", "artist"]
+    )
+    workload = build_recommender_workload(what)
+
+    validate_workload(workload)
+    looked_up = [op for op in workload.programs[0].ops if op.name.startswith("fbgemm::split_embedding_codegen_forward")]
+    assert [op.outputs[0].spec.shape for op in looked_up] == [(160, 128), (8, 64)]
+
+
 def test_lengths_that_differ_more_take_longer():
     sizes = {"recommender": "hstu", "tables": {"item": WIDE}, "layers": 4, "batch_size": 64}
     even, uneven = (

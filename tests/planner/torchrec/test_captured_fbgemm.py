@@ -62,3 +62,35 @@ def test_a_lookup_says_the_heights_of_its_tables_and_no_host_waits_for_them():
     lookup = next(op for op in ops if op.name.startswith("fbgemm::split_embedding_codegen_forward"))
     assert lookup.signature.scalar("rows") == (10, 30, 30)
     assert ops[ops.index(lookup) - 1].name != "aten::_to_copy"
+
+
+def test_features_with_batches_of_their_own_give_their_rows_one_after_the_other():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_forward
+    from traincast.costs.kernels.registry import LoweringContext
+
+    def run():
+        specs = [(50, dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for dim in (4, 8)]
+        tables = SplitTableBatchedEmbeddingBagsCodegen(specs, device=torch.device("cuda"))
+        indices, offsets = torch.arange(12, device="cuda"), torch.arange(0, 14, 2, device="cuda")
+        tables(indices, offsets, batch_size_per_feature_per_rank=[[2], [4]]).sum().backward()
+
+    lookup = next(op for op in ops_of(run) if op.name.startswith("fbgemm::split_embedding_codegen_forward"))
+    assert lookup.outputs[0].spec.shape == (2 * 4 + 4 * 8,)
+    (kernel,) = lower_tbe_forward(lookup.signature, LoweringContext())
+    priced = dict(zip(kernel.family.fields, kernel.values, strict=True))
+    assert priced["batch"] == 3 and priced["lookups"] == 12
+
+
+def test_segments_that_change_places_keep_their_lengths():
+    from traincast.capturing.fbgemm import find_lengths
+
+    values, sizes, order = torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([2, 1, 3]), torch.tensor([2, 0, 1])
+    arguments = (values, sizes, torch.tensor([0, 2, 3, 6]), order, 3)
+    found = find_lengths("fbgemm::keyed_jagged_index_select_dim1", arguments, {}, lambda tensor: tensor)
+    assert found[0].tolist() == [4, 5, 6, 1, 2, 3] and found[1].tolist() == [3, 2, 1]

@@ -32,6 +32,12 @@ def _is_one_pass(s: Scenario) -> bool:
     return s.global_batch is not None and s.global_batch <= samples
 
 
+def _has_fewer_passes_than_stages(s: Scenario) -> bool:
+    """Whether passes of half this micro-batch are no more than the pipeline's stages."""
+    samples = (s.micro_batch or 1) * _count_data_ranks(s)
+    return s.global_batch is not None and 2 * s.global_batch <= samples * (s.pp or 1)
+
+
 def _has_several_gpus(s: Scenario) -> bool:
     return (s.gpus or 1) > 1
 
@@ -75,8 +81,17 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "With one data-parallel rank nothing is divided, and gathered parameters are still copies.",
     ),
     LawException(
+        "zero: less memory", 1.1, lambda s: _count_data_ranks(s) == 2 and "-4-layers" in str(s.workload),
+        "Two ranks divide states by two; gathered weights and gradients of two layers are half of a model of four.",
+    ),
+    LawException(
         "micro_batch: more memory", 1.5, _is_one_pass,
         "A step of one pass has no accumulated gradients beside those that its backward pass makes.",
+    ),
+    LawException(
+        "micro_batch: more memory", 1.05, _has_fewer_passes_than_stages,
+        "The first stage of such a pipeline holds all passes of a step. When the first backward pass has made the "
+        "gradients, all passes but one are left: of four samples three in passes of one, two in passes of two.",
     ),
     LawException(
         "dropout: more memory", 1.02, lambda s: s.checkpoint is not None or (s.tp or 1) > 1,
@@ -190,7 +205,10 @@ EXCEPTIONS: tuple[LawException, ...] = (
             edit, 1.005, _has_several_gpus,
             "What is ready earlier runs beside other kernels and collectives, which share SMs and bandwidth with it.",
         )
-        for edit in ("link-speed", "link-latency", "nic-speed", "memory-speed", "host-speed", "launch-speed", "speed:")
+        for edit in (
+            "compiled", "host-speed", "launch-speed", "link-latency", "link-speed", "memory-speed", "nic-speed",
+            "speed:",
+        )
     ),
     LawException(
         "batch_size: slower", 1.001, _always,

@@ -27,7 +27,7 @@ from traincast.utils.display.text import format_duration, format_milliseconds
 def make_comparison_page(before: TraceReport, after: TraceReport) -> Page:
     """The page of a traced run (`after`) alongside another (`before`), by the mean steps of their slowest ranks."""
     compared = compare_reports(before, after)
-    old, new = (rank.linked.trace.path.name for rank in (compared.before, compared.after))
+    old, new = compared.names
     sections = [_make_why_section(compared), _make_timelines_section(before, after)]
     sections.append(make_software_section([("Before", old), ("After", new)]))
     subtitle = f"{new} against {old}"
@@ -36,7 +36,7 @@ def make_comparison_page(before: TraceReport, after: TraceReport) -> Page:
 
 def _make_tiles(compared: TraceComparison) -> list[Tile]:
     before, after = compared.step
-    change, kernels = after - before, [rank.median_step.kernels for rank in (compared.before, compared.after)]
+    change, kernels = after - before, compared.kernels
     largest = max(compared.parts, key=lambda part: abs(part.change))
     return [
         Tile("One step, after", format_duration(after), f"mean; before {format_duration(before)}"),

@@ -16,20 +16,27 @@ from traincast.utils.display.text import format_milliseconds, format_quantity, f
 _MOST_TABLES = 40
 _MOST_RANKS = 16
 _LONGEST = 400  # characters of a command that is printed
-_WRITE = "to predict this plan: write it to a file (`out`), and give predict the same tables with that file as its plan"
+_FILE = "plan.json"  # where nobody named one
 
 
-def format_sharding(result: ShardingResult) -> str:
-    """The result as a page, with its notes below."""
+def format_sharding(result: ShardingResult, written: str | None = None) -> str:
+    """The result as a page, with its notes below; `written` is the file that has the best plan."""
     parts = [
         "\n".join(_state_sharding(result)),
         _format_comparison(result),
         _format_ranks(result.best),
         _format_tables(result.task, result.best),
     ]
-    command = result.command(result.best)
-    predicted = [] if command is None else [f"to predict this plan: {command}" if len(command) < _LONGEST else _WRITE]
+    predicted = [] if result.scenario is None else [f"to predict this plan: {_choose_command(result, written)}"]
     return "\n".join(["\n\n".join(parts), *predicted, *(f"note: {note}" for note in result.notes)])
+
+
+def _choose_command(result: ShardingResult, written: str | None) -> str:
+    """The command with the plan in it, or in its file where it is long."""
+    whole = result.command(result.best, written) or ""
+    if len(whole) < _LONGEST:
+        return whole
+    return f"{result.command(result.best, _FILE)}, once `out` {_FILE} has written it"
 
 
 def _state_sharding(result: ShardingResult) -> list[str]:

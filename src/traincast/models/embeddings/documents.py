@@ -25,13 +25,15 @@ _SAME = {
     "num_embeddings": "rows", "embedding_dim": "dim", "data_type": "dtype", "pooling_factor": "pooling",
     "pooling_factors": "pooling", "is_weighted": "weighted",
 }  # fmt: skip
-_POOLINGS = ("SUM", "MEAN")
+_OURS = "traincast"  # where a config of TorchRec's has fields of ours
+_UNPOOLED = "NONE"
+_POOLINGS = ("SUM", "MEAN", _UNPOOLED)
 # fields of TorchRec's configs that change nothing of which bytes a training step moves
 _UNUSED = (
     "weight_init_max", "weight_init_min", "init_fn", "need_pos", "num_embeddings_post_pruning", "input_dim",
-    "enable_embedding_update", "stash_weights", "total_num_buckets", "use_virtual_table",
-    "virtual_table_eviction_policy",
+    "enable_embedding_update", "stash_weights",
 )  # fmt: skip
+_UNKNOWN = ("total_num_buckets", "use_virtual_table", "virtual_table_eviction_policy")  # unless they are off
 
 
 def is_table_document(content: Any) -> bool:
@@ -51,14 +53,7 @@ def list_entries(content: Any, where: str) -> Iterator[Any]:
     if not isinstance(content, Mapping) or not content:
         raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
     if "modules" in content:
-        modules = content["modules"]
-        if not isinstance(modules, Mapping):
-            raise TraincastError(f"{where}: modules {shorten_value(modules)}; give names with the `tables` of each")
-        for name, module in modules.items():
-            if not isinstance(module, Mapping) or not isinstance(module.get("tables"), list):
-                raise TraincastError(f"{where}: module {shorten_value(name)}; give its `tables`")
-            shared = {"is_weighted": module["is_weighted"]} if "is_weighted" in module else {}
-            yield from (share_fields(entry, shared) for entry in module["tables"])
+        yield from (entry for _, entry in list_module_entries(content["modules"], where))
         return
     tables, shared = content.get("tables", content), {}
     if "tables" in content:
@@ -74,6 +69,17 @@ def list_entries(content: Any, where: str) -> Iterator[Any]:
         raise TraincastError(f"{where}: give `tables` with a list of tables, or names with their numbers of rows")
 
 
+def list_module_entries(modules: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The tables of TorchRec's modules, each with the path of its module."""
+    if not isinstance(modules, Mapping):
+        raise TraincastError(f"{where}: modules {shorten_value(modules)}; give names with the `tables` of each")
+    for path, module in modules.items():
+        if not isinstance(module, Mapping) or not isinstance(module.get("tables"), list):
+            raise TraincastError(f"{where}: module {shorten_value(path)}; give its `tables`")
+        shared = {"is_weighted": module["is_weighted"]} if "is_weighted" in module else {}
+        yield from ((str(path), share_fields(entry, shared)) for entry in module["tables"])
+
+
 def lacks_width(content: Any) -> bool:
     """Whether a document has names and rows of tables, and nothing says how wide they are."""
     if not isinstance(content, Mapping) or "modules" in content:
@@ -86,19 +92,22 @@ def lacks_width(content: Any) -> bool:
 def translate_fields(entry: Mapping[Any, Any], label: str) -> dict[str, Any]:
     """A table's fields in our own words."""
     fields: dict[str, Any] = {}
-    for name, value in entry.items():
-        if name in _UNUSED:
+    beside = entry.get(_OURS)
+    given = [item for item in entry.items() if item[0] != _OURS or not isinstance(beside, Mapping)]
+    for name, value in [*given, *(beside.items() if isinstance(beside, Mapping) else ())]:
+        if name in _UNUSED or (name in _UNKNOWN and value in (None, False)):
             continue
+        if name in _UNKNOWN:
+            raise TraincastError(f"{label}: {name} {shorten_value(value)} cannot be represented; leave it out")
         if name == "feature_names":
             if not isinstance(value, list) or len(value) != 1:
                 raise TraincastError(
                     f"{label}: feature_names {shorten_value(value)}; give the one that the table serves"
                 )
             continue
-        if name == "traincast" and isinstance(value, Mapping):
-            fields.update(value)
-            continue
         if name == "pooling" and _get_enum(value) in _POOLINGS:
+            if _get_enum(value) == _UNPOOLED and entry.get("pooling_factors", [1]) != [1]:
+                raise TraincastError(f"{label}: pooling NONE with more than one lookup a sample cannot be represented")
             continue
         ours = _SAME.get(str(name), str(name))
         if ours in fields:

@@ -177,6 +177,15 @@ class StepBuilder:
             stream=stream or self.stream,
         )
 
+    def compute(
+        self, name: str, arguments: Arguments, shape: Sequence[int], scalars: Scalars = (), *,
+        dtype: str = "float32", overload: str = "", module: str = "", forward: int = -1,
+    ) -> Ref:  # fmt: skip
+        """What an op allocates and gives: one tensor of this shape."""
+        result = self.add_tensor(shape, dtype)
+        self.add_op(name, arguments, [result], scalars, overload=overload, module=module, forward=forward)
+        return result
+
     def open_engine_scope(self, name: str, phase: Phase) -> None:
         """Opens a top-level op on autograd's thread, which is in it already, whatever its phase."""
         self.target.open_scope(name, phase, thread=self.engine_thread)

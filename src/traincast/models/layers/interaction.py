@@ -129,19 +129,21 @@ def _write_triangle_backward(builder: StepBuilder, done: Interaction, triangle: 
     batch, features, _ = done.joined.shape
     shape = (batch, features, features)
     builder.open_scope("IndexBackward0")
-    zeros = builder.add_tensor(shape, triangle.spec.dtype)
-    size: Scalars = [("size", shape), ("dtype", triangle.spec.dtype)]
-    builder.add_op("aten::new_zeros", [("self", triangle)], [zeros], size, module=MODULE, forward=done.index_op)
+    dtype = triangle.spec.dtype
+    size: Scalars = [("size", shape), ("dtype", dtype)]
+    zeros = builder.compute(
+        "aten::new_zeros", [("self", triangle)], shape, size, dtype=dtype, module=MODULE, forward=done.index_op
+    )
     arguments: Arguments = [("self", zeros), ("indices", done.positions), ("values", triangle)]
     scalars: Scalars = [("indices_given", (False, True, True)), ("accumulate", True), ("unsafe", False)]
     builder.add_op("aten::_index_put_impl_", arguments, [zeros], scalars, module=MODULE, forward=done.index_op)
     builder.free_tensors(*done.positions)
     builder.open_scope("SliceBackward0")
-    square = builder.add_tensor(shape, zeros.spec.dtype)
     scalars = [("input_sizes", shape), ("dim", 0), ("start", 0), ("end", batch), ("step", 1)]
-    builder.add_op(
-        "aten::slice_backward", [("grad_output", zeros)], [square], scalars, module=MODULE, forward=done.slice_op
-    )
+    square = builder.compute(
+        "aten::slice_backward", [("grad_output", zeros)], shape, scalars, dtype=dtype, module=MODULE,
+        forward=done.slice_op,
+    )  # fmt: skip
     builder.free_tensors(zeros)
     return square
 
@@ -151,14 +153,12 @@ def _write_gemm_backward(builder: StepBuilder, done: Interaction, square: Ref) -
     assert done.flipped is not None and done.factor is not None
     batch, features, dim = done.joined.shape
     dtype, (joined_cast, flipped_cast) = square.spec.dtype, done.casts
-    op = partial(builder.add_op, module=MODULE, forward=done.bmm_op)
+    bmm = partial(builder.compute, "aten::bmm", dtype=dtype, module=MODULE, forward=done.bmm_op)
     builder.open_scope("BmmBackward0")
     left, _ = _write_transpose(builder, done.factor, MODULE, done.bmm_op)
-    right_grad = builder.add_tensor((batch, dim, features), dtype)
-    op("aten::bmm", [("self", left), ("mat2", square)], [right_grad])
+    right_grad = bmm([("self", left), ("mat2", square)], (batch, dim, features))
     right, _ = _write_transpose(builder, done.flipped, MODULE, done.bmm_op)
-    left_grad = builder.add_tensor((batch, features, dim), dtype)
-    op("aten::bmm", [("self", square), ("mat2", right)], [left_grad])
+    left_grad = bmm([("self", square), ("mat2", right)], (batch, features, dim))
     builder.free_tensors(square, done.factor, *([done.flipped] if flipped_cast >= 0 else []))
     left_grad = builder.add_cast_backward(left_grad, joined_cast, module=MODULE)
     right_grad = builder.add_cast_backward(right_grad, flipped_cast, module=MODULE)

@@ -25,6 +25,10 @@ LOSSES = {
         "aten::binary_cross_entropy", "aten::binary_cross_entropy_backward", "BinaryCrossEntropyBackward0", "BCELoss",
         (("weight", None), ("reduction", 1)),
     ),
+    "logits": Loss(
+        "aten::binary_cross_entropy_with_logits", "", "BinaryCrossEntropyWithLogitsBackward0", "",
+        (("weight", None), ("pos_weight", None), ("reduction", 1)),
+    ),
 }  # fmt: skip
 
 
@@ -51,10 +55,19 @@ def write_backward_start(builder: StepBuilder, mean: Ref) -> Ref:
 def write_loss_backward(
     builder: StepBuilder, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int
 ) -> Ref:
-    """The gradient of the probabilities; `forward` is the loss's op."""
-    loss = LOSSES[kind]
+    """The gradient of the probabilities or logits; `forward` is the loss's op."""
+    loss, shape = LOSSES[kind], probabilities.shape
     builder.open_scope(loss.node)
-    grad = builder.add_tensor(probabilities.shape)
-    arguments = [("grad_output", one), ("self", probabilities), ("target", target)]
-    builder.add_op(loss.backward, arguments, [grad], loss.scalars, module=loss.module, forward=forward)
+    if loss.backward:
+        arguments = [("grad_output", one), ("self", probabilities), ("target", target)]
+        return builder.compute(loss.backward, arguments, shape, loss.scalars, module=loss.module, forward=forward)
+    likely = builder.compute("aten::sigmoid", [("self", probabilities)], shape, forward=forward)
+    missed = builder.compute(
+        "aten::sub", [("self", likely), ("other", target)], shape, [("alpha", 1)], overload="Tensor", forward=forward
+    )
+    builder.free_tensors(likely)
+    grad = builder.compute("aten::mul", [("self", missed), ("other", one)], shape, overload="Tensor", forward=forward)
+    builder.free_tensors(missed)
+    mean: Scalars = [("other", probabilities.spec.numel)]
+    builder.add_op("aten::div_", [("self", grad)], [grad], mean, overload="Scalar", forward=forward)
     return grad

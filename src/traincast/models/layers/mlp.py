@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import Reducer
@@ -68,17 +67,53 @@ def _write_activation(builder: StepBuilder, layer: Layer, linear: Ref) -> tuple[
     return op, result
 
 
-def write_bias_backward(builder: StepBuilder, grad: Ref, *, module: str, forward: int) -> Ref:
+def write_bias_backward(builder: StepBuilder, grad: Ref, *, module: str = "", forward: int = -1) -> Ref:
     """The gradient of a bias from that of what it was added to: summed over samples by the engine itself."""
-    width, op = grad.shape[1], partial(builder.add_op, module=module, forward=forward)
+    width = grad.shape[1]
     builder.open_engine_op_scope("aten::sum")
-    summed = builder.add_tensor((1, width), grad.spec.dtype)
     scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]
-    op("aten::sum", [("self", grad)], [summed], scalars, overload="dim_IntList")
+    summed = builder.compute(
+        "aten::sum", [("self", grad)], (1, width), scalars, dtype=grad.spec.dtype, overload="dim_IntList",
+        module=module, forward=forward,
+    )  # fmt: skip
     builder.open_engine_op_scope("aten::view")
     bias_grad = builder.add_view(summed, (width,))
-    op("aten::view", [("self", summed)], [bias_grad], [("size", (width,))])
+    builder.add_op("aten::view", [("self", summed)], [bias_grad], [("size", (width,))], module=module, forward=forward)
     return bias_grad
+
+
+def write_operand_backward(builder: StepBuilder, grad: Ref, turned: Ref, *, module: str = "", forward: int = -1) -> Ref:
+    """The gradient of what was multiplied with a transposed weight, from that of the product."""
+    straight = builder.add_view(turned, turned.shape[::-1])
+    builder.add_op("aten::t", [("self", turned)], [straight], module=module, forward=forward)
+    return builder.compute(
+        "aten::mm", [("self", grad), ("mat2", straight)], (grad.shape[0], turned.shape[0]), dtype=grad.spec.dtype,
+        module=module, forward=forward,
+    )  # fmt: skip
+
+
+def write_weight_backward(builder: StepBuilder, grad: Ref, operand: Ref, *, module: str = "", forward: int = -1) -> Ref:
+    """The gradient of the weight that `operand` was multiplied with, transposed as the weight was."""
+    (rows, width), inner = grad.shape, operand.shape[1]
+    flipped = builder.add_view(grad, (width, rows), (1, width))
+    builder.add_op("aten::t", [("self", grad)], [flipped], module=module, forward=forward)
+    product = builder.compute(
+        "aten::mm", [("self", flipped), ("mat2", operand)], (width, inner), dtype=grad.spec.dtype, module=module,
+        forward=forward,
+    )  # fmt: skip
+    turned = builder.add_view(product, (inner, width), (1, inner))
+    builder.add_op("aten::t", [("self", product)], [turned], module=module, forward=forward)
+    return turned
+
+
+def write_transpose_backward(
+    builder: StepBuilder, turned: Ref, weight: Ref, *, module: str = "", forward: int = -1
+) -> Ref:
+    """The gradient of a weight from that of its transpose."""
+    builder.open_scope("TBackward0")
+    grad = builder.add_view(turned, weight.shape)
+    builder.add_op("aten::t", [("self", turned)], [grad], module=module, forward=forward)
+    return grad
 
 
 class Mlp:
@@ -164,16 +199,19 @@ class Mlp:
         builder, t, addmm = self.builder, layer.ops[0], layer.ops[1]
         bias_cast, weight_cast, operand_cast = layer.casts
         builder.open_scope("AddmmBackward0", Phase.BACKWARD)
-        below, turned = self._write_gemm_backward(layer, grad, input_grad=input_grad)
+        below = (
+            write_operand_backward(builder, grad, layer.transposed, module=layer.module, forward=addmm)
+            if input_grad
+            else grad
+        )
+        turned = write_weight_backward(builder, grad, layer.operand, module=layer.module, forward=addmm)
         bias_grad = write_bias_backward(builder, grad, module=layer.module, forward=addmm)
         builder.free_tensors(grad, layer.operand)
         if weight_cast < 0:
             layer.bias_grad = self._accumulate_gradient(layer.bias_grad, bias_grad)
         elif input_grad:
             builder.free_tensors(layer.transposed)
-        builder.open_scope("TBackward0")
-        weight_grad = builder.add_view(turned, layer.weight.shape)
-        builder.add_op("aten::t", [("self", turned)], [weight_grad], module=layer.module, forward=t)
+        weight_grad = write_transpose_backward(builder, turned, layer.weight, module=layer.module, forward=t)
         if input_grad:
             below = builder.add_cast_backward(below, operand_cast, module=layer.module)
         weight_grad = builder.add_cast_backward(weight_grad, weight_cast, module=layer.module)
@@ -182,25 +220,6 @@ class Mlp:
             bias_grad = builder.add_cast_backward(bias_grad, bias_cast, module=layer.module)
             layer.bias_grad = self._accumulate_gradient(layer.bias_grad, bias_grad)
         return below
-
-    def _write_gemm_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> tuple[Ref, Ref]:
-        """Gradients of the layer's input (`grad` itself when not wanted), and of its weight, transposed."""
-        assert layer.transposed is not None and layer.operand is not None
-        builder, op = self.builder, partial(self.builder.add_op, module=layer.module, forward=layer.ops[1])
-        (batch, fan_out), fan_in, dtype = grad.shape, layer.transposed.shape[0], grad.spec.dtype
-        below = grad
-        if input_grad:
-            straight = builder.add_view(layer.transposed, (fan_out, fan_in))
-            op("aten::t", [("self", layer.transposed)], [straight])
-            below = builder.add_tensor((batch, fan_in), dtype)
-            op("aten::mm", [("self", grad), ("mat2", straight)], [below])
-        flipped = builder.add_view(grad, (fan_out, batch), (1, fan_out))
-        op("aten::t", [("self", grad)], [flipped])
-        weight_grad = builder.add_tensor((fan_out, fan_in), dtype)
-        op("aten::mm", [("self", flipped), ("mat2", layer.operand)], [weight_grad])
-        turned = builder.add_view(weight_grad, (fan_in, fan_out), (1, fan_in))
-        op("aten::t", [("self", weight_grad)], [turned])
-        return below, turned
 
     def _accumulate_gradient(self, before: Ref | None, grad: Ref) -> Ref:
         """The gradient that the optimizer will read, once `grad` has come; `before` is that of the step before."""

@@ -11,6 +11,13 @@ from traincast.models.embeddings.access import format_access
 from traincast.models.embeddings.table import OPTIMIZER_STATE, Table
 from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 from traincast.models.layers.lookup import TableBatchedLookup
+from traincast.models.layers.loss import write_backward_start, write_loss_backward, write_loss_forward
+from traincast.models.layers.mlp import (
+    write_bias_backward,
+    write_operand_backward,
+    write_transpose_backward,
+    write_weight_backward,
+)
 
 Grads = Sequence[Ref | None]
 
@@ -25,11 +32,11 @@ class _Node:
     write: Callable[..., Grads]
 
 
-class RecommenderBuilder:
+class RecommenderBuilder(StepBuilder):
     """The step of one model: `parameters` in the order they are made, and their gradients once `write_backward` ran."""
 
     def __init__(self, batch_size: int) -> None:
-        self.builder = StepBuilder(batch_size)
+        super().__init__(batch_size)
         self.parameters: list[Ref] = []
         self.gradients: dict[int, Ref] = {}
         self.tables: list[tuple[Table, ...]] = []  # of each lookup
@@ -38,44 +45,41 @@ class RecommenderBuilder:
 
     def make_parameter(self, *shape: int) -> Ref:
         """A weight, there before the step."""
-        made = self.builder.add_resident_tensor(shape, StorageKind.PARAMETER)
+        made = self.add_resident_tensor(shape, StorageKind.PARAMETER)
         self.parameters.append(made)
         self._wanted.add(made.tensor)
         return made
 
     def make_input(self, *shape: int, dtype: str = "float32") -> Ref:
         """A tensor of the batch, on the device before the step."""
-        return self.builder.add_resident_tensor(shape, StorageKind.INPUT, dtype)
+        return self.add_resident_tensor(shape, StorageKind.INPUT, dtype)
 
     # ---- what models are made of
 
     def apply_linear(self, x: Ref, width: int, *, bias: bool = True) -> Ref:
         """`nn.Linear` over the last dimension."""
-        builder, flat = self.builder, x
+        flat = x
         weight = self.make_parameter(width, x.shape[-1])
         shift = self.make_parameter(width) if bias else None
-        builder.open_scope("aten::linear", Phase.FORWARD)
+        self.open_scope("aten::linear", Phase.FORWARD)
         if len(x.shape) > 2:
             flat = self._note_view(self._view(x, (prod(x.shape[:-1]), x.shape[-1])), x)
-        turned = builder.add_view(weight, (x.shape[-1], width), (1, x.shape[-1]))
-        builder.add_op("aten::t", [("self", weight)], [turned])
-        result = builder.add_tensor((flat.shape[0], width))
+        turned = self.add_view(weight, (x.shape[-1], width), (1, x.shape[-1]))
+        self.add_op("aten::t", [("self", weight)], [turned])
+        result = self.add_tensor((flat.shape[0], width))
         products: Arguments = [("mat1", flat), ("mat2", turned)]
         if shift is None:
-            op = builder.add_op("aten::mm", [("self", flat), ("mat2", turned)], [result])
+            self.add_op("aten::mm", [("self", flat), ("mat2", turned)], [result])
         else:
-            op = builder.add_op("aten::addmm", [("self", shift), *products], [result], [("beta", 1), ("alpha", 1)])
+            self.add_op("aten::addmm", [("self", shift), *products], [result], [("beta", 1), ("alpha", 1)])
         whole = result if flat is x else self._view(result, (*x.shape[:-1], width))
 
         def write(grad: Ref) -> Grads:
-            below, turned_grad = self._write_product_backward(grad, flat, turned, op, wanted=x.tensor in self._wanted)
+            below = write_operand_backward(self, grad, turned) if x.tensor in self._wanted else None
+            turned_grad = write_weight_backward(self, grad, flat)
             if shift is not None:
-                summed = self._run("aten::sum", [("self", grad)], (1, width), _over((0,), True), overload="dim_IntList")
-                self._accumulate(shift, self._view(summed, (width,)))
-            builder.open_scope("TBackward0")
-            weight_grad = builder.add_view(turned_grad, weight.shape)
-            builder.add_op("aten::t", [("self", turned_grad)], [weight_grad])
-            self._accumulate(weight, weight_grad)
+                self._accumulate(shift, write_bias_backward(self, grad))
+            self._accumulate(weight, write_transpose_backward(self, turned_grad, weight))
             return [below]
 
         self._note("AddmmBackward0" if bias else "MmBackward0", result, (flat, weight), write)
@@ -98,7 +102,7 @@ class RecommenderBuilder:
                 ("grad_output", grad),
                 ("self" if not saves_result else "result", result if saves_result else x),
             ]
-            return [self._run(f"aten::{backward}", arguments, x.shape, scalars)]
+            return [self.compute(f"aten::{backward}", arguments, x.shape, scalars)]
 
         return self._note(f"{name.title()}Backward0", result, (x,), write)
 
@@ -112,7 +116,7 @@ class RecommenderBuilder:
                 if one.tensor not in self._wanted:
                     made.append(None)
                     continue
-                product = self._run("aten::mul", [("self", grad), ("other", other)], grad.shape, overload="Tensor")
+                product = self.compute("aten::mul", [("self", grad), ("other", other)], grad.shape, overload="Tensor")
                 made.append(self._sum_to(product, one.shape))
             return made
 
@@ -122,7 +126,7 @@ class RecommenderBuilder:
         """Times a number."""
         result = self._make("aten::mul", [("self", x)], x.shape, [("other", by)], overload="Tensor")
         return self._note("MulBackward0", result, (x,), lambda grad: [
-            self._run("aten::mul", [("self", grad)], x.shape, [("other", by)], overload="Tensor")
+            self.compute("aten::mul", [("self", grad)], x.shape, [("other", by)], overload="Tensor")
         ])  # fmt: skip
 
     def add(self, x: Ref, y: Ref) -> Ref:
@@ -136,7 +140,7 @@ class RecommenderBuilder:
         """Element by element."""
         result = self._make("aten::sub", [("self", x), ("other", y)], x.shape, [("alpha", 1)], overload="Tensor")
         return self._note("SubBackward0", result, (x, y), lambda grad: [
-            grad, self._run("aten::neg", [("self", grad)], y.shape)
+            grad, self.compute("aten::neg", [("self", grad)], y.shape)
         ])  # fmt: skip
 
     def add_up(self, x: Ref, dim: int, *, keepdim: bool = False) -> Ref:
@@ -148,8 +152,8 @@ class RecommenderBuilder:
             kept = tuple(1 if i == dim else n for i, n in enumerate(x.shape))
             spread = grad if keepdim else self._view(grad, kept, "aten::unsqueeze")
             strides = tuple(0 if i == dim else step for i, step in enumerate(spread.spec.stride))
-            wide = self.builder.add_view(spread, x.shape, strides)
-            self.builder.add_op("aten::expand", [("self", spread)], [wide], [("size", x.shape), ("implicit", False)])
+            wide = self.add_view(spread, x.shape, strides)
+            self.add_op("aten::expand", [("self", spread)], [wide], [("size", x.shape), ("implicit", False)])
             return [wide]
 
         return self._note("SumBackward1", result, (x,), write)
@@ -162,7 +166,7 @@ class RecommenderBuilder:
         def write(grad: Ref) -> Grads:
             slices, start = [], 0
             for part in parts:
-                slices.append(self.builder.add_slice(grad, dim, start, start + part.shape[dim], module="")[0])
+                slices.append(self.add_slice(grad, dim, start, start + part.shape[dim], module="")[0])
                 start += part.shape[dim]
             return slices
 
@@ -170,46 +174,46 @@ class RecommenderBuilder:
 
     def reshape(self, x: Ref, *shape: int) -> Ref:
         """Another shape of the same elements."""
-        self.builder.open_scope("aten::view", Phase.FORWARD)
+        self.open_scope("aten::view", Phase.FORWARD)
         return self._note_view(self._view(x, shape), x)
 
     def take(self, x: Ref, dim: int, start: int, end: int) -> Ref:
         """A slice of one dimension; its gradient is one of zeros around it."""
-        self.builder.open_scope("aten::slice", Phase.FORWARD)
-        part, _ = self.builder.add_slice(x, dim, start, end, module="")
+        self.open_scope("aten::slice", Phase.FORWARD)
+        part, _ = self.add_slice(x, dim, start, end, module="")
 
         def write(grad: Ref) -> Grads:
             scalars: Scalars = [("input_sizes", x.shape), ("dim", dim), ("start", start), ("end", end), ("step", 1)]
-            return [self._run("aten::slice_backward", [("grad_output", grad)], x.shape, scalars)]
+            return [self.compute("aten::slice_backward", [("grad_output", grad)], x.shape, scalars)]
 
         return self._note("SliceBackward0", part, (x,), write)
 
     def split(self, x: Ref, count: int) -> list[Ref]:
         """Equal slices of the last dimension, whose gradients are joined."""
         width, last = x.shape[-1] // count, len(x.shape) - 1
-        self.builder.open_scope("aten::chunk", Phase.FORWARD)
-        parts = [self.builder.add_view(x, (*x.shape[:-1], width), x.spec.stride) for _ in range(count)]
+        self.open_scope("aten::chunk", Phase.FORWARD)
+        parts = [self.add_view(x, (*x.shape[:-1], width), x.spec.stride) for _ in range(count)]
         scalars: Scalars = [("split_size", width), ("dim", -1)]
-        self.builder.add_op("aten::split", [("self", x)], parts, scalars, overload="Tensor")
+        self.add_op("aten::split", [("self", x)], parts, scalars, overload="Tensor")
         self._wanted.update(part.tensor for part in parts)
 
         def write(*grads: Ref) -> Grads:
-            return [self._run("aten::cat", [("tensors", grads)], x.shape, [("dim", last)])]
+            return [self.compute("aten::cat", [("tensors", grads)], x.shape, [("dim", last)])]
 
         self._nodes.append(_Node("SplitBackward0", tuple(parts), (x,), write))
         return parts
 
     def expand(self, x: Ref, *shape: int) -> Ref:
         """Seen through stride 0 where it is broadcast; its gradient is added up."""
-        self.builder.open_scope("aten::expand_as", Phase.FORWARD)
+        self.open_scope("aten::expand_as", Phase.FORWARD)
         strides = [0 if n != m else step for n, m, step in zip(x.shape, shape, x.spec.stride, strict=True)]
-        wide = self.builder.add_view(x, shape, strides)
-        self.builder.add_op("aten::expand", [("self", x)], [wide], [("size", shape), ("implicit", False)])
+        wide = self.add_view(x, shape, strides)
+        self.add_op("aten::expand", [("self", x)], [wide], [("size", shape), ("implicit", False)])
         return self._note("ExpandBackward0", wide, (x,), lambda grad: [self._sum_to(grad, x.shape)])
 
     def swap(self, x: Ref, first: int, second: int) -> Ref:
         """Two dimensions in each other's place, without a copy."""
-        self.builder.open_scope("aten::transpose", Phase.FORWARD)
+        self.open_scope("aten::transpose", Phase.FORWARD)
         result = self._transpose(x, first, second)
         return self._note("TransposeBackward0", result, (x,), lambda grad: [self._transpose(grad, first, second)])
 
@@ -224,27 +228,27 @@ class RecommenderBuilder:
             made: list[Ref | None] = [None, None]
             if x.tensor in self._wanted:
                 over = self._transpose(y, *last)
-                made[0] = self._run(f"aten::{name}", [("self", grad), ("mat2", over)], x.shape)
+                made[0] = self.compute(f"aten::{name}", [("self", grad), ("mat2", over)], x.shape)
             if y.tensor in self._wanted:
                 over = self._transpose(x, *last)
-                made[1] = self._run(f"aten::{name}", [("self", over), ("mat2", grad)], y.shape)
+                made[1] = self.compute(f"aten::{name}", [("self", over), ("mat2", grad)], y.shape)
             return made
 
         return self._note(f"{name.title()}Backward0", result, (x, y), write)
 
     def normalise(self, x: Ref) -> Ref:
         """Layer norm over the last dimension, with weight and bias."""
-        builder, width = self.builder, x.shape[-1]
+        width = x.shape[-1]
         weight, bias = self.make_parameter(width), self.make_parameter(width)
-        mean, root = (builder.add_tensor((*x.shape[:-1], 1)) for _ in range(2))
-        builder.open_scope("aten::layer_norm", Phase.FORWARD)
-        result = builder.add_tensor(x.shape)
+        mean, root = (self.add_tensor((*x.shape[:-1], 1)) for _ in range(2))
+        self.open_scope("aten::layer_norm", Phase.FORWARD)
+        result = self.add_tensor(x.shape)
         arguments = [("input", x), ("weight", weight), ("bias", bias)]
         scalars: Scalars = [("normalized_shape", (width,)), ("eps", 1e-05)]
-        builder.add_op("aten::native_layer_norm", arguments, [result, mean, root], scalars)
+        self.add_op("aten::native_layer_norm", arguments, [result, mean, root], scalars)
 
         def write(grad: Ref) -> Grads:
-            grads = [builder.add_tensor(x.shape), builder.add_tensor((width,)), builder.add_tensor((width,))]
+            grads = [self.add_tensor(x.shape), self.add_tensor((width,)), self.add_tensor((width,))]
             saved = [
                 ("grad_out", grad),
                 ("input", x),
@@ -254,30 +258,29 @@ class RecommenderBuilder:
                 ("bias", bias),
             ]
             mask: Scalars = [("normalized_shape", (width,)), ("output_mask", (True, True, True))]
-            builder.add_op("aten::native_layer_norm_backward", saved, grads, mask)
+            self.add_op("aten::native_layer_norm_backward", saved, grads, mask)
             return grads
 
         return self._note("NativeLayerNormBackward0", result, (x, weight, bias), write)
 
     def attend(self, query: Ref, key: Ref, value: Ref) -> Ref:
         """Causal attention in one fused kernel: [batch, heads, length, width] each."""
-        builder = self.builder
-        builder.open_scope("aten::scaled_dot_product_attention", Phase.FORWARD)
-        result = builder.add_tensor((*query.shape[:-1], value.shape[-1]))
-        sums = builder.add_tensor(query.shape[:-1])
-        seeds = [builder.add_tensor((), "int64") for _ in range(2)]
+        self.open_scope("aten::scaled_dot_product_attention", Phase.FORWARD)
+        result = self.add_tensor((*query.shape[:-1], value.shape[-1]))
+        sums = self.add_tensor(query.shape[:-1])
+        seeds = [self.add_tensor((), "int64") for _ in range(2)]
         arguments: list[tuple[str, Ref]] = [("query", query), ("key", key), ("value", value)]
         scalars: Scalars = [("attn_bias", None), ("compute_log_sumexp", True), ("dropout_p", 0.0), ("is_causal", True),
                             ("scale", None)]  # fmt: skip
         name = "aten::_scaled_dot_product_efficient_attention"
-        builder.add_op(name, arguments, [result, sums, *seeds], scalars)
+        self.add_op(name, arguments, [result, sums, *seeds], scalars)
 
         def write(grad: Ref) -> Grads:
-            grads = [builder.add_tensor(one.shape) for one in (query, key, value)]
+            grads = [self.add_tensor(one.shape) for one in (query, key, value)]
             saved = [("out", result), ("logsumexp", sums), ("philox_seed", seeds[0]), ("philox_offset", seeds[1])]
             mask: Scalars = [("attn_bias", None), ("dropout_p", 0.0), ("grad_input_mask", (True, True, True, False)),
                              ("is_causal", True), ("scale", None)]  # fmt: skip
-            builder.add_op(f"{name}_backward", [("grad_out_", grad), *arguments, *saved], grads, mask)
+            self.add_op(f"{name}_backward", [("grad_out_", grad), *arguments, *saved], grads, mask)
             return grads
 
         title = "ScaledDotProductEfficientAttentionBackward0"
@@ -286,7 +289,7 @@ class RecommenderBuilder:
     def look_up(self, tables: Sequence[Table], bags: int, *, of: Ref | None = None) -> Ref:
         """Rows [bags, columns of all tables], pooled by FBGEMM, which updates the tables in backward. With `of`, rows
         of the same lookups as another one's."""
-        builder, count = self.builder, len(tables)
+        count = len(tables)
         dims, rows = tuple(table.dim for table in tables), tuple(table.rows for table in tables)
         elements = sum(height * dim for height, dim in zip(rows, dims, strict=True))
         forms: Scalars = [
@@ -297,10 +300,10 @@ class RecommenderBuilder:
         state = OPTIMIZER_STATE[tables[0].optimizer]
         held = sum(table.rows * state.count_state_per_row(table.dim) for table in tables) // max(1, state.tensors)
         kernel = TableBatchedLookup(
-            builder=builder, tables=count, optimizer=tables[0].optimizer, forms=forms,
+            builder=self, tables=count, optimizer=tables[0].optimizer, forms=forms,
             module=f"tables{len(self.tables)}",
-            weights=builder.add_resident_tensor((elements,), StorageKind.PARAMETER),
-            states=[builder.add_resident_tensor((held,), StorageKind.BUFFER) for _ in range(state.tensors)],
+            weights=self.add_resident_tensor((elements,), StorageKind.PARAMETER),
+            states=[self.add_resident_tensor((held,), StorageKind.BUFFER) for _ in range(state.tensors)],
         )  # fmt: skip
         self.tables.append(tuple(tables))
         lookups = round(sum(table.pooling.mean for table in tables) * bags)
@@ -311,41 +314,27 @@ class RecommenderBuilder:
 
         def write(grad: Ref) -> Grads:
             kernel.write_backward(grad)
-            builder.open_scope(ACCUMULATE_GRAD)
+            self.open_scope(ACCUMULATE_GRAD)
             return []
 
         self._nodes.append(_Node("", (pooled,), (), write))
         return pooled
 
-    def run_op(self, name: str, back: str, x: Ref, shape: Sequence[int], offsets: Ref, scalars: Scalars) -> Ref:
+    def convert_jagged(self, name: str, back: str, x: Ref, shape: Sequence[int], offsets: Ref, scalars: Scalars) -> Ref:
         """An op of FBGEMM's that moves rows between jagged and padded, whose gradient goes the other way."""
         result = self._make(name, [("values", x), ("offsets", offsets)], shape, scalars)
         return self._note(f"{name.rpartition(':')[2]}Backward", result, (x,), lambda grad: [
-            self._run(back, [("values", grad), ("offsets", offsets)], x.shape, scalars)
+            self.compute(back, [("values", grad), ("offsets", offsets)], x.shape, scalars)
         ])  # fmt: skip
 
     # ---- backward
 
     def write_loss(self, logits: Ref) -> None:
         """Binary cross-entropy of logits against clicks, and everything back from it."""
-        builder, target = self.builder, self.make_input(*logits.shape)
-        builder.open_scope("aten::binary_cross_entropy_with_logits", Phase.LOSS)
-        mean = builder.add_tensor(())
-        scalars: Scalars = [("weight", None), ("pos_weight", None), ("reduction", 1)]
-        builder.add_op(
-            "aten::binary_cross_entropy_with_logits", [("self", logits), ("target", target)], [mean], scalars
-        )
-        builder.open_scope("aten::ones_like", Phase.BACKWARD)
-        one = builder.add_tensor(())
-        builder.add_op(
-            "aten::ones_like", [("self", mean)], [one], [("dtype", None), ("memory_format", "preserve_format")]
-        )
-        builder.open_scope("BinaryCrossEntropyWithLogitsBackward0", Phase.BACKWARD)
-        grad = self._run("aten::sigmoid", [("self", logits)], logits.shape)
-        for name, other in (("sub", target), ("mul", one)):
-            more: Scalars = [("alpha", 1)] if name == "sub" else []
-            grad = self._run(f"aten::{name}", [("self", grad), ("other", other)], logits.shape, more, overload="Tensor")
-        builder.add_op("aten::div_", [("self", grad)], [grad], [("other", prod(logits.shape))], overload="Tensor")
+        target = self.make_input(*logits.shape)
+        mean, op = write_loss_forward(self, "logits", logits, target)
+        one = write_backward_start(self, mean)
+        grad = write_loss_backward(self, "logits", one, logits, target, forward=op)
         self._write_backward(logits, grad)
 
     def _write_backward(self, result: Ref, grad: Ref) -> None:
@@ -355,7 +344,7 @@ class RecommenderBuilder:
             if len(taken) < len(node.results):
                 continue
             if node.title:
-                self.builder.open_scope(node.title, Phase.BACKWARD)
+                self.open_scope(node.title, Phase.BACKWARD)
             for one, made in zip(node.inputs, node.write(*taken), strict=False):
                 if made is None or one.tensor not in self._wanted:
                     continue
@@ -363,48 +352,26 @@ class RecommenderBuilder:
                     self._accumulate(one, made)
                 elif one.tensor in known:
                     arguments = [("self", known[one.tensor]), ("other", made)]
-                    known[one.tensor] = self._run("aten::add", arguments, one.shape, [("alpha", 1)], overload="Tensor")
+                    known[one.tensor] = self.compute(
+                        "aten::add", arguments, one.shape, [("alpha", 1)], overload="Tensor"
+                    )
                 else:
                     known[one.tensor] = made
 
     def _accumulate(self, parameter: Ref, grad: Ref) -> None:
-        self.builder.open_scope(ACCUMULATE_GRAD, Phase.BACKWARD)
-        kept = self.builder.add_view(grad, parameter.shape)
-        self.builder.add_op("aten::detach", [("self", grad)], [kept])
-        self.builder.target.set_kind(grad.storage, StorageKind.GRADIENT)
+        self.open_scope(ACCUMULATE_GRAD, Phase.BACKWARD)
+        kept = self.add_view(grad, parameter.shape)
+        self.add_op("aten::detach", [("self", grad)], [kept])
+        self.target.set_kind(grad.storage, StorageKind.GRADIENT)
         self.gradients[parameter.tensor] = kept
-
-    def _write_product_backward(
-        self, grad: Ref, x: Ref, turned: Ref, forward: int, *, wanted: bool
-    ) -> tuple[Ref | None, Ref]:
-        """Gradients of what was multiplied, and of the weight, transposed."""
-        builder, (rows, width), inner = self.builder, grad.shape, x.shape[1]
-        below = None
-        if wanted:
-            straight = builder.add_view(turned, (width, inner))
-            builder.add_op("aten::t", [("self", turned)], [straight])
-            below = self._run("aten::mm", [("self", grad), ("mat2", straight)], (rows, inner))
-        flipped = builder.add_view(grad, (width, rows), (1, width))
-        builder.add_op("aten::t", [("self", grad)], [flipped])
-        product = self._run("aten::mm", [("self", flipped), ("mat2", x)], (width, inner))
-        back = builder.add_view(product, (inner, width), (1, inner))
-        builder.add_op("aten::t", [("self", product)], [back])
-        return below, back
 
     # ---- writing
 
     def _make(
         self, name: str, arguments: Arguments, shape: Sequence[int], scalars: Scalars = (), *, overload: str = ""
     ) -> Ref:
-        self.builder.open_scope(name, Phase.FORWARD)
-        return self._run(name, arguments, shape, scalars, overload=overload)
-
-    def _run(
-        self, name: str, arguments: Arguments, shape: Sequence[int], scalars: Scalars = (), *, overload: str = ""
-    ) -> Ref:
-        result = self.builder.add_tensor(tuple(shape))
-        self.builder.add_op(name, arguments, [result], scalars, overload=overload)
-        return result
+        self.open_scope(name, Phase.FORWARD)
+        return self.compute(name, arguments, shape, scalars, overload=overload)
 
     def _note(self, title: str, result: Ref, inputs: tuple[Ref, ...], write: Callable[[Ref], Grads]) -> Ref:
         if any(one.tensor in self._wanted for one in inputs):
@@ -413,8 +380,8 @@ class RecommenderBuilder:
         return result
 
     def _view(self, x: Ref, shape: Sequence[int], name: str = "aten::view") -> Ref:
-        seen = self.builder.add_view(x, tuple(shape))
-        self.builder.add_op(name, [("self", x)], [seen], [("size", tuple(shape))])
+        seen = self.add_view(x, tuple(shape))
+        self.add_op(name, [("self", x)], [seen], [("size", tuple(shape))])
         return seen
 
     def _note_view(self, seen: Ref, x: Ref) -> Ref:
@@ -424,9 +391,9 @@ class RecommenderBuilder:
         shape, stride = list(x.shape), list(x.spec.stride)
         for of in (shape, stride):
             of[first], of[second] = of[second], of[first]
-        seen = self.builder.add_view(x, shape, stride)
+        seen = self.add_view(x, shape, stride)
         scalars: Scalars = [("dim0", first), ("dim1", second)]
-        self.builder.add_op("aten::transpose", [("self", x)], [seen], scalars, overload="int")
+        self.add_op("aten::transpose", [("self", x)], [seen], scalars, overload="int")
         return seen
 
     def _sum_to(self, grad: Ref, shape: Sequence[int]) -> Ref:
@@ -436,7 +403,7 @@ class RecommenderBuilder:
         lead = len(grad.shape) - len(shape)
         padded = (1,) * lead + tuple(shape)
         dims = tuple(i for i, (n, m) in enumerate(zip(grad.shape, padded, strict=True)) if n != m)
-        summed = self._run("aten::sum", [("self", grad)], padded, _over(dims, True), overload="dim_IntList")
+        summed = self.compute("aten::sum", [("self", grad)], padded, _over(dims, True), overload="dim_IntList")
         return self._view(summed, shape) if lead else summed
 
 

@@ -31,7 +31,7 @@ _FIELDS = {
     "wide-deep": ("dense_features",),
     "two-tower": ("query", "candidate"),
     "din": ("history",),
-    "hstu": ("history", "layers", "heads", "head_dim", "attention"),
+    "hstu": ("history", "layers", "heads", "head_dim", "attention", "per_action"),
     "onetrans": ("history", "layers", "heads"),
 }
 _EVERY = (KEY, "name", "tables", "batch_size", "optimizer")
@@ -54,7 +54,8 @@ class Lengths:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
     """A recommender: `mlp` are the widths of its last part, `dense_mlp` of that over numbers, `attention_mlp` of what
-    weighs a history. `query` and `candidate` name the tables of the two sides of a two-tower model."""
+    weighs a history. `query` and `candidate` name the tables of the two sides of a two-tower model, `per_action` those
+    that every action of a history looks up (the first one if none is named)."""
 
     recommender: str
     name: str
@@ -72,6 +73,7 @@ class Description:
     attention: str = "fused"
     query: tuple[str, ...] = ()
     candidate: tuple[str, ...] = ()
+    per_action: tuple[str, ...] = ()
 
 
 def is_recommender_document(content: Any) -> bool:
@@ -108,8 +110,8 @@ def read_description(content: Any, path: Path) -> Description:
     for name in ("batch_size", "dense_features", "layers", "heads", "head_dim"):
         if name in content:
             values[name] = _read_size(content[name], name)
-    for name in ("query", "candidate"):
-        if name in known:
+    for name in ("query", "candidate", "per_action"):
+        if name in known and (name in content or name != "per_action"):
             values[name] = _read_side(content.get(name), name, tables)
     for name, choices in (("optimizer", OPTIMIZERS), ("attention", ("fused", "padded"))):
         if name in content:

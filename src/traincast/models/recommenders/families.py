@@ -29,9 +29,9 @@ def build_recommender_workload(what: Description, *, batch_size: int | None = No
     _FAMILIES[what.recommender](builder, what, size)
     trained = [parameter for parameter in builder.parameters if parameter.tensor in builder.gradients]
     grads = [builder.gradients[parameter.tensor] for parameter in trained]
-    stepped = make_optimizer_state(builder.builder, what.optimizer, trained)
-    write_foreach_step(builder.builder, what.optimizer, stepped, grads)
-    program = _free_after_last_use(builder.builder.build_program())
+    stepped = make_optimizer_state(builder, what.optimizer, trained)
+    write_foreach_step(builder, what.optimizer, stepped, grads)
+    program = _free_after_last_use(builder.build_program())
     meta = {"description": f"a described {what.recommender}", "optimizer": what.optimizer, TABLES: _describe(builder)}
     return Workload(name=what.name, programs=(replace(program, rigid=RIGID),), meta=meta)
 
@@ -104,16 +104,20 @@ def _write_din(builder: RecommenderBuilder, what: Description, batch: int) -> No
 
 
 def _write_hstu(builder: RecommenderBuilder, what: Description, batch: int) -> None:
-    """HSTU of generative recommenders: an item per action, unpooled, layers of gated attention without softmax, and the
-    score of what followed. `attention: fused` runs one kernel over all lengths, `padded` op by op."""
+    """HSTU of generative recommenders: what an action looks up, unpooled, layers of gated attention without softmax,
+    and the score of what followed. `attention: fused` runs one kernel over all lengths, `padded` op by op."""
     width, lengths = what.tables[0].dim, what.history
     tokens = round(batch * lengths.mean)
-    x = builder.look_up(_take_one_each(what.tables[:1]), tokens)
+    actions = tuple(t for t in what.tables if t.name in what.per_action) or what.tables[:1]
+    x = builder.look_up(_take_one_each(actions), tokens)
+    if len(actions) > 1:
+        x = builder.apply_linear(x, width)
     offsets = builder.make_input(batch + 1, dtype="int64")
     for _ in range(what.layers):
         x = _write_hstu_layer(builder, what, x, offsets, batch)
-    if len(what.tables) > 1:  # what is known of the sample besides its history
-        context = builder.look_up(what.tables[1:], batch)
+    rest = [table for table in what.tables if table not in actions]
+    if rest:  # what is known of the sample besides its history
+        context = builder.look_up(rest, batch)
         last = builder.apply_linear(builder.take(x, 0, 0, batch), width)
         x = builder.join([last, context], 1)
     builder.write_loss(builder.apply_linear(builder.apply_mlp(x, what.mlp), 1))
@@ -138,7 +142,7 @@ def _write_hstu_layer(builder: RecommenderBuilder, what: Description, x: Ref, of
         weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
         attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
     joined = builder.reshape(builder.swap(attended, 1, 2), batch, length, inner)
-    rows = builder.run_op(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
+    rows = builder.convert_jagged(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
     return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
 
 
@@ -184,7 +188,7 @@ _TO_PADDED, _TO_JAGGED = "fbgemm::jagged_to_padded_dense_forward", "fbgemm::dens
 
 
 def _pad(builder: RecommenderBuilder, rows: Ref, shape: tuple[int, ...], offsets: Ref) -> Ref:
-    return builder.run_op(_TO_PADDED, _TO_JAGGED, rows, shape, offsets, [("max_lengths", (shape[1],))])
+    return builder.convert_jagged(_TO_PADDED, _TO_JAGGED, rows, shape, offsets, [("max_lengths", (shape[1],))])
 
 
 def _take_one_each(tables: tuple[Table, ...]) -> list[Table]:

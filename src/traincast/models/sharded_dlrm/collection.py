@@ -197,8 +197,7 @@ class ShardedTables:
             return
         if not pooled:
             builder.open_scope("aten::new_empty", Phase.FORWARD)
-            flat = builder.add_tensor((0,))
-            builder.add_op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
+            flat = builder.compute("aten::empty", [], (0,), [("size", (0,)), ("dtype", None)], module=MODULE)
         else:
             whole = self._join_pooled(pooled, section)
             with builder.label_scopes(Mark(ScopeRole.FLATTEN, section.kind)):
@@ -216,8 +215,8 @@ class ShardedTables:
         builder = self.builder
         with builder.label_scopes(Mark(ScopeRole.BESIDE, section.kind)):
             builder.open_scope("aten::cat", Phase.FORWARD)
-        joined = builder.add_tensor((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
-        builder.add_op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
+        shape = (pooled[0].shape[0], sum(part.shape[1] for part in pooled))
+        joined = builder.compute("aten::cat", [("tensors", pooled)], shape, [("dim", 1)], module=MODULE)
         builder.free_tensors(*pooled)
         return joined
 

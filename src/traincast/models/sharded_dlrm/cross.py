@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
-from traincast.models.layers.mlp import write_bias_backward
+from traincast.models.layers.mlp import (
+    write_bias_backward,
+    write_operand_backward,
+    write_transpose_backward,
+    write_weight_backward,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,28 +165,18 @@ class CrossNetwork:
     def _write_gemm_backward(self, product: _Gemm, grad: Ref) -> Ref:
         """The gradient of what the product was given; that of its weight is kept, still to be accumulated."""
         assert product.transposed is not None and product.operand is not None
-        builder, (batch, fan_out), fan_in, dtype = self.builder, grad.shape, product.weight.shape[1], grad.spec.dtype
-        op = partial(builder.add_op, module=self.module, forward=product.ops[1])
+        builder, mm = self.builder, product.ops[1]
         builder.open_scope("MmBackward0")
-        flipped = builder.add_view(grad, (fan_out, batch), (1, fan_out))
-        op("aten::t", [("self", grad)], [flipped])
-        weight_grad = builder.add_tensor((fan_out, fan_in), dtype)
-        op("aten::mm", [("self", flipped), ("mat2", product.operand)], [weight_grad])
-        product.grad = builder.add_view(weight_grad, (fan_in, fan_out), (1, fan_in))
-        op("aten::t", [("self", weight_grad)], [product.grad])
-        straight = builder.add_view(product.transposed, (fan_out, fan_in))
-        op("aten::t", [("self", product.transposed)], [straight])
-        below = builder.add_tensor((batch, fan_in), dtype)
-        op("aten::mm", [("self", grad), ("mat2", straight)], [below])
+        product.grad = write_weight_backward(builder, grad, product.operand, module=self.module, forward=mm)
+        below = write_operand_backward(builder, grad, product.transposed, module=self.module, forward=mm)
         builder.free_tensors(product.operand, grad, *([product.transposed] if product.casts[0] >= 0 else []))
         return below
 
     def _write_transpose(self, product: _Gemm) -> None:
         assert product.grad is not None
-        builder, turned = self.builder, product.grad
-        builder.open_scope("TBackward0")
-        product.grad = builder.add_view(turned, product.weight.shape)
-        builder.add_op("aten::t", [("self", turned)], [product.grad], module=self.module, forward=product.ops[0])
+        product.grad = write_transpose_backward(
+            self.builder, product.grad, product.weight, module=self.module, forward=product.ops[0]
+        )
 
     def _accumulate_gradient(self, product: _Gemm) -> None:
         assert product.grad is not None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from traincast.ir.ops import Phase
 from traincast.models.data_parallel.buckets import Reducer
 from traincast.models.layers.builder import Ref, Scalars
+from traincast.models.layers.loss import write_loss_backward
 from traincast.models.layers.mlp import Mlp, write_forward
 from traincast.models.sharded_dlrm.config import DcnDense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
@@ -91,21 +92,7 @@ class EagerDcn(EagerDense):
 
     def _write_loss_backward(self, one: Ref) -> Ref:
         """The gradient of the logits."""
-        builder = self.builder
-        builder.open_scope("BinaryCrossEntropyWithLogitsBackward0")
-        shape = self.probabilities.shape
-        likely = builder.add_tensor(shape)
-        builder.add_op("aten::sigmoid", [("self", self.probabilities)], [likely], forward=self.loss_op)
-        arguments = [("self", likely), ("other", self.target)]
-        missed = builder.add_tensor(shape)
-        builder.add_op("aten::sub", arguments, [missed], [("alpha", 1)], overload="Tensor", forward=self.loss_op)
-        builder.free_tensors(likely)
-        grad = builder.add_tensor(shape)
-        builder.add_op("aten::mul", [("self", missed), ("other", one)], [grad], overload="Tensor", forward=self.loss_op)
-        builder.free_tensors(missed)
-        mean: Scalars = [("other", self.batch)]
-        builder.add_op("aten::div_", [("self", grad)], [grad], mean, overload="Scalar", forward=self.loss_op)
-        return grad
+        return write_loss_backward(self.builder, "logits", one, self.probabilities, self.target, forward=self.loss_op)
 
     def _write_interaction_backward(self, grad: Ref) -> list[Ref]:
         builder, dim, columns = self.builder, self.dense.bottom_mlp[-1], sum(self.parts)

@@ -54,7 +54,7 @@ def order_by_section(builder: RankBuilder, sections: Sequence[Section], local: F
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
     counts = [(section.features * batch, section.own_lookups) for section in sections]
     with builder.label_scopes(Mark(ScopeRole.ORDER)):
-        whole = _write_permutation(builder, sum(n for n, _ in counts), sum(n for _, n in counts), local)
+        whole = _write_reordering(builder, _PERMUTE, sum(n for n, _ in counts), sum(n for _, n in counts), local)
     return [_make_part(builder, whole, lengths, lookups) for lengths, lookups in counts]
 
 
@@ -70,7 +70,10 @@ def redistribute_lookups(
     lookups = [section.count_local_lookups(holder) for holder in range(world)]
     if section.kind.by_rows:
         with builder.label_scopes(Mark(ScopeRole.BUCKET, section.kind)):
-            features = _write_bucketize(builder, sum(section.tables) * batch, features, with_order)
+            features = _write_reordering(
+                builder, _BUCKETIZE, sum(section.tables) * batch, features.values.shape[0], features,
+                with_order=with_order,
+            )  # fmt: skip
     tensors = [features.bags, features.values, *([] if features.weights is None else [features.weights])]
     with builder.label_scopes(Mark(ScopeRole.SIZES, section.kind)):
         _exchange_sizes(builder, len(tensors))
@@ -89,7 +92,8 @@ def redistribute_lookups(
         return None
     received = Features(arrived[0][0], arrived[1][0], arrived[2][0] if len(arrived) > 2 else None)
     with builder.label_scopes(Mark(ScopeRole.ARRIVE, section.kind)):
-        result = _write_permutation(builder, received.bags.shape[0], received.values.shape[0], received)
+        sizes = (received.bags.shape[0], received.values.shape[0])
+        result = _write_reordering(builder, _PERMUTE, *sizes, received)
     builder.free_tensors(*(tensor for tensor, _ in arrived))
     return replace(result, order=features.order)
 
@@ -111,28 +115,21 @@ def _make_part(builder: RankBuilder, whole: Features, lengths: int, lookups: int
 def write_offsets(builder: RankBuilder, lengths: Ref, dtype: str) -> Ref:
     """Where each bag starts."""
     builder.open_scope("fbgemm::asynchronous_complete_cumsum", Phase.FORWARD)
-    offsets = builder.add_tensor((lengths.shape[0] + 1,), dtype)
-    builder.add_op("fbgemm::asynchronous_complete_cumsum", [("t_in", lengths)], [offsets], module=MODULE)
+    name, shape = "fbgemm::asynchronous_complete_cumsum", (lengths.shape[0] + 1,)
+    offsets = builder.compute(name, [("t_in", lengths)], shape, dtype=dtype, module=MODULE)
     builder.free_tensors(lengths)
     return offsets
 
 
-def _write_permutation(builder: RankBuilder, lengths: int, lookups: int, features: Features) -> Features:
-    """Features in another order: one op, a kernel for lengths and one for the rest."""
-    builder.open_scope("fbgemm::permute_2D_sparse_data", Phase.FORWARD)
-    return _write_reordering(builder, "fbgemm::permute_2D_sparse_data", lengths, lookups, features)
-
-
-def _write_bucketize(builder: RankBuilder, lengths: int, features: Features, with_order: bool) -> Features:
-    """Row numbers sorted by the rank that holds their block of rows."""
-    name, lookups = "fbgemm::block_bucketize_sparse_features", features.values.shape[0]
-    builder.open_scope(name, Phase.FORWARD)
-    return _write_reordering(builder, name, lengths, lookups, features, with_order=with_order)
+_PERMUTE = "fbgemm::permute_2D_sparse_data"  # features in another order: a kernel for lengths, one for the rest
+_BUCKETIZE = "fbgemm::block_bucketize_sparse_features"  # row numbers sorted by the rank that holds their block of rows
 
 
 def _write_reordering(
     builder: RankBuilder, name: str, lengths: int, lookups: int, features: Features, *, with_order: bool = False
 ) -> Features:
+    """Features moved by one of these ops, in a scope of its own."""
+    builder.open_scope(name, Phase.FORWARD)
     dtype = features.values.spec.dtype
     moved = Features(
         builder.add_tensor((lengths,), LENGTH_DTYPE),

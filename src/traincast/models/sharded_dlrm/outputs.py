@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar
 
 from traincast.ir.ops import Phase
 from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
@@ -37,41 +38,65 @@ REFERENCE = HostOpNames(
 )
 
 
-class OutputCommunication(Protocol):
-    """What the kernels of a section gave, on its way to the ranks of its samples, and its gradients back."""
-
-    @property
-    def columns(self) -> int:
-        """Columns after the collective."""
-
-    def start_forward(self, pooled: Ref, /) -> None:
-        """Sends what was looked up (flat) on its way."""
-
-    def finish_forward(self) -> list[Ref]:
-        """Waits; gives what came."""
-
-    def start_backward(self, grads: list[Ref], /) -> None:
-        """Sends the gradients of what `finish_forward` gave on their way back."""
-
-    def finish_backward(self) -> Ref:
-        """Waits; gives the gradients of what was looked up (flat)."""
-
-
 @dataclass(slots=True, eq=False)
-class PooledOutputs:
-    """The collective of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
-    after; `parts` are the columns that come from each sender."""
+class OutputCommunication(ABC):
+    """What the kernels of a section gave on one rank, on its way to the ranks of its samples, and its gradients
+    back."""
 
     builder: RankBuilder
     layout: Layout
     section: Section
+    module: ClassVar[str]
+    _event: int = field(default=-1, init=False)
+    _sent: Ref | None = field(default=None, init=False)
+    _received: Ref | None = field(default=None, init=False)
+    _ops: dict[str, int] = field(default_factory=dict, init=False)
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """Columns of every sample after the collective."""
+
+    @abstractmethod
+    def start_forward(self, pooled: Ref) -> None:
+        """Sends what was looked up (flat) on its way."""
+
+    @abstractmethod
+    def finish_forward(self) -> list[Ref]:
+        """Waits; gives what came."""
+
+    @abstractmethod
+    def start_backward(self, grads: list[Ref]) -> None:
+        """Sends the gradients of what `finish_forward` gave on their way back."""
+
+    @abstractmethod
+    def finish_backward(self) -> Ref:
+        """Waits; gives the gradients of what was looked up (flat)."""
+
+    def write_wait(self, *, module: str = "") -> None:
+        """Waits for the collective; NCCL holds what it sends until then."""
+        self.builder.wait_for_event(self._event, module=module)
+        if self._sent is not None:
+            self.builder.free_tensors(self._sent)
+
+    def write_empty(self, like: Ref, elements: int, forward: int = -1) -> Ref:
+        """Room for what comes."""
+        scalars: Scalars = [("size", (elements,)), ("dtype", None)]
+        return self.builder.compute(
+            "aten::new_empty", [("self", like)], (elements,), scalars, dtype=like.spec.dtype, module=self.module,
+            forward=forward,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class PooledOutputs(OutputCommunication):
+    """The collective of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
+    after; `parts` are the columns that come from each sender."""
+
     names: HostOpNames
+    module = MODULE
     parts: list[int] = field(init=False)
-    _event: int = -1
-    _sent: Ref | None = None
-    _received: Ref | None = None
-    _ops: dict[str, int] = field(default_factory=dict)
-    _part_ops: list[int] = field(default_factory=list)
+    _part_ops: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         columns, kind = self.section.columns, self.section.kind
@@ -97,7 +122,7 @@ class PooledOutputs:
             self._event, self._received = self._reduce_scatter(group, pooled)
         if kind is ShardingKind.TABLE_ROW_WISE:
             builder.open_scope("ReduceScatterBase_Wait")
-            self._write_wait(self._event, module=MODULE)
+            self.write_wait(module=MODULE)
             with builder.label_scopes(Mark(ScopeRole.OUT_ACROSS, kind)):
                 self._start_all_to_all(builder.across, self._received)
 
@@ -107,7 +132,7 @@ class PooledOutputs:
         assert self._received is not None
         reduced = self.section.kind is ShardingKind.ROW_WISE
         builder.open_scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
-        self._write_wait(self._event, module=MODULE)
+        self.write_wait(module=MODULE)
         flat = builder.add_view(self._received, self._received.shape)
         scalars: Scalars = [("size", flat.shape)]
         self._ops["wait"] = builder.add_op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
@@ -150,7 +175,7 @@ class PooledOutputs:
         group = builder.across if kind is ShardingKind.TABLE_ROW_WISE else builder.world
         send = [self.layout.batch_size * columns for columns in self.parts]
         receive = [self.layout.batch_size * self._count_own_columns()] * len(group.ranks)
-        self._received = self._write_empty(flat, sum(receive), self._ops["wait"])
+        self._received = self.write_empty(flat, sum(receive), self._ops["wait"])
         self._event = builder.add_all_to_all(
             group, flat, self._received, send, receive, module=MODULE, forward=self._ops["wait"]
         )
@@ -161,43 +186,31 @@ class PooledOutputs:
         builder = self.builder
         assert self._received is not None
         builder.open_scope(self.names.wait_back, Phase.BACKWARD)
-        self._write_wait(self._event)
+        self.write_wait()
         if self.section.kind is ShardingKind.TABLE_ROW_WISE:
             with builder.label_scopes(Mark(ScopeRole.BACK_WITHIN, self.section.kind)):
                 builder.open_scope("ReduceScatterBase_ReqBackward")
-            event, gathered = self._write_all_gather(builder.within, self._received)
-            self._write_wait(event)
+            self._event, gathered = self._write_all_gather(builder.within, self._received)
+            self.write_wait()
             return gathered
         return self._received
 
-    def _write_wait(self, event: int, *, module: str = "") -> None:
-        """Waits for a collective; NCCL holds what it sends until then."""
-        self.builder.wait_for_event(event, module=module)
-        if self._sent is not None:
-            self.builder.free_tensors(self._sent)
-
     def _count_own_columns(self) -> int:
         return self.section.columns[self.builder.rank]
-
-    def _write_empty(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.builder.add_tensor((elements,), like.spec.dtype)
-        scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.builder.add_op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
-        return result
 
     def _start_all_to_all(self, group: Communicator, pooled: Ref) -> None:
         builder, batch = self.builder, self.layout.batch_size
         send = [batch * self._count_own_columns()] * len(group.ranks)
         receive = [batch * columns for columns in self.parts]
         builder.open_scope(self.names.send, Phase.FORWARD)
-        self._received = self._write_empty(pooled, sum(receive))
+        self._received = self.write_empty(pooled, sum(receive))
         self._event = builder.add_all_to_all(group, pooled, self._received, send, receive, module=MODULE)
         self._sent = pooled
 
     def _reduce_scatter(self, group: Communicator, pooled: Ref) -> tuple[int, Ref]:
         builder = self.builder
         builder.open_scope("ReduceScatterBase_Req", Phase.FORWARD)
-        part = self._write_empty(pooled, pooled.shape[0] // len(group.ranks))
+        part = self.write_empty(pooled, pooled.shape[0] // len(group.ranks))
         arguments = [("output_tensor", part), ("input_tensor", pooled)]
         event = builder.add_collective(
             "_reduce_scatter_base_", "reduce_scatter", group, arguments, part, nbytes=pooled.spec.nbytes, module=MODULE
@@ -207,7 +220,7 @@ class PooledOutputs:
 
     def _write_all_gather(self, group: Communicator, part: Ref) -> tuple[int, Ref]:
         builder = self.builder
-        whole = self._write_empty(part, part.shape[0] * len(group.ranks))
+        whole = self.write_empty(part, part.shape[0] * len(group.ranks))
         arguments = [("output_tensor", whole), ("input_tensor", part)]
         event = builder.add_collective(
             "_allgather_base_", "all_gather", group, arguments, whole, nbytes=whole.spec.nbytes, module=MODULE

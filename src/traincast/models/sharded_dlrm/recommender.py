@@ -4,9 +4,8 @@ runs it. Tables that pool their rows are `EmbeddingBagCollection`s, others `Embe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from traincast.ir.builder import share_templates
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, STATE_ITEM_BYTES, Pooling, Table
@@ -18,7 +17,7 @@ from traincast.models.sharded_dlrm.captured import EmbeddingModule, find_embeddi
 from traincast.models.sharded_dlrm.captured_dense import CapturedDense
 from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.replayed import build_rank_program
-from traincast.models.sharded_dlrm.step import RIGID, check_ranks
+from traincast.models.sharded_dlrm.step import check_ranks, write_ranks
 from traincast.utils.errors import TraincastError
 
 _EXCHANGED = 4  # rows of a rank's own lookups and rows it serves, both with their gradients
@@ -48,51 +47,29 @@ def build_sharded_recommender(
     if not modules:
         raise TraincastError(f"workload '{workload.name}' has no fused embedding tables to shard; leave out `program`")
     plan = _make_plan(workload, modules, gpus, memory_bytes)
-    sharded = ShardedModules.from_plan(program, modules, plan, gpus_per_node)
-    first: dict[tuple[object, ...], int] = {}
-    ranks = tuple(first.setdefault(sharded.make_program_key(rank), len(first)) for rank in range(gpus))
-    written: list[Program] = []
-    templates: dict[tuple[object, ...], Program] = {}
-    for number in range(len(first)):
-        rank = ranks.index(number)
-        form = sharded.make_structure_key(rank)
-        layouts = sharded.layouts
-        one = build_rank_program(
-            program, modules, layouts, rank, gpus_per_node, pipelined=pipelined, like=templates.get(form)
-        )
-        templates.setdefault(form, one)
-        written.append(one)
-    programs = tuple(replace(one, rigid=RIGID, seq_len=program.seq_len) for one in share_templates(written))
+    layouts = _lay_out_modules(modules, plan, gpus_per_node)
+
+    def write(rank: int, like: Program | None) -> Program:
+        return build_rank_program(program, modules, layouts, rank, gpus_per_node, pipelined=pipelined, like=like)
+
+    programs, ranks = write_ranks(
+        gpus,
+        lambda rank: tuple(layout.make_program_key(rank) for layout in layouts),
+        lambda rank: tuple(layout.make_structure_key(rank) for layout in layouts),
+        write,
+    )
+    programs = tuple(replace(one, seq_len=program.seq_len) for one in programs)
     return replace(workload, programs=programs, ranks=ranks), _describe_assumptions(workload.name, plan, modules)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedModules:
-    """What every rank has of every embedding module."""
-
-    layouts: tuple[Layout, ...]
-
-    @staticmethod
-    def from_plan(
-        program: Program, modules: Sequence[EmbeddingModule], plan: Plan, gpus_per_node: int
-    ) -> ShardedModules:
-        """Each module's part of a plan, for the bags that one rank looks up."""
-        layouts = []
-        for module in modules:
-            names = tuple(table.name for table in module.tables)
-            part = Plan(names, tuple(plan.get_placement(name) for name in names), plan.world_size)
-            layouts.append(
-                assign_shards_to_ranks(module.tables, part, batch_size=module.bags, gpus_per_node=gpus_per_node)
-            )
-        return ShardedModules(tuple(layouts))
-
-    def make_program_key(self, rank: int) -> tuple[object, ...]:
-        """Equal for ranks whose programs are equal."""
-        return tuple(layout.make_program_key(rank) for layout in self.layouts)
-
-    def make_structure_key(self, rank: int) -> tuple[object, ...]:
-        """Equal for ranks that run the same ops, whatever their sizes."""
-        return tuple(layout.make_structure_key(rank) for layout in self.layouts)
+def _lay_out_modules(modules: Sequence[EmbeddingModule], plan: Plan, gpus_per_node: int) -> tuple[Layout, ...]:
+    """What every rank has of every module: its part of a plan, for the bags that one rank looks up."""
+    layouts = []
+    for module in modules:
+        names = tuple(table.name for table in module.tables)
+        part = Plan(names, tuple(plan.get_placement(name) for name in names), plan.world_size)
+        layouts.append(assign_shards_to_ranks(module.tables, part, batch_size=module.bags, gpus_per_node=gpus_per_node))
+    return tuple(layouts)
 
 
 def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int, memory_bytes: float) -> Plan:

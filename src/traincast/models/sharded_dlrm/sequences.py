@@ -3,7 +3,7 @@ them, and their gradients back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
@@ -12,7 +12,7 @@ from traincast.models.sharded_dlrm.collection import ShardedTables
 from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute_lookups
 from traincast.models.sharded_dlrm.layout import Layout, Section
 from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
-from traincast.models.sharded_dlrm.outputs import HostOpNames
+from traincast.models.sharded_dlrm.outputs import HostOpNames, OutputCommunication
 from traincast.utils.errors import TraincastError
 
 MODULE = "EmbeddingCollection"
@@ -27,20 +27,14 @@ def count_rows_to_each_rank(layout: Layout, section: Section) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceOutputs:
+class SequenceOutputs(OutputCommunication):
     """The collective of one section on one rank: every lookup of `layout.batch_size` per table is a row that goes to
     the rank that asked. `count_samples` is how many samples of a rank these lookups come from; `unbucketize` says where
     each row belongs that a rank of blocks of rows sends."""
 
-    builder: RankBuilder
-    layout: Layout
-    section: Section
     samples: int
+    module = MODULE
     unbucketize: Ref | None = None
-    _event: int = -1
-    _sent: Ref | None = None
-    _received: Ref | None = None
-    _ops: dict[str, int] = field(default_factory=dict)
 
     @property
     def dim(self) -> int:
@@ -59,7 +53,7 @@ class SequenceOutputs:
             builder.open_scope("All2All_Seq_Req", Phase.FORWARD)
             sent = self._permute_by_rank(rows)
             elements = self._count_received_elements()
-            self._received = self._write_empty(sent, sum(elements))
+            self._received = self.write_empty(sent, sum(elements))
             own = [elements[builder.rank]] * builder.world_size
             self._event = builder.add_all_to_all(builder.world, sent, self._received, own, elements, module=MODULE)
         self._sent = sent
@@ -69,7 +63,7 @@ class SequenceOutputs:
         builder, dim = self.builder, self.dim
         assert self._received is not None
         builder.open_scope("All2All_Seq_Req_Wait", Phase.FORWARD)
-        self._write_wait()
+        self.write_wait(module=MODULE)
         rows = self._received.shape[0] // dim
         whole = builder.add_view(self._received, (rows, dim))
         size: Scalars = [("size", (-1, dim))]
@@ -88,9 +82,10 @@ class SequenceOutputs:
         builder, kind, dim = self.builder, self.section.kind, self.dim
         with builder.label_scopes(Mark(ScopeRole.JOIN, kind)):
             builder.open_scope("SplitWithSizesBackward0", Phase.BACKWARD)
-            joined = builder.add_tensor((self.layout.batch_size * len(grads), dim))
-            builder.add_op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
-                    forward=self._ops["split"])  # fmt: skip
+            shape = (self.layout.batch_size * len(grads), dim)
+            joined = builder.compute(
+                "aten::cat", [("tensors", grads)], shape, [("dim", 0)], module=MODULE, forward=self._ops["split"]
+            )
             builder.free_tensors(*grads)
             if kind is ShardingKind.ROW_WISE:
                 joined = self._sort_by_block(joined)
@@ -99,7 +94,7 @@ class SequenceOutputs:
             elements = self._count_received_elements()
             own = [elements[builder.rank]] * builder.world_size
             flat = builder.add_view(joined, (joined.shape[0] * dim,))
-            self._received = self._write_empty(flat, sum(own), self._ops["wait"])
+            self._received = self.write_empty(flat, sum(own), self._ops["wait"])
             self._event = builder.add_all_to_all(
                 builder.world, flat, self._received, elements, own, module=MODULE, forward=self._ops["wait"]
             )
@@ -110,7 +105,7 @@ class SequenceOutputs:
         builder = self.builder
         assert self._received is not None
         builder.open_scope("All2All_Seq_ReqBackward", Phase.BACKWARD)
-        self._write_wait()
+        self.write_wait(module=MODULE)
         return self._permute_by_rank(self._received)
 
     def _count_received_elements(self) -> list[int]:
@@ -147,26 +142,15 @@ class SequenceOutputs:
         builder, forward = self.builder, self._ops["select"]
         assert self.unbucketize is not None
         builder.open_scope("IndexSelectBackward0", Phase.BACKWARD)
-        zeros = builder.add_tensor((sum(self._count_received_elements()) // self.dim, self.dim))
-        scalars: Scalars = [("size", zeros.shape), ("dtype", None)]
-        builder.add_op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
+        shape = (sum(self._count_received_elements()) // self.dim, self.dim)
+        scalars: Scalars = [("size", shape), ("dtype", None)]
+        zeros = builder.compute("aten::new_zeros", [("self", grads)], shape, scalars, module=MODULE, forward=forward)
         arguments = [("self", zeros), ("index", self.unbucketize), ("source", grads)]
         builder.add_op(
             "aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward
         )
         builder.free_tensors(grads, self.unbucketize)
         return zeros
-
-    def _write_empty(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.builder.add_tensor((elements,), like.spec.dtype)
-        scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.builder.add_op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
-        return result
-
-    def _write_wait(self) -> None:
-        self.builder.wait_for_event(self._event, module=MODULE)
-        if self._sent is not None:
-            self.builder.free_tensors(self._sent)
 
 
 class ShardedSequences(ShardedTables):

@@ -27,6 +27,8 @@ from traincast.utils.errors import TraincastError
 
 AnyDense: TypeAlias = "Dense | CapturedDense"
 """A dense part that is described, or that was captured."""
+Key: TypeAlias = Callable[[int], tuple[object, ...]]
+"""What ranks are told apart by."""
 MAX_RANKS = 4096
 """Every rank collectives with every other: time and memory of a prediction grow with the square of the ranks."""
 PREFETCH = 16
@@ -58,19 +60,14 @@ def build_sharded_dlrm(
     dense = Dense.from_dlrm(dense) if isinstance(dense, DlrmConfig) else dense
     layout = assign_shards_to_ranks(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
     _check_tables(dense, tables)
-    first: dict[tuple[object, ...], int] = {}
-    ranks = tuple(first.setdefault(layout.make_program_key(rank), len(first)) for rank in range(layout.world_size))
-    written: list[Program] = []
-    templates: dict[tuple[object, ...], Program] = {}
-    for number in range(len(first)):
-        rank = ranks.index(number)
-        program = build_sharded_rank_program(
+
+    def write(rank: int, like: Program | None) -> Program:
+        return build_sharded_rank_program(
             layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
-            pipelined=pipelined, like=templates.get(layout.make_structure_key(rank)),
+            pipelined=pipelined, like=like,
         ).program  # fmt: skip
-        templates.setdefault(layout.make_structure_key(rank), program)
-        written.append(program)
-    programs = tuple(replace(program, rigid=RIGID) for program in share_templates(written))
+
+    programs, ranks = write_ranks(layout.world_size, layout.make_program_key, layout.make_structure_key, write)
     if isinstance(dense, CapturedDense):
         return replace(dense.workload, name=name, programs=programs, ranks=ranks)
     return Workload(
@@ -80,6 +77,23 @@ def build_sharded_dlrm(
         mode="training",
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
+
+
+def write_ranks(
+    world_size: int, make_program_key: Key, make_structure_key: Key, write: Callable[[int, Program | None], Program]
+) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+    """The distinct programs of all ranks, and which of them each runs. `write` writes a rank's, given one of a rank
+    that runs the same ops: equal structure keys say so, equal program keys that nothing differs."""
+    first: dict[tuple[object, ...], int] = {}
+    ranks = tuple(first.setdefault(make_program_key(rank), len(first)) for rank in range(world_size))
+    written: list[Program] = []
+    templates: dict[tuple[object, ...], Program] = {}
+    for number in range(len(first)):
+        rank = ranks.index(number)
+        form = make_structure_key(rank)
+        written.append(write(rank, templates.get(form)))
+        templates.setdefault(form, written[-1])
+    return tuple(replace(program, rigid=RIGID) for program in share_templates(written)), ranks
 
 
 def _check_tables(dense: AnyDense | None, tables: Sequence[Table]) -> None:

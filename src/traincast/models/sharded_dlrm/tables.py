@@ -66,17 +66,19 @@ class KernelLookup:
         builder, batch, indices = self.builder, self.batch, self.kernel.indices
         assert indices is not None
         builder.open_scope("fbgemm::linearize_cache_indices")
-        linear = builder.add_tensor(indices.shape, "int64")
-        builder.add_op("fbgemm::linearize_cache_indices", [("indices", indices)], [linear], module=MODULE)
+        linear = builder.compute(
+            "fbgemm::linearize_cache_indices", [("indices", indices)], indices.shape, dtype="int64", module=MODULE
+        )
         builder.open_scope("fbgemm::lru_cache_populate")
         arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
         scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
                             ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
         builder.add_op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
         builder.open_scope("fbgemm::lxu_cache_lookup")
-        places = builder.add_tensor(indices.shape, "int32")
-        ways: Scalars = [("ways", _CACHE_WAYS)]
-        builder.add_op("fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], [places], ways, module=MODULE)
+        places = builder.compute(
+            "fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], indices.shape, [("ways", _CACHE_WAYS)],
+            dtype="int32", module=MODULE,
+        )  # fmt: skip
         builder.free_tensors(linear, places)
 
 

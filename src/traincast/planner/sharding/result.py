@@ -36,12 +36,12 @@ class ShardingResult(Result):
         """Whether the dense part of the model is in the times, not the embedding tables alone."""
         return self.task.dense is not None
 
-    def command(self, plan: ScoredPlan) -> str | None:
-        """The command that predicts a plan; None where nobody asked by name."""
+    def command(self, plan: ScoredPlan, file: str | None = None) -> str | None:
+        """The command that predicts a plan, in `file` where it was written to one; None where nobody asked by name."""
         if self.scenario is None:
             return None
         text = json.dumps(convert_plan_to_json(plan.plan), separators=(",", ":"))
-        return format_predict_command(self.scenario.replace(plan=text))
+        return format_predict_command(self.scenario.replace(plan=text if file is None else file))
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data; keys are stable and say their units."""

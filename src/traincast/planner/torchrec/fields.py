@@ -63,13 +63,6 @@ def check_number(value: Any, where: str) -> float:
     return result
 
 
-def check_flag(value: Any, where: str) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise TraincastError(f"{where} is {shorten_value(value)}; give true or false")
-    return value
-
-
 def check_choice(value: Any, where: str, choices: Iterable[str]) -> str:
     """One of the choices."""
     names = tuple(choices)

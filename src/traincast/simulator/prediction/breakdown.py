@@ -21,12 +21,17 @@ PLACES = ("module", "layer", "op")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
+def mask_module_numbers(path: str) -> str:
+    """A module's path with "*" for its numbers: `Bert.layers.*.mlp`."""
+    return _NUMBER.sub("*", path)
+
+
 def sum_seconds_by_module(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by module, backward included, modules that differ in numbers only together: `Bert.layers.*.mlp`.
 
     What no module runs is named by its phase: `(optimizer)`.
     """
-    return _sum_seconds_by_path(timeline, lambda path: _NUMBER.sub("*", path))
+    return _sum_seconds_by_path(timeline, mask_module_numbers)
 
 
 def sum_seconds_by_layer(timeline: Timeline) -> dict[str, float]:

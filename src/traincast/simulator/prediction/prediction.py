@@ -50,6 +50,10 @@ differ by 17 %, by 8 % without the three slowest."""
 NEW_CHIP_SPREAD = 0.12
 """Log-sigma of kernels on a chip of which none was measured: they err together. Set on Lambda's boards that were not
 held back, see docs/evidence/one-gpu.md"""
+FAR_SPREAD = 0.25
+"""Log-sigma for each factor of e beyond the batch sizes that a capture is trusted at: parts of a step that stay (at
+most 512 rows) or are cut in chunks are not seen. At 40 times the captured size it holds a factor of 2.6. Set on the
+steps of that kind in tests/corpus/test_cases.py, no measurement."""
 WIRING_SPREAD = 0.5
 """Log-sigma of what is exposed of communication over PCIe: two servers of eight cards differ by a factor of 2."""
 
@@ -123,6 +127,8 @@ def _make_prediction(
         timeline, errors, host, platform, result.device_active, several=len(workload.ranks) > 1,
         exposed=result.exposed_comm,
     )  # fmt: skip
+    if distance := workload.measure_distance(workload.batch_size):
+        terms["far_from_captured_size"] = FAR_SPREAD * math.log(distance)
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = simulated.instructions.lowered[simulated.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = list_marked_ops(timeline, estimated)

@@ -13,6 +13,7 @@ from traincast.traces.breakdown import PARTS
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.markers import STEP
+from traincast.traces.profiler.kernels import find_kernels_in_steps
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.arrays import IntArray
 from traincast.utils.display.text import format_milliseconds
@@ -20,20 +21,22 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
 _DEEPEST = 64  # ops above a launch
-Times = dict[tuple[str, str], tuple[float, float]]
-"""(count, seconds) of a step by name and shapes."""
+_CANCELLED = 0.1  # of all changes: less than this is left of them
+_NONE = (0.0, 0.0)
+Times = dict[tuple[str, str], tuple[float | None, float]]
+"""(count, seconds) of a step by name and shapes; predictions do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that both runs may have: how often in a step, and seconds of a step. `share` is its part of the
-    difference between the two runs: of the step for `parts`, of the kernels' or the host's time for all else; None
-    where the runs do not differ."""
+    """Something that both runs may have: how often in a step (None: not known), and seconds of a step. `share` is its
+    part of the difference between the two runs: of the step for `parts`, of the kernels' or the host's time for all
+    else; None where the runs do not differ, or changes cancel each other out."""
 
     name: str
     shapes: str
-    count_before: float
-    count_after: float
+    count_before: float | None
+    count_after: float | None
     before: float
     after: float
     share: float | None
@@ -54,43 +57,52 @@ class Change:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class TraceComparison(Result):
-    """Two runs by the mean steps of their slowest ranks, in seconds; the largest changes first.
+    """Two runs by the mean steps of their slowest ranks, in seconds, or a run and the prediction of it (`interval` is
+    its 90 % interval then, else empty); the largest changes first.
 
     `parts` add up to the step. `families` and `ops` are kernel time (which overlaps, so it need not add up to the
     step), `ops` by the innermost op with recorded shapes, `calls` by all ops from the outermost to the innermost (the
-    call tree); `host` is the time of top-level ops on the host.
+    call tree), `modules` of a prediction by module; `host` is the time of top-level ops on the host.
     """
 
-    before: RankReport
-    after: RankReport
+    names: tuple[str, str]
     step: tuple[float, float]
+    kernels: tuple[int, int]
+    interval: tuple[float, ...] = ()
     parts: tuple[Change, ...]
     families: tuple[Change, ...]
     ops: tuple[Change, ...]
-    host: tuple[Change, ...]
-    calls: tuple[Change, ...]
+    host: tuple[Change, ...] = ()
+    calls: tuple[Change, ...] = ()
+    modules: tuple[Change, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in milliseconds of a step."""
         return {
-            "before": str(self.before.linked.trace.path),
-            "after": str(self.after.linked.trace.path),
+            "before": self.names[0],
+            "after": self.names[1],
             "step_ms": {"before": 1e3 * self.step[0], "after": 1e3 * self.step[1]},
+            "interval_ms": [1e3 * limit for limit in self.interval] or None,
             **self.records(),
         }
 
     def headline(self) -> str:
-        """Both steps and their difference."""
+        """Both steps and their difference; of a prediction also whether its interval holds the step."""
         before, after = self.step
         change = f"{format_milliseconds(abs(after - before))} ms {'longer' if after >= before else 'shorter'}"
-        return (
-            f"{self.after.linked.trace.path.name} against {self.before.linked.trace.path.name}: "
+        text = (
+            f"{self.names[1]} against {self.names[0]}: "
             f"{format_milliseconds(after)} ms per step, {change} ({after / (before or 1.0) - 1:+.1%})"
         )
+        if not self.interval:
+            return text
+        low, high = self.interval
+        where = "inside" if low <= after <= high else "outside"
+        return f"{text}, {where} the 90 % interval of {format_milliseconds(low)} to {format_milliseconds(high)} ms"
 
     def records(self) -> Records:
-        """Tables "parts", "families", "ops", "host" and "calls"."""
-        tables = ("parts", "families", "ops", "host", "calls")
+        """Tables "parts", "families", "ops", "host", "calls" and "modules"."""
+        tables = ("parts", "families", "ops", "host", "calls", "modules")
         return {name: [c.to_dict() for c in getattr(self, name)] for name in tables}
 
 
@@ -105,50 +117,58 @@ def compare_reports(before: TraceReport, after: TraceReport) -> TraceComparison:
     for rank in (old, new):
         if not rank.steps:
             raise TraincastError(f"'{rank.linked.trace.path}' has no step to compare")
-    pairs = {
-        "parts": (_sum_parts(old), _sum_parts(new)),
-        "families": (_sum_families(old), _sum_families(new)),
-        "ops": (_sum_ops(old.linked), _sum_ops(new.linked)),
-        "host": (_sum_host(old.linked), _sum_host(new.linked)),
-        "calls": (_sum_calls(old.linked), _sum_calls(new.linked)),
-    }
-    steps = tuple(float(np.mean([step.step for step in rank.steps])) for rank in (old, new))
-    changes = {name: _list_changes(first, second) for name, (first, second) in pairs.items()}
-    return TraceComparison(before=old, after=new, step=(steps[0], steps[1]), **changes)
+    return TraceComparison(
+        names=(old.linked.trace.path.name, new.linked.trace.path.name),
+        step=(compute_mean_step(old, "step"), compute_mean_step(new, "step")),
+        kernels=(old.median_step.kernels, new.median_step.kernels),
+        parts=list_changes(_sum_parts(old), _sum_parts(new)),
+        families=list_changes(sum_families(old), sum_families(new)),
+        ops=list_changes(_sum_ops(old.linked), _sum_ops(new.linked)),
+        host=list_changes(_sum_host(old.linked), _sum_host(new.linked)),
+        calls=list_changes(_sum_calls(old.linked), _sum_calls(new.linked)),
+    )
 
 
-def _list_changes(before: Times, after: Times) -> tuple[Change, ...]:
+def compute_mean_step(rank: RankReport, part: str) -> float:
+    """The mean of the steps, or of a part of them, in seconds."""
+    return float(np.mean([getattr(step, part) for step in rank.steps]))
+
+
+def list_changes(before: Times, after: Times) -> tuple[Change, ...]:
+    """What is in either, the largest change first; shares of a sum in which changes cancel out mean nothing."""
     whole = sum(seconds for _, seconds in after.values()) - sum(seconds for _, seconds in before.values())
+    moved = sum(abs(after.get(key, _NONE)[1] - before.get(key, _NONE)[1]) for key in {**before, **after})
+    told = abs(whole) > _CANCELLED * moved
     rows = []
     for key in {**before, **after}:
-        (old_count, old), (new_count, new) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
+        (old_count, old), (new_count, new) = before.get(key, _NONE), after.get(key, _NONE)
         rows.append(
             Change(
                 name=key[0], shapes=key[1], count_before=old_count, count_after=new_count, before=old, after=new,
-                share=(new - old) / whole if whole else None,
+                share=(new - old) / whole if told else None,
             )
         )  # fmt: skip
     return tuple(sorted(rows, key=lambda row: -abs(row.change)))
 
 
 def _sum_parts(rank: RankReport) -> Times:
-    return {(name, ""): (1.0, float(np.mean([getattr(step, name) for step in rank.steps]))) for name in PARTS}
+    return {(name, ""): (1.0, compute_mean_step(rank, name)) for name in PARTS}
 
 
-def _sum_families(rank: RankReport) -> Times:
-    linked = rank.linked
-    rows = _filter_in_steps(linked, linked.device)
-    return _sum_by_key(zip(linked.find_families(rows).tolist(), [""] * len(rows), strict=True), linked, rows)
+def sum_families(rank: RankReport) -> Times:
+    """Kernel time by family."""
+    rows = find_kernels_in_steps(rank.linked)
+    return sum_by_name(rank.linked.find_families(rows).tolist(), rank.linked, rows)
 
 
 def _sum_host(linked: Linked) -> Times:
-    rows = _filter_in_steps(linked, linked.scopes)
-    return _sum_by_key(((linked.get_name(row), "") for row in rows.tolist()), linked, rows)
+    rows = linked.scopes[linked.step[linked.scopes] >= 0]
+    return sum_by_name(map(linked.get_name, rows.tolist()), linked, rows)
 
 
 def _sum_ops(linked: Linked) -> Times:
     """Kernel time by the innermost op whose shapes were recorded, else by the innermost op, else by the kernel."""
-    rows = _filter_in_steps(linked, linked.device)
+    rows = find_kernels_in_steps(linked)
     op = _find_innermost(linked, rows)
     described = {number: format_shapes(linked.trace.details[number]) for number in _find_details(linked, op)}
     keys = (
@@ -160,7 +180,7 @@ def _sum_ops(linked: Linked) -> Times:
 
 def _sum_calls(linked: Linked) -> Times:
     """Kernel time by the names of all ops around the launch, outermost first."""
-    rows = _filter_in_steps(linked, linked.device)
+    rows = find_kernels_in_steps(linked)
     named: dict[int, str] = {-1: ""}
 
     def name_path(row: int) -> str:
@@ -176,17 +196,12 @@ def _sum_calls(linked: Linked) -> Times:
 
     launch = linked.launch[rows]
     above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
-    return _sum_by_key(((name_path(row) or "(no op)", "") for row in above.tolist()), linked, rows)
+    return sum_by_name((name_path(row) or "(no op)" for row in above.tolist()), linked, rows)
 
 
 def _find_details(linked: Linked, ops: IntArray) -> list[int]:
     numbers: list[int] = np.unique(linked.events["details"][ops[ops >= 0]]).tolist()
     return numbers
-
-
-def _filter_in_steps(linked: Linked, rows: IntArray) -> IntArray:
-    chosen: IntArray = rows[linked.step[rows] >= 0]
-    return chosen
 
 
 def _find_innermost(linked: Linked, rows: IntArray) -> IntArray:
@@ -206,13 +221,17 @@ def _find_innermost(linked: Linked, rows: IntArray) -> IntArray:
     return np.where(found >= 0, found, first)
 
 
+def sum_by_name(names: Iterable[str], linked: Linked, rows: IntArray) -> Times:
+    """How often each name comes in a step, and the seconds of these events, one name for each."""
+    return _sum_by_key(((name, "") for name in names), linked, rows)
+
+
 def _sum_by_key(keys: Iterable[tuple[str, str]], linked: Linked, rows: IntArray) -> Times:
     steps = len(linked.steps)
-    totals: Times = {}
+    lengths: dict[tuple[str, str], list[int]] = {}
     for key, nanoseconds in zip(keys, linked.events["duration"][rows].tolist(), strict=True):
-        count, seconds = totals.get(key, (0.0, 0.0))
-        totals[key] = (count + 1 / steps, seconds + 1e-9 * nanoseconds / steps)
-    return totals
+        lengths.setdefault(key, []).append(nanoseconds)
+    return {key: (len(found) / steps, 1e-9 * sum(found) / steps) for key, found in lengths.items()}
 
 
 def format_shapes(details: bytes) -> str:

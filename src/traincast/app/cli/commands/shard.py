@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.out, convert_plan_to_json(result.best.plan))
     if args.torchrec_out:
         write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
-    print_result(result, format_sharding, as_json=args.json, options=args.options)
+    written = None if args.out is None else str(args.out)
+    print_result(result, lambda shown: format_sharding(shown, written), as_json=args.json, options=args.options)
     return OK if result.best.memory.fits else CHECK_FAILED
 
 

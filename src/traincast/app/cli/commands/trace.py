@@ -8,7 +8,8 @@ into what the simulation, the kernels and the overheads add to it.
 
 Tables of what a profiler's page shows (kernels, rates by op and shape, modules, collectives, launches, memory) come
 with '--top' rows each; '--tables-out DIR' writes them whole. With '--compare' the first of two traces (or folders) is
-compared with the second: what changed, matched by op and shape.
+compared with the second: what changed, matched by op and shape. The first may be a prediction of the run that
+'traincast predict --json' printed: then by op and, where the trace names them, by module.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps, else annotations that call themselves steps, else the period of the kernels)",
     )
     parser.add_argument(
-        "--compare", action="store_true", help="the second trace against the first: what changed, and why"
+        "--compare",
+        action="store_true",
+        help="the second trace against the first, or against a saved prediction: what changed, and why",
     )
     parser.add_argument(
         "--top", type=_parse_rows, metavar="N", help=f"all tables, with this many rows each (default {TOP})"

@@ -58,13 +58,15 @@ def _find_tbe_weights(signature: Signature) -> TensorSpec:
 
 
 def _read_tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) -> Tables:
-    """FBGEMM's tables: `samples` is the shape of the pooled result or its gradient, [batch, sum of dims]."""
+    """FBGEMM's tables: `samples` is the shape of the pooled result or its gradient, [batch, sum of dims]; of one
+    dimension where features have batches of their own, of which the mean is taken."""
     indices, offsets = require_operand(signature, "indices", 0), require_operand(signature, "offsets", 0)
-    batch = samples[0]
+    dims = read_integers(signature.scalar("dims"))
+    batch = max(1, (offsets.numel - 1) // len(dims)) if dims and len(samples) == 1 else samples[0]
     if signature.scalar("load") is not None:
         return read_described_tables(signature, _find_tbe_weights(signature), indices, batch, weighted)
     tables = max(1, (offsets.numel - 1) // max(1, batch))
-    if not read_integers(signature.scalar("dims")):
+    if not dims:
         dims = (samples[-1] // tables,) * tables
         signature = Signature(
             signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
