@@ -60,7 +60,7 @@ class _Listener:
         """Training has ended: the verdict is printed by rank 0."""
         self.result = self.watch.finish()
         if self.result is not None and _is_first_rank():
-            print(self.result.box())
+            print(f"\n{self.result.box()}")  # below a progress bar
 
 
 @spell_out_keywords

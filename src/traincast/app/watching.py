@@ -11,9 +11,10 @@ from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import rank_bounds, suggest_remedy
-from traincast.utils.display.text import count_of, format_duration, format_interval
+from traincast.utils.display.text import count_of, format_duration, format_interval, wrap_words
 from traincast.utils.results import Records, Result
 
+_BOX = 84  # characters of a line inside the frame
 WARM_UP = 3
 """Steps at the beginning that do not count: allocations, autotuning, compilation."""
 
@@ -76,7 +77,8 @@ class WatchedSteps(Result):
 
     def box(self) -> str:
         """The same in a frame."""
-        lines = ["Traincast", *self.headline().split("\n")]
+        lines = ["Traincast"]
+        lines += [row for line in self.headline().split("\n") for row in wrap_words(line, _BOX, hanging=" " * 10)]
         width = max(map(len, lines))
         rows = [f"│ {line.ljust(width)} │" for line in lines]
         return "\n".join([f"┌{'─' * (width + 2)}┐", *rows, f"└{'─' * (width + 2)}┘"])
