@@ -29,7 +29,8 @@ def write_launch_file(tool: str, layout: Layout, model: Transformer) -> str:
     """The configuration that runs a layout of a model with a tool. A layout that the tool cannot run, or that its file
     cannot state, is rejected: what is written is read back as the same layout."""
     text = _WRITERS[tool](layout, model)
-    stated = _list_stated(_flatten(_PARSERS.get(tool, _parse_words)(text)))
+    parse: Callable[[str], Any] = _PARSERS.get(tool, _parse_words)
+    stated = _list_stated(_flatten(parse(text)))
     meant: dict[str, Any] = {name: getattr(layout, name) for name in _DEGREES_READ}
     meant |= {"checkpoint": layout.checkpoint, "sharding": layout.sharding}
     for name, value in meant.items():
