@@ -40,8 +40,9 @@ Written by `python scripts/try_corpus.py --out FILE.md`. Models and training set
 classes of the libraries named, few and narrow layers, each captured and predicted on an A100.
 *Works* means just that; *one size* that it cannot be resized, and why (not tried with `--one-size`).
 *Equal to a CPU* (with `--against-cpu`) gives what a real run of the same step on a CPU shows: whether ops,
-shapes and types are the same in the same order, and the captured peak of memory as a percentage of the real one
-without scratch space inside ops; where they differ, why. The real run does as a GPU does where PyTorch chooses by
+shapes and types are the same in the same order, and by how many bytes the real peak of memory, without scratch space
+inside ops, is above the captured one (on the device, and numbers that it keeps on the host); where they differ, why.
+The real run does as a GPU does where PyTorch chooses by
 device: dropout is one op, optimizers go over all tensors at once, `torch.compile` leaves ops as they are written,
 attention is in its portable form in both. Left out are copies of host tensors to the device in their own type, as a
 CPU makes none, and what a data loader does. Several GPUs are compared with real processes by tests: DDP, FSDP2 and
@@ -64,18 +65,18 @@ def versions() -> str:
 
 
 def compared(setup: Setup) -> str:
-    """How a real run on this CPU compares: "same ops, 100.0 %", or why it does not."""
+    """How a real run on this CPU compares: "same ops, 0 of 4,157,048 bytes apart", or why it does not."""
     if not setup.like_cpu:
         return setup.beside
     from tests.corpus.against_cpu import op_differences, peaks
 
     with tempfile.TemporaryDirectory() as folder:
         differences = op_differences(setup, Path(folder))
-    real, captured = peaks(setup)
-    share = captured / (real.peak_bytes - real.scratch_bytes)
-    print(f"         {setup.name}: {differences[:2] or 'same ops'}, {100 * share:.2f} % of the real peak", flush=True)
+    held = peaks(setup)
+    bytes_apart = f"{held.unexplained} of {held.real:,} bytes apart"
+    print(f"         {setup.name}: {differences[:2] or 'same ops'}, {bytes_apart}", flush=True)
     why = f": {setup.beside}" if setup.beside else ""
-    return f"{'same ops' if not differences else 'other ops'}, {100 * share:.1f} %{why}"
+    return f"{'same ops' if not differences else 'other ops'}, {bytes_apart}{why}"
 
 
 def row(setup: Setup, outcome: Outcome, beside: str) -> str:

@@ -198,12 +198,14 @@ class Peak:
 def profiled_peak(step: Callable[[], object], before: list[torch.Tensor]) -> Peak:
     """Peak of the second run of a step: `before` plus what the allocator reports.
 
-    Gradients of the first run are dropped first: the profiler does not see memory freed that it did not see taken.
+    All gradients of the first run are dropped first, those of sharded parameters too. The profiler does not see memory
+    freed that it did not see taken, unless it remembers the address from another time: then the peak is too low.
     """
     step()
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in before}
-    for tensor in before:
-        tensor.grad = None
+    for tensor in live_tensors():
+        if tensor.is_leaf:
+            tensor.grad = None
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         step()
     changes = _allocations(profiler.kineto_results.experimental_event_tree())

@@ -10,6 +10,7 @@ from torch import nn
 
 from traincast.capturing import capture_step
 from traincast.capturing.assumptions import Assumptions
+from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir.file import load_workload, save_workload
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
@@ -130,3 +131,11 @@ def test_a_step_of_many_modules_can_be_kept(tmp_path: Path) -> None:
     lines = load_workload(tmp_path / "many.tc").lines
     assert lines["Net.stage.block299.conv"] == "train.py:299"
     assert 20 < len(lines) < 300
+
+
+def test_a_step_that_lets_cudnn_search_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given `cudnn.benchmark`, when a step is captured, then its convolutions are searched for."""
+    plain = capture_step(lambda batch: lambda: torch.ones(batch, device="cuda").relu(), batch_size=4, name="one")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    found = capture_step(lambda batch: lambda: torch.ones(batch, device="cuda").relu(), batch_size=4, name="one")
+    assert (make_lowering_context(plain).searched, make_lowering_context(found).searched) == (False, True)

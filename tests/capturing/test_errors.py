@@ -151,3 +151,20 @@ def test_a_file_may_import_its_neighbours(tmp_path):
     workload = capture_function(f"{file}:make_step", batch_size=2, seq_len=16, name="mine")
     assert workload.name == "mine"
     assert workload.resized(batch_size=5, seq_len=32).programs[0].ops[0].inputs[0].spec.shape == (5, 32, 4)
+
+
+def test_what_a_library_adds_to_a_rejection_is_left_out():
+    def make_step(batch):
+        x = torch.rand(batch, device="cuda")
+
+        def step():
+            try:
+                return x.nonzero()
+            except Exception as error:
+                raise type(error)(f"{error}\n  In call to configurable 'train_fn'") from error
+
+        return step
+
+    with pytest.raises(TraincastError) as caught:
+        capture_step(make_step, batch_size=4, name="x", rebatch=False)
+    assert "aten::nonzero needs the values" in str(caught.value) and "\n" not in str(caught.value)

@@ -114,6 +114,26 @@ def test_a_script_of_one_size_is_captured_again_at_the_size_asked_for(tmp_path: 
     assert recapture(again, 16, None, None) is again
 
 
+def test_an_evaluation_that_comes_earlier_at_other_sizes_may_read_what_it_will(tmp_path: Path):
+    text = """
+    batch = int(sys.argv[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(20):
+        model.train()
+        for start in range(0, 33 - batch, batch):  # eight updates at 4, four at 7, two at 11
+            optimizer.zero_grad()
+            model(torch.rand(batch, 8, device="cuda")).sum().backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            found = model(torch.rand(3, 8, device="cuda")).argmax(1).tolist()
+            print(["abcdefgh"[place] for place in found])
+    """
+    workload = capture_function(_write(tmp_path, text), batch_size=4, arguments=["{batch_size}"])
+    assert not workload.programs[0].rigid
+    assert not any("not all compared" in text or "the loop ends after" in text for text in workload.assumptions)
+
+
 def test_a_script_that_does_not_say_its_batch_size_is_not_captured_again(tmp_path: Path):
     hidden = _FEW.format(8).replace("rand(4,", "rand(2 * 2,")
     workload = traincast.capture(_write(tmp_path, hidden), batch_size=4)

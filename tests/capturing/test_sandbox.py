@@ -116,3 +116,12 @@ def test_files_are_as_before_once_the_sandbox_is_left(tmp_path: Path):
     assert not list(tmp_path.iterdir())
     torch.save({}, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_what_a_script_has_written_is_found_by_libraries_that_read_natively(tmp_path: Path, monkeypatch):
+    (tmp_path / "pyarrow.py").write_text("import _io\ndef memory_map(path):\n    return _io.FileIO(path)\n")
+    deed = 'open("set.arrow", "w").write("x"); import pyarrow; assert pyarrow.memory_map("set.arrow").read() == b"x"'
+    script = _write_script(tmp_path, _LOOP.format(deed))
+    monkeypatch.chdir(tmp_path)
+    assert capture_function(script).meta[KEPT_BACK] == "wrote set.arrow"
+    assert not (tmp_path / "set.arrow").exists()

@@ -62,6 +62,20 @@ def test_what_a_script_makes_is_known_as_in_a_real_run(name, monkeypatch):
     assert captured == KNOWN[name](6)
 
 
+def test_what_one_side_decides_is_known_whatever_the_other_is():
+    """As generation ends at its longest: `unfinished & ~(at_the_end | is_end_of_sequence)`."""
+
+    def ended(batch, at_the_end):
+        sampled = torch.randn(batch, device="cuda").argsort() == 2
+        stop = torch.full((batch,), at_the_end, device="cuda") | sampled
+        unfinished = torch.randn(batch, device="cuda").long() & ~stop
+        return bool(unfinished.max() == 0)
+
+    assert seen(lambda batch: ended(batch, True))[0]
+    with pytest.raises(TraincastError, match="needs the values of a tensor"):
+        seen(lambda batch: ended(batch, False))
+
+
 def test_asking_waits_for_the_device():
     assert "aten::_local_scalar_dense" in seen(KNOWN["a mask of ones"])[1]
     assert seen(KNOWN["positions"])[1][-1] == "aten::_to_copy"

@@ -58,7 +58,10 @@ def test_a_set_up_that_needs_values_is_refused_on_one_line():
 
 
 @pytest.mark.parametrize("name", chosen(COMPARED, 3))
-def test_set_ups_run_the_ops_of_a_real_run_and_hold_its_memory(name, tmp_path):
+def test_set_ups_run_the_ops_of_a_real_run(name, tmp_path):
     assert op_differences(SETUPS[name], tmp_path) == []
-    real, captured = peaks(SETUPS[name])
-    assert captured == pytest.approx(real.peak_bytes - real.scratch_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("name", chosen(COMPARED, 12))
+def test_set_ups_hold_the_bytes_of_a_real_run(name):
+    assert abs(peaks(SETUPS[name]).unexplained) <= 8  # bytes: a number more or less

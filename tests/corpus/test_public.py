@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.corpus.made_data import _MAKERS, make_file
-from tests.corpus.public import LIST, Script, Trial, check_out, list_scripts, try_script
+from tests.corpus.public import LIST, Script, Trial, check_out, list_scripts, read_trial, try_script
+from tests.corpus.public_on_cpu import compare_with_cpu
 
 _TRAIN = """
 import sys, torch
@@ -42,6 +43,9 @@ def sources(tmp_path_factory) -> Path:
     clone = folder / "somebody+scripts"
     clone.mkdir()
     (clone / "train.py").write_text(_TRAIN)
+    chosen = 'from torch import nn; place = "cuda" if torch.cuda.is_available() else "cpu"'
+    anywhere = _TRAIN.replace(".cuda()", ".to(place)").replace('"cuda"', "place")
+    (clone / "anywhere.py").write_text(anywhere.replace("from torch import nn", chosen))
     said = {**os.environ, "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
             "GIT_COMMITTER_EMAIL": "a@b"}  # fmt: skip
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "scripts"]):
@@ -52,7 +56,7 @@ def sources(tmp_path_factory) -> Path:
 def _make_script(sources: Path, **fields) -> Script:
     clone = str(sources / "somebody+scripts")
     commit = subprocess.run(["git", "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    return Script("one", "somebody/scripts", commit.stdout.strip(), "train.py", **fields)
+    return Script("one", "somebody/scripts", commit.stdout.strip(), **{"file": "train.py", **fields})
 
 
 def test_a_script_is_checked_out_with_its_data_and_captured(sources: Path, tmp_path: Path):
@@ -62,6 +66,18 @@ def test_a_script_is_checked_out_with_its_data_and_captured(sources: Path, tmp_p
     trial = try_script(script, folder, limit=120.0)
     assert (trial.outcome, trial.why) == ("any size", "") and trial.ops > 20
     assert trial.samples == 8 and trial.samples_agree and trial.milliseconds > 0
+
+
+def test_the_ops_of_a_script_are_those_of_a_real_run_and_its_trial_is_kept(sources: Path, tmp_path: Path):
+    fields = {"file": "anywhere.py", "arguments": "{batch_size}", "batch": 4, "on_cpu": "same"}
+    script = _make_script(sources, data=("text input.txt",), **fields)
+    folder = check_out(script, sources, tmp_path)
+    assert folder is not None and read_trial(script, tmp_path) is None
+    trial = try_script(script, folder, limit=120.0)
+    assert read_trial(script, tmp_path) == trial and trial.outcome == "any size"
+    assert compare_with_cpu(script, folder) == []
+    other = _make_script(sources, **{**fields, "on_cpu": "8"})
+    assert "captured" in compare_with_cpu(other, folder)[0]
 
 
 def test_a_script_whose_data_is_not_there_is_told_from_one_that_fails(sources: Path, tmp_path: Path):

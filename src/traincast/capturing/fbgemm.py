@@ -41,7 +41,41 @@ def _permute_pooled(*args: Any, **kwargs: Any) -> Any:
     return _PermutedPooled.apply(torch.ops.fbgemm.permute_pooled_embs_split.default, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-_REPLACED: dict[str, Callable[..., Any]] = {"permute_pooled_embs_auto_grad_split": _permute_pooled}
+class _SelectedRows(torch.autograd.Function):
+    """Rows of several tables picked in one kernel; its gradient is added up by row in another."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, indices: torch.Tensor, *rest: Any) -> Any:
+        ctx.save_for_backward(indices)
+        ctx.size, ctx.rest = rows.numel(), len(rest)
+        return torch.ops.fbgemm.batch_index_select_dim0.default(rows, indices, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _define_select_backward()(grad, *ctx.saved_tensors, ctx.size), None, *[None] * ctx.rest
+
+
+@cache
+def _define_select_backward() -> Any:
+    library: Any = torch.library.Library(SPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    _KEPT.append(library)
+    library.define("batch_index_select_dim0_backward(Tensor grad_output, Tensor indices, int elements) -> Tensor")
+    library.impl("batch_index_select_dim0_backward", lambda grad, _, elements: grad.new_empty(elements), "Meta")
+    return getattr(torch.ops, SPACE).batch_index_select_dim0_backward.default
+
+
+def _select_rows(
+    inputs: torch.Tensor, indices: torch.Tensor, input_num_indices: list[int], input_rows: list[int],
+    input_columns: list[int], permute_output_dim_0_1: bool = False,
+) -> Any:  # fmt: skip
+    sizes = (input_num_indices, input_rows, input_columns, permute_output_dim_0_1)
+    return _SelectedRows.apply(inputs, indices, *sizes)  # type: ignore[no-untyped-call]
+
+
+_REPLACED: dict[str, Callable[..., Any]] = {
+    "permute_pooled_embs_auto_grad_split": _permute_pooled,
+    "batch_index_select_dim0": _select_rows,
+}
 _MANAGED = ("new_unified_tensor", "new_managed_tensor", "new_host_mapped_tensor", "new_vanilla_managed_tensor")
 
 
@@ -102,7 +136,15 @@ def _infer_segments(
     return picked if weights is None else [*picked, weights.new_empty(total)]
 
 
+def _infer_selected(
+    inputs: torch.Tensor, indices: torch.Tensor, counts: list[int], rows: list[int], columns: list[int], *rest: Any
+) -> torch.Tensor:
+    """As many rows of every table as are picked there."""
+    return inputs.new_empty(sum(count * width for count, width in zip(counts, columns, strict=True)))
+
+
 _SHAPES: dict[str, Callable[..., Any]] = {
+    "fbgemm::batch_index_select_dim0": _infer_selected,
     "fbgemm::keyed_jagged_index_select_dim1": _infer_segments,
     "fbgemm::lxu_cache_flush": _return_nothing,
     "fbgemm::lru_cache_populate": _return_nothing,

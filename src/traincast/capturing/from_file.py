@@ -46,68 +46,51 @@ def capture_function(
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`. Nothing that its code writes reaches
     files of the user's (`traincast.capturing.sandbox`). A function without a `batch_size` gets 32; a script has its
     own."""
+    both: dict[str, Any] = {"name": name, "gpus": gpus, "ranks": ranks, "assume": assume}
     with use_sandbox() as box:
-        workload = _capture_any(
-            function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
-            framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
-            arguments=arguments,
-        )  # fmt: skip
+        if isinstance(function, str) and function.endswith(".py"):
+            workload = capture_script(function, arguments, batch_size=batch_size, seq_len=seq_len or 0, **both)
+        else:
+            workload = _capture_function(
+                function, batch_size=DEFAULT_BATCH if batch_size is None else batch_size, seq_len=seq_len, mode=mode,
+                rebatch=rebatch, framework_version=framework_version, synchronised=synchronised, **both,
+            )  # fmt: skip
     return replace(workload, meta={**workload.meta, CAPTURED_AT: str(workload.batch_size), **box.meta})
 
 
-def _capture_any(
-    function: str | Callable[..., Any], *, batch_size: int | None, seq_len: int | None, name: str | None,
-    arguments: Sequence[str], gpus: int | None, ranks: Sequence[int] | None, assume: Assume | None, **how: Any,
-) -> Workload:  # fmt: skip
-    if isinstance(function, str) and function.endswith(".py"):
-        return capture_script(
-            function, arguments, batch_size=batch_size, seq_len=seq_len or 0, name=name, assume=assume, gpus=gpus,
-            ranks=ranks,
-        )  # fmt: skip
+@contextmanager
+def _run_as_file(function: str | Callable[..., Any]) -> Iterator[None]:
+    """Keeps what is alongside the file importable until its step has run, as in a run of the file itself, which does
+    not end this process; precision switches are put back."""
+    before = list(sys.path)
+    if isinstance(function, str):
+        sys.path.insert(0, str(Path(function.rpartition(":")[0]).resolve().parent))
     try:
-        with keep_precision_switches(), _keep_folder_importable(function):
-            return _capture_function(
-                function, batch_size=DEFAULT_BATCH if batch_size is None else batch_size, seq_len=seq_len, name=name,
-                gpus=gpus, ranks=ranks, assume=assume, **how,
-            )  # fmt: skip
+        with keep_precision_switches():
+            yield
     except SystemExit as stop:
         where = find_raised_line(stop.__traceback__)
         raise TraincastError(
             f"{where}: the code to capture ends with sys.exit({shorten_value(stop.code)}); remove it"
         ) from None
-
-
-@contextmanager
-def _keep_folder_importable(function: str | Callable[..., Any]) -> Iterator[None]:
-    """Keeps what is alongside the file importable until its step has run, as in a run of the file itself."""
-    before = list(sys.path)
-    if isinstance(function, str):
-        sys.path.insert(0, str(Path(function.rpartition(":")[0]).resolve().parent))
-    try:
-        yield
     finally:
         sys.path[:] = before
 
 
 def _capture_function(
-    function: str | Callable[..., Any],
-    *,
-    name: str | None,
-    gpus: int | None,
-    ranks: Sequence[int] | None,
-    **how: Any,
+    function: str | Callable[..., Any], *, name: str | None, gpus: int | None, ranks: Sequence[int] | None, **how: Any
 ) -> Workload:
-    if isinstance(function, str):
-        file, _, called = function.rpartition(":")
-        make_step, default = load_function(function), called if called != _USUAL else Path(file).stem
-    else:
-        make_step, default = function, getattr(function, "__name__", type(function).__name__)
-    name = name or default
-    if gpus is not None:
-        return capture_distributed(make_step, world_size=gpus, ranks=ranks, name=name, **how)
-    if ranks is not None:
-        raise TraincastError(NO_GPUS)
-    return capture_step(make_step, name=name, **how)
+    with _run_as_file(function):
+        if isinstance(function, str):
+            file, _, called = function.rpartition(":")
+            make_step, default = load_function(function), called if called != _USUAL else Path(file).stem
+        else:
+            make_step, default = function, getattr(function, "__name__", type(function).__name__)
+        if gpus is not None:
+            return capture_distributed(make_step, world_size=gpus, ranks=ranks, name=name or default, **how)
+        if ranks is not None:
+            raise TraincastError(NO_GPUS)
+        return capture_step(make_step, name=name or default, **how)
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -38,10 +38,12 @@ def keep_precision_switches() -> Iterator[None]:
     """Puts PyTorch's precision switches back as they were, whatever a script sets."""
     before = [_get(backend, op) for backend, op in _SWITCHES]
     products, allowed = torch.get_float32_matmul_precision(), list_tf32_arithmetic()
+    searches = torch.backends.cudnn.benchmark
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.benchmark = searches
         torch.backends.cudnn.allow_tf32 = "convolutions" in allowed  # the older switch, which the new ones leave
         for (backend, op), value in zip(_SWITCHES, before, strict=True):
             _set(backend, op, value)

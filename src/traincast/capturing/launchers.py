@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.context
 import os
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch.multiprocessing
@@ -74,14 +75,14 @@ class _RankPool:
     def apply_async(
         self, func: Callable[..., Any], args: Any = (), kwds: Any = None, callback: Any = None,
         error_callback: Any = None,
-    ) -> _Done:  # fmt: skip
+    ) -> SimpleNamespace:  # fmt: skip
         """Runs the call whose turn is this rank's."""
         self._calls += 1
-        return _Done(func(*args, **(kwds or {})) if self._calls == self._rank + 1 else None)
+        return _make_done(func(*args, **(kwds or {})) if self._calls == self._rank + 1 else None)
 
-    def map_async(self, func: Callable[[Any], Any], iterable: Iterable[Any], *rest: Any) -> _Done:
+    def map_async(self, func: Callable[[Any], Any], iterable: Iterable[Any], *rest: Any) -> SimpleNamespace:
         """As `map`."""
-        return _Done(self.map(func, iterable))
+        return _make_done(self.map(func, iterable))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -89,24 +90,10 @@ class _RankPool:
     join = terminate = close
 
 
-class _Done:
-    """The result of a call that has run."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def get(self, timeout: float | None = None) -> Any:
-        """The result."""
-        return self._value
-
-    def wait(self, timeout: float | None = None) -> None:
-        """It has run."""
-
-    def ready(self) -> bool:
-        """It has run."""
-        return True
-
-    successful = ready
+def _make_done(value: Any) -> SimpleNamespace:
+    """The result of a call that has run, as pools give it."""
+    known = {"get": value, "wait": None, "ready": True, "successful": True}
+    return SimpleNamespace(**{name: lambda timeout=None, given=given: given for name, given in known.items()})
 
 
 def _make_process(original: Any, local_rank: int) -> Any:

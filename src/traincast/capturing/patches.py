@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 _Stub = Callable[..., Any]
@@ -71,6 +74,15 @@ class Patches(ExitStack):
                 if id(held) in known:
                     self.set_attribute(module, name, known[id(held)][1])
 
+    def run_after_import(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        """Gives a module to `function`, now or when somebody imports it."""
+        if name in sys.modules:
+            function(sys.modules[name])
+            return
+        finder = _Finder(name, function)
+        sys.meta_path.insert(0, finder)
+        self.callback(sys.meta_path.remove, finder)
+
     def _restore_new_modules(self) -> None:
         for module_name in set(sys.modules) - self._modules:
             module = sys.modules.get(module_name)
@@ -78,6 +90,28 @@ class Patches(ExitStack):
                 value, original = self._originals.get(id(held), (_MISSING, None))
                 if value is held:
                     setattr(module, name, original)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets a module be changed as soon as it is loaded."""
+
+    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        self._name, self._function = name, function
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The usual place, with a loader that has the module changed after it has loaded it."""
+        if fullname != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._function(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _bind_original(stub: _Stub, original: Any) -> _Stub:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.util
 import os
 import signal
 import socket
@@ -85,7 +83,7 @@ def use_sandbox() -> Iterator[Sandbox]:
         _use_scratch_for_temporary_files(patches, box.folder)
         _close_network(patches, box)
         overlay = FileOverlay(box.folder, box.note_deed)
-        _divert_native_writers(patches, overlay)
+        _divert_native_files(patches, overlay)
         overlay.install_hooks(patches)
         patches.replace_imported_names()
         yield box
@@ -96,8 +94,6 @@ def _use_scratch_for_temporary_files(patches: Patches, folder: str) -> None:
     patches.set_attribute(tempfile, "tempdir", folder)
     patches.set_attribute(sys, "dont_write_bytecode", True)
     settings = {**_SETTINGS, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-    if "HF_DATASETS_CACHE" not in os.environ and not Path("~/.cache/huggingface/datasets").expanduser().exists():
-        settings["HF_DATASETS_CACHE"] = os.path.join(folder, "datasets")  # noqa: PTH118  # Arrow maps it natively
     for name, value in settings.items():
         before = os.environ.get(name)
         os.environ[name] = value
@@ -138,18 +134,23 @@ def _is_local(host: object) -> bool:
     return host is None or not text or text.startswith(_LOCAL) or text == socket.gethostname()
 
 
-def _divert_native_writers(patches: Patches, overlay: FileOverlay) -> None:
-    """Writers that open files outside of Python: PyTorch's and safetensors'."""
+def _divert_native_files(patches: Patches, overlay: FileOverlay) -> None:
+    """What opens files outside of Python: PyTorch's and safetensors' writers, Arrow's readers (data sets)."""
 
     @patches.wrap(torch, "save", everywhere=True)
     def save_object(save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         save(obj, overlay.find_write_path(f) if isinstance(f, str | os.PathLike) else f, *args, **kwargs)
 
-    if importlib.util.find_spec("safetensors") is not None:
-        tensors: Any = importlib.import_module("safetensors.torch")
-
-        def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+    def divert_tensors(tensors: Any) -> None:
+        @patches.wrap(tensors, "save_file", everywhere=True)
+        def save_file(save: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
             with overlay.open_file(filename, "wb"):
                 pass  # tensors without data have none to write
 
-        patches.set_everywhere(tensors, "save_file", save_file)
+    def divert_arrow(arrow: Any) -> None:
+        @patches.wrap(arrow, "memory_map", everywhere=True)
+        def memory_map(read: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            return read(overlay.find_read_path(path), *args, **kwargs)
+
+    patches.run_after_import("safetensors.torch", divert_tensors)
+    patches.run_after_import("pyarrow", divert_arrow)

@@ -167,8 +167,10 @@ def shorten_errors() -> Iterator[None]:
     """Errors of the user's code as one line that names where they come from."""
     try:
         yield
-    except TraincastError:
-        raise
+    except TraincastError as error:
+        if "\n" not in str(error):
+            raise
+        raise TraincastError(str(error).split("\n")[0]) from error  # libraries (gin) add where they were
     except Exception as error:
         raise TraincastError(
             f"{find_raised_line(error.__traceback__)}: the step failed: {format_one_line(error)}"

@@ -8,6 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from traincast.capturing.assemble import StorageClassifier, assemble_program, insert_other_threads, list_host_scopes
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import REJECTED
@@ -17,7 +19,7 @@ from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.updates import Choice, Update, choose_updates, compare_batch, find_cycle
 from traincast.ir.program import Program
-from traincast.ir.workload import SAMPLES_PER_BATCH, UPDATES
+from traincast.ir.workload import SAMPLES_PER_BATCH, SEARCHED, UPDATES
 
 _ALIKE, _MOST = 24, 64  # updates watched where all are alike, and where they are not
 _SECONDS, _MORE_SECONDS = 1.0, 6.0  # for which they are watched, likewise
@@ -124,8 +126,17 @@ class StepRecording:
         self._recorder.start_recording()
         REJECTED.clear()
         stated.in_step = True
+        if self._choice is not None and not (self._first or self._choice.evaluates):
+            self._recorder.watch.on_evaluation = self._leave_step
+        if torch.backends.cudnn.benchmark:
+            stated.meta[SEARCHED] = "1"
         self._profiler = self._open.enter_context(profile_host())
         self._clock.start()
+
+    @staticmethod
+    def _leave_step() -> None:
+        """An evaluation begins, which the step has not: this update is another, and may read what it will."""
+        get_assumptions().in_step = False
 
     def _end_recording(self) -> None:
         self._clock.stop()
@@ -196,7 +207,8 @@ class StepRecording:
         self._first = False
         size = self._sizes[0]
         whole = all(not update.shapes or size in update.shapes[0] for update in self._kept)
-        stated.steps[self._rank] = replace(self._choice, whole=whole)
+        evaluates = any(update.evaluations for update in self._kept)
+        stated.steps[self._rank] = replace(self._choice, whole=whole, evaluates=evaluates)
         for note in self._choice.notes:
             stated.note_once(note)
         for note in self._clock.describe(len(self._kept)):

@@ -6,9 +6,6 @@ better. Triton is imported by nobody here: its launcher is replaced when a scrip
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -26,33 +23,7 @@ _libraries: dict[str, Any] = {}  # by kernel: ops may be defined once
 def install_triton(patches: Patches) -> None:
     """Replaces the launchers, now or when they are imported, until the patches are undone."""
     for name in _LAUNCHERS:
-        if name in sys.modules:
-            _replace_launcher(patches, sys.modules[name])
-    finder = _Finder(patches)
-    sys.meta_path.insert(0, finder)
-    patches.callback(sys.meta_path.remove, finder)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the launchers be replaced as soon as their modules are loaded."""
-
-    def __init__(self, patches: Patches) -> None:
-        self._patches = patches
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The usual place, with a loader that replaces the launcher after it has loaded the module."""
-        if fullname not in _LAUNCHERS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                _replace_launcher(self._patches, module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        patches.run_after_import(name, lambda module: _replace_launcher(patches, module))
 
 
 def _replace_launcher(patches: Patches, module: ModuleType) -> None:

@@ -84,6 +84,7 @@ class UpdateWatch:
         self.watching = False
         self.check: Callable[[], None] | None = None  # called at every op: has it been long enough?
         self.after_backward: Callable[[], None] | None = None
+        self.on_evaluation: Callable[[], None] | None = None  # a model in eval mode is called
         self._book = book
         self._passes = 0
         self._given_out: set[int] = set()  # what models have made, in this update or before: no data
@@ -119,6 +120,8 @@ class UpdateWatch:
             return  # made from data (a gradient penalty's), and no data
         if not torch.is_grad_enabled():
             self.current.evaluations += not model.training
+            if self.on_evaluation is not None and not model.training:
+                self.on_evaluation()
             return
         with torch._C.DisableTorchFunction():
             place = self._find_place(tensors[0]) if tensors else -1 - self._passes
@@ -164,6 +167,7 @@ class Choice:
     names: tuple[int, ...]
     notes: tuple[str, ...] = ()
     whole: bool = False  # what the model is given has the batch size among its sizes
+    evaluates: bool = False  # it has an evaluation in it
 
     def accepts(self, updates: Sequence[Update], *, sizes: bool, batch: int = 0) -> bool:
         """Whether these updates are of the kind that was chosen, with their shapes or (`sizes` False) without, but

@@ -142,7 +142,7 @@ class ValueReader:
             value = stated.decide_unstated() if value is None else value
         else:
             value = stated.find_number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
-        if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
+        if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not stated.in_step):
             stated.note_assumption("numbers read from tensors as lists and arrays are taken to be 0")
             value = make_zero_array(tensor) if ask is torch.Tensor.numpy else make_zero_array(tensor).tolist()
         if value is None and not stated.in_step and ask is torch.Tensor.__int__:

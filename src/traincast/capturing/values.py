@@ -34,6 +34,12 @@ _EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided")  # w
 _DRAWN = ("aten::randint", "aten::randint_like", "aten::randperm", "aten::random_")
 _OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.copy_.default, aten.random_.default, aten.random_.to,
                getattr(aten.random_, "from"))  # fmt: skip
+_ABSORBING = {
+    "aten::bitwise_and": False,
+    "aten::logical_and": False,
+    "aten::bitwise_or": True,
+    "aten::logical_or": True,
+}
 _BY_MASK = (aten.index.Tensor, aten.masked_select.default)
 _KEY: Any = torch._C._TorchDispatchModeKey
 
@@ -130,7 +136,7 @@ class Values:
         """Does to the values what an op did to the tensors, `seen` before it ran; forgets those it overwrote
         with unknown ones."""
         known = get_traits(func)
-        passes_lengths = has_lengths(known.name)
+        passes_lengths = has_lengths(known.name) or known.name in _ABSORBING
         if (
             seen.unknown
             and not known.mutable
@@ -155,13 +161,25 @@ class Values:
             return
         computed = self.run_op(func, args, kwargs) if self._is_computable(func, tensors) else None
         if computed is None:
-            found = find_lengths(get_traits(func).name, args, kwargs, self.get_values)
+            name = get_traits(func).name
+            found = find_lengths(name, args, kwargs, self.get_values) or self._find_absorbed(name, tensors, made)
             for position, value in found.items():
                 if (info := self._find_storage_to_fill(made[position])) is not None:
                     self._keep_value(made[position], info, value)
             return
         for (out, info), value in zip(wanted, [v for v in list_tensors(computed) if self._is_small(v)], strict=False):
             self._keep_value(out, info, value)
+
+    def _find_absorbed(
+        self, name: str, tensors: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """All False where one side of an `and` is, all True where one of an `or` is, whatever the other is."""
+        by = _ABSORBING.get(name)
+        if by is None or (by and made[0].dtype != torch.bool):
+            return {}
+        known = [values for tensor in tensors if (values := self.get_values(tensor)) is not None]
+        absorbed = any(bool((values.bool() == by).all()) for values in known)
+        return {0: torch.full(made[0].shape, by, dtype=made[0].dtype)} if absorbed else {}
 
     def run_value_sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values, where these are known; else None."""

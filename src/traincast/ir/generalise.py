@@ -92,8 +92,9 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
 def _find_sizes_without_effect(first: Program, position: IntArray) -> BoolArray:
     """Which sizes only data has that a step cuts its batch out of (a text folded into as many columns as a batch has
     samples): nothing is computed with all of it, so that its form may stay what it is in the first capture."""
-    cuts = [first.symbolic[index].name in _CUTS for index in first.columns.op_signature.tolist()]
-    lengths = [len(first.forms[index][1]) for index in first.columns.op_signature.tolist()]
+    ran = first.columns.op_signature.tolist()
+    cuts = np.array([first.symbolic[index].name in _CUTS for index in ran], dtype=np.bool_)
+    lengths = np.array([len(first.forms[index][1]) for index in ran], dtype=np.int64)
     without = np.concatenate([np.repeat(cuts, lengths), first.columns.storage_kind == StorageKind.INPUT])
     free = np.ones(int(position.max(initial=-1)) + 1, dtype=np.bool_)
     free[position[~without]] = False

@@ -38,7 +38,7 @@ class MemoryEvents:
     step), and that at which it is `gone` (`ticks`: it outlives the step). One that is there before the step `appears`
     in the first step at that tick (-1: before it). `category` is an index into `CATEGORIES`, `label` into `labels` (the
     module it belongs to), `stream` that on which it is allocated; `used_until` is the tick of its last use on another
-    stream (-1: none). `host_bytes` are kept in host memory, at most."""
+    stream (-1: none). `host` are the blocks in host memory (None: none)."""
 
     nbytes: IntArray
     born: IntArray
@@ -50,7 +50,20 @@ class MemoryEvents:
     used_until: IntArray
     labels: tuple[str, ...]
     ticks: int
-    host_bytes: int = 0
+    host: MemoryEvents | None = None
+
+    @property
+    def host_bytes(self) -> int:
+        """The most that is kept in host memory at once."""
+        return 0 if self.host is None else int(self.host.count_live_bytes(self.host.nbytes).max())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """That with every block rounded up to a power of two, as PyTorch's cache of pinned memory does."""
+        if self.host is None:
+            return 0
+        exponents = np.ceil(np.log2(np.maximum(self.host.nbytes, 1)))
+        return int(self.host.count_live_bytes(2 ** exponents.astype(np.int64)).max())
 
     @cached_property
     def blocks(self) -> IntArray:
@@ -60,11 +73,15 @@ class MemoryEvents:
     @cached_property
     def live_bytes(self) -> IntArray:
         """Bytes alive before the step (entry 0) and after every tick (entry t + 1)."""
-        if self.blocks.sum(dtype=np.float64) > _MOST_BYTES:
+        return self.count_live_bytes(self.blocks)
+
+    def count_live_bytes(self, sizes: IntArray) -> IntArray:
+        """That for blocks of other sizes."""
+        if sizes.sum(dtype=np.float64) > _MOST_BYTES:
             raise TraincastError("the storages of this step exceed 64 bits of bytes; give a smaller batch or model")
         change = np.zeros(self.ticks + 2, dtype=np.int64)
-        np.add.at(change, self.born + 1, self.blocks)
-        np.subtract.at(change, self.gone + 1, self.blocks)
+        np.add.at(change, self.born + 1, sizes)
+        np.subtract.at(change, self.gone + 1, sizes)
         return np.asarray(np.cumsum(change[: self.ticks + 1]))
 
     @cached_property
@@ -94,6 +111,15 @@ class MemoryEvents:
         sums = np.zeros(len(self.labels), dtype=np.int64)
         np.add.at(sums, self.label[alive], self.blocks[alive])
         return {self.labels[i]: int(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i]}
+
+    def add_blocks(self, nbytes: IntArray, *, labels: tuple[str, ...] | None = None, **columns: Any) -> MemoryEvents:
+        """The step with blocks that libraries work in; `columns` (`born`, `gone`, ...) have a value for each or all."""
+        given = {"appears": -1, "category": CATEGORIES.index("workspace"), "stream": 0, "used_until": -1, **columns}
+        joined: dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), np.broadcast_to(np.asarray(values, np.int64), nbytes.shape)))
+            for name, values in {"nbytes": nbytes, **given}.items()
+        }
+        return replace(self, labels=labels or self.labels, **joined)
 
     def scale_activations(self, change: int) -> MemoryEvents:
         """The step with activations that take so many bytes more at the peak (or fewer: below 0)."""
@@ -152,26 +178,45 @@ _MOST_TICKS = 1 << 62
 def list_memory_events(program: Program) -> MemoryEvents:
     """The device blocks of a program: op i allocates at tick 2 i and frees at tick 2 i + 1. Optimizer state and
     gradients that are there before the step appear in the first step where they are first used."""
-    c, ops = program.columns, program.num_ops
     mine = np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
-    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
     first, last_foreign, module = _find_uses(program)
-    resident = alloc < 0
-    late = resident & np.isin(c.storage_kind[mine], _COUNT_FROM_USE) & (first[mine] < ops)
-    events = MemoryEvents(
-        nbytes=program.storage_nbytes[mine],
-        born=np.where(resident, -1, 2 * alloc),
-        gone=np.where(free >= ops, 2 * ops, 2 * free + 1),
-        appears=np.where(late, 2 * first[mine], -1),
-        category=program.storages.use[mine],
-        label=module[mine],
-        stream=_find_streams(program)[mine],
-        used_until=last_foreign[mine],
-        labels=program.names,
-        ticks=2 * ops,
-        host_bytes=int(program.storage_nbytes[program.storages.on_host].sum()),
-    )
+    late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
+    late &= program.columns.storage_alloc < 0
+    events = _make_events(
+        program, mine, program.storage_nbytes, appears=np.where(late, 2 * first, -1)[mine], label=module[mine],
+        stream=_find_streams(program)[mine], used_until=last_foreign[mine], labels=program.names,
+        host=_list_host_blocks(program),
+    )  # fmt: skip
     return _add_temporaries(events, program)
+
+
+def _make_events(program: Program, mine: IntArray, nbytes: IntArray, **columns: Any) -> MemoryEvents:
+    """Some storages of a program as blocks."""
+    c, ops = program.columns, program.num_ops
+    alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
+    return MemoryEvents(
+        nbytes=nbytes[mine], born=np.where(alloc < 0, -1, 2 * alloc), category=program.storages.use[mine],
+        gone=np.where(free >= ops, 2 * ops, 2 * free + 1), ticks=2 * ops, **columns,
+    )  # fmt: skip
+
+
+def _list_host_blocks(program: Program) -> MemoryEvents | None:
+    """What a step keeps in host memory: programs have no bytes of such storages, the ops that touch them do."""
+    on_host, c, ops = program.storages.on_host, program.columns, program.num_ops
+    if not on_host.any():
+        return None
+    sizes = np.zeros(len(on_host), dtype=np.int64)
+    for pointer, tensor, side in ((c.input_ptr, c.input_tensor, "inputs"), (c.output_ptr, c.output_tensor, "outputs")):
+        touched = on_host[c.tensor_storage[tensor]]
+        op = np.repeat(np.arange(ops), np.diff(pointer))[touched]
+        place = np.flatnonzero(touched) - pointer[op]
+        specs = zip(c.op_signature[op].tolist(), place.tolist(), strict=True)
+        nbytes = [getattr(program.signatures[number], side)[at].nbytes for number, at in specs]
+        np.maximum.at(sizes, c.tensor_storage[tensor][touched], np.array(nbytes, dtype=np.int64))
+    mine = np.flatnonzero(on_host & (sizes > 0))
+    zeros = np.zeros(len(mine), dtype=np.int64)
+    same = {"appears": zeros - 1, "label": zeros, "stream": zeros, "used_until": zeros - 1}
+    return _make_events(program, mine, sizes, labels=("",), **same)
 
 
 def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
@@ -181,16 +226,9 @@ def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
     if not sizes.any():
         return events
     op = np.flatnonzero(sizes[c.op_signature])
-    added = {
-        "nbytes": sizes[c.op_signature[op]], "born": 2 * op, "gone": 2 * op + 1, "appears": -1,
-        "category": CATEGORIES.index("workspace"), "label": c.op_module[op], "stream": c.op_stream[op],
-        "used_until": -1,
-    }  # fmt: skip
-    columns: dict[str, Any] = {
-        name: np.concatenate((getattr(events, name), np.broadcast_to(np.asarray(values, dtype=np.int64), op.shape)))
-        for name, values in added.items()
-    }
-    return replace(events, **columns)
+    return events.add_blocks(
+        sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op]
+    )
 
 
 def count_temporary_bytes(signature: Signature) -> int:

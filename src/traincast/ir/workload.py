@@ -42,6 +42,8 @@ TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
 LINES = "lines"
 """The entry of `Workload.meta` of a captured step: by module (layers together) the line of its largest op, as JSON."""
+SEARCHED = "cudnn_benchmark"
+"""The entry of `Workload.meta` of a step that lets cuDNN search for its fastest kernels."""
 KEPT_BACK = "kept_back"
 """The entry of `Workload.meta` that lists what a captured script would have done to files and networks."""
 _TOO_FAR = (

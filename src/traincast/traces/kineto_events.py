@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from traincast.traces.rows import UNREADABLE, Int
+from traincast.traces.tables import UNREADABLE, Int
 
 Time = Int | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
@@ -24,7 +24,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "in_split": "In split size", "out_split": "Out split size", "group": "Process Group Name",
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
     "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
-    "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
+    "reserved": "Total Reserved", "address": "Addr", "device_type": "Device Type", "device_id": "Device Id",
     "registers": "registers per thread", "shared": "shared memory", "order": "Seq", "meeting": "Comms Id",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
@@ -56,6 +56,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     allocation: Any = 0
     allocated: Any = -1
     reserved: Any = -1
+    address: Any = -1
     device_type: Any = -1
     device_id: Any = 0
     order: Any = -1

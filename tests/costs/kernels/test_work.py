@@ -81,6 +81,8 @@ def test_a_convolution_of_either_direction(kind):
         "groups": 4,
         "channels_last": 0,
         "direct": 0,
+        "searched": 1,
+        "slowness": 1,
     }
 
     # 5 x 7 positions, 3 x 3 x 2 inputs each

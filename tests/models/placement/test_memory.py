@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import traincast
 from traincast.hardware.platform import load_platform
+from traincast.models.catalog import load_model
+from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan
 from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan, make_greedy_plans
-from traincast.models.placement.memory import TERMS, MemoryLimits, check_sizes, compute_memory_need
+from traincast.models.placement.memory import MemoryLimits, check_sizes, compute_common_bytes, compute_shard_bytes
+from traincast.models.placement.plan import convert_plan_to_json
 from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
 from traincast.planner.sharding.search import rank_plans
 from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
@@ -21,80 +29,58 @@ def _table(name="user", **changes):
     return Table(**{**fields, **changes})
 
 
-def _need(table, placement, limits=LIMITS, batch_size=128, world_size=4):
-    return compute_memory_need(Plan((table.name,), (placement,), world_size), (table,), limits, batch_size=batch_size)
+def _add_up(plan, tables, batch_size=128):
+    """Device and host bytes of every rank, [ranks, 2]."""
+    need = np.tile([compute_common_bytes(tables, batch_size=batch_size), 0.0], (plan.world_size, 1))
+    for shard in plan.make_shards(tables):
+        need[shard.rank] += compute_shard_bytes(
+            tables[shard.table], plan.placements[shard.table], shard, batch_size=batch_size, world_size=plan.world_size
+        )
+    return need
 
 
-def _term(need, term):
-    return need.bytes[:, TERMS.index(term)]
+def _need(table, placement, batch_size=128, world_size=4):
+    """What a table needs of devices and hosts beyond one that ranks have no part of."""
+    return _add_up(Plan((table.name,), (placement,), world_size), [table], batch_size)
 
 
 def test_weights_are_where_the_plan_says():
-    table = _table()
-    whole = _term(_need(table, Placement("table_wise", (2,))), "weights")
-    assert whole.tolist() == [0, 0, 256e6, 0]
-    assert _term(_need(table, Placement.make_row_wise(4)), "weights").tolist() == [64e6] * 4
-    assert _term(_need(table, Placement("column_wise", (0, 0, 1, 3))), "weights").tolist() == [128e6, 64e6, 0, 64e6]
-    copied = _need(table, Placement.make_data_parallel(4))
-    assert _term(copied, "weights").tolist() == [256e6] * 4
-    assert _term(copied, "gradients").tolist() == [256e6] * 4
+    table = _table(pooling=Pooling.from_constant(0))
+
+    def in_megabytes(placement):
+        return [round(nbytes / 64e6) for nbytes in _need(table, placement, 1)[:, 0].tolist()]
+
+    assert in_megabytes(Placement("table_wise", (2,))) == [0, 0, 4, 0]
+    assert in_megabytes(Placement.make_row_wise(4)) == [1] * 4
+    assert in_megabytes(Placement("column_wise", (0, 0, 1, 3))) == [2, 1, 0, 1]
+    assert in_megabytes(Placement.make_data_parallel(4)) == [12] * 4  # with its gradient and the bucket of that
 
 
 @pytest.mark.parametrize(
     ("optimizer", "expected"), [("sgd", 0), ("adagrad", 256e6), ("rowwise_adagrad", 4e6), ("adam", 512e6)]
 )
 def test_optimizer_state_is_that_of_the_table(optimizer, expected):
-    table = _table(optimizer=optimizer)
-    state = _term(_need(table, Placement("table_wise", (0,))), "optimizer")
-    assert state[0] == expected == table.memory_bytes - 256e6
-
-
-def test_each_column_slice_keeps_row_wise_state_of_its_own():
-    state = _term(_need(_table(optimizer="rowwise_adagrad"), Placement("column_wise", (0, 1))), "optimizer")
-    assert state.tolist() == [4e6, 4e6, 0, 0]
+    table, plain = _table(optimizer=optimizer), _table(optimizer="sgd")
+    more = _need(table, Placement("table_wise", (0,))) - _need(plain, Placement("table_wise", (0,)))
+    assert more[0, 0] == expected == table.memory_bytes - 256e6
 
 
 def test_activations_grow_with_the_batch_of_all_ranks():
-    table = _table(pooling=Pooling.from_constant(0))
-    one = _need(table, Placement("table_wise", (0,)), batch_size=100)
-    two = _need(table, Placement("table_wise", (0,)), batch_size=200)
-    assert np.allclose(2 * _term(one, "activations"), _term(two, "activations"))
+    table = _table(pooling=Pooling.from_constant(0), rows=4)
+    one, two = (_need(table, Placement("table_wise", (0,)), batch_size=size)[:, 0] for size in (100, 200))
     # rank 0 pools the samples of all four ranks, then everyone has its own; gradients double both
-    pooled = 2 * 100 * 64 * 4
-    assert _term(one, "activations")[1] == pooled
-    assert _term(one, "activations")[0] == 5 * pooled + 400 * 8
+    pooled, keys = 2 * 100 * 64 * 4, 100 * 8
+    assert one[1] == pooled + keys
+    assert one[0] - 4 * 64 * 4 == 5 * pooled + (4 * 2 + 1) * keys
+    assert two[1] == 2 * one[1]
 
 
-def test_tables_in_host_memory_leave_only_their_cache_on_the_device():
-    need = _need(_table(optimizer="adam"), Placement("table_wise", (1,), "fused_uvm_caching", 0.25))
-    assert _term(need, "weights")[1] == 64e6
-    assert _term(need, "optimizer")[1] == 0
-    assert need.host.tolist() == [0, 768e6, 0, 0]
-    assert _term(_need(_table(), Placement("table_wise", (1,), "fused_uvm")), "weights")[1] == 0
-
-
-def test_state_of_a_row_is_on_the_device_wherever_the_table_is():
-    need = _need(_table(optimizer="rowwise_adagrad"), Placement("table_wise", (1,), "fused_uvm"))
-    assert _term(need, "optimizer").tolist() == [0, 4e6, 0, 0]
-    assert need.host.tolist() == [0, 256e6, 0, 0]
-
-
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("adagrad", 1), ("rowwise_adagrad", 1), ("adam", 2)])
-def test_copied_tables_have_the_state_of_a_dense_optimizer(optimizer, copies):
-    table = _table(optimizer=optimizer, dtype="fp16")
-    assert _term(_need(table, Placement.make_data_parallel(4)), "optimizer").tolist() == [copies * 128e6] * 4
-
-
-def test_what_is_missing_is_said():
-    table = _table(rows=40_000_000)  # 10.24 GB
-    short = _need(table, Placement("table_wise", (0,)))
-    assert not short.fits
-    assert short.missing == pytest.approx(10.24e9 - 9e9, abs=5e6)
-    assert _need(table, Placement.make_row_wise(4)).missing == 0.0
-    dense = MemoryLimits(device=10e9, headroom=0.1, dense=8e9)
-    assert not _need(table, Placement.make_row_wise(4), dense).fits
-    host = MemoryLimits(device=10e9, host=5e9)
-    assert _need(table, Placement("table_wise", (0,), "fused_uvm"), host).missing == pytest.approx(5.24e9)
+def test_tables_in_host_memory_leave_only_their_cache_and_the_state_of_rows_on_the_device():
+    cached = Placement("table_wise", (1,), "fused_uvm_caching", 0.25)
+    whole, host = Placement("table_wise", (1,)), Placement("table_wise", (1,), "fused_uvm")
+    adam, by_row = _table(optimizer="adam"), _table(optimizer="rowwise_adagrad")
+    assert (_need(adam, whole) - _need(adam, cached))[1].tolist() == pytest.approx([768e6 - 64e6, -768e6])
+    assert (_need(by_row, whole) - _need(by_row, host))[1].tolist() == pytest.approx([256e6, -256e6])
 
 
 def test_a_table_larger_than_all_memory_together_is_refused_by_name():
@@ -140,22 +126,31 @@ def test_a_greedy_plan_splits_what_fits_nowhere():
     tables = [_table("huge", rows=60_000_000), _table("small")]
     plan = make_greedy_plan(tables, WEIGHTS["greedy by size"], LIMITS, 4, batch_size=128)
     assert [placement.kind for placement in plan.placements] == ["row_wise", "table_wise"]
-    assert compute_memory_need(plan, tables, LIMITS, batch_size=128).fits
+    assert _add_up(plan, tables)[:, 0].max() <= LIMITS.for_tables
 
 
 def test_what_host_memory_lacks_is_said_of_the_rank_that_lacks_it():
     tables = [_table("host", rows=40_000_000), _table("device")]
     placements = (Placement("table_wise", (2,), "fused_uvm"), Placement("table_wise", (0,)))
-    limits = MemoryLimits(device=10e9, host=5e9)
-    need = compute_memory_need(Plan(("host", "device"), placements, 4), tables, limits, batch_size=128)
-    assert need.fullest == (2, " of host memory")
-    short = _need(_table(rows=40_000_000), Placement("table_wise", (3,)))
-    assert short.fullest == (3, "")
+    task = make_task(tables, load_platform("dgx-a100"), gpus=4, batch_size=128)
+    task = replace(task, limits=replace(task.limits, host=5e9))
+    best = rank_plans(task, {"mine": Plan(("host", "device"), placements, 4)}).best
+    assert best.missing == pytest.approx(10.24e9 - 5e9, rel=1e-3)
+    assert best.state_missing() == "rank 2 lacks 5.2 GB of host memory"
+
+
+def test_what_a_device_lacks_is_said_of_the_fullest_rank():
+    tables = [_table("large", rows=200_000_000), _table("small")]
+    placements = (Placement("table_wise", (3,)), Placement("table_wise", (0,)))
+    task = make_task(tables, load_platform("dgx-a100"), gpus=4, batch_size=128)
+    best = rank_plans(task, {"mine": Plan(("large", "small"), placements, 4)}).best
+    assert not best.fits and best.missing > 51.2e9 - 40e9
+    assert best.state_missing().startswith("rank 3 lacks 12.")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
 @pytest.mark.parametrize("dense", [None, "sgd", "adagrad", "adam"])
-def test_the_fullest_rank_needs_no_less_than_the_peak_that_a_prediction_says(optimizer, dense):
+def test_what_a_search_adds_up_is_no_less_than_the_peak_of_the_fullest_rank(optimizer, dense):
     names = ("whole", "rows", "columns", "copied", "cached")
     tables = [_table(name, rows=100_000, optimizer=optimizer) for name in names]
     placements = (
@@ -167,14 +162,56 @@ def test_the_fullest_rank_needs_no_less_than_the_peak_that_a_prediction_says(opt
     )
     above = Dense(bottom_mlp=(13, 64), top_mlp=(1024, 1), interaction="cat", optimizer=dense) if dense else None
     task = make_task(tables, load_platform("dgx-a100"), gpus=2, batch_size=1024, dense=above)
-    result = rank_plans(task, {"all": Plan(names, placements, 2)}).best
-    peaks = {rank: own.memory.peak_bytes for own in result.prediction.ranks for rank in own.ranks}
-    need = result.memory.device
-    assert need.max() >= max(peaks.values())
-    assert need.max() <= 1.25 * max(peaks.values())
+    plan = Plan(names, placements, 2)
+    result = rank_plans(task, {"all": plan}).best
+    peak = max(memory.peak_bytes for memory in result.rank_memory)
+    added = _add_up(plan, tables, 1024)[:, 0].max() + task.limits.dense
+    assert peak <= added <= 1.25 * peak
+    assert result.prediction.memory.host_bytes >= _add_up(plan, tables, 1024)[:, 1].max()
 
 
 def test_a_greedy_plan_leaves_room_for_what_every_rank_needs():
     tables = [_table(f"t{i}", rows=3_000_000, dim=128, pooling=Pooling.from_constant(100)) for i in range(17)]
     plan = make_greedy_plan(tables, WEIGHTS["greedy by size"], LIMITS, 4, batch_size=16384)
-    assert compute_memory_need(plan, tables, LIMITS, batch_size=16384).missing == 0.0
+    assert _add_up(plan, tables, 16384)[:, 0].max() <= LIMITS.for_tables
+
+
+_NODES = {"dgx-a100": 8, "dgx1-v100": 4, "dgx-h100": 16}
+
+
+@pytest.mark.parametrize("node", _NODES)
+@pytest.mark.parametrize("kind", ["whole", "rows", "columns", "copied", "host", "cached", "mixed"])
+def test_a_plan_needs_the_same_bytes_in_a_ranking_a_prediction_and_fits(node, kind, tmp_path):
+    # Given a plan of a DLRM's tables
+    gpus = _NODES[node]
+    model = load_model("dlrm-default").name
+    tables = make_dlrm_tables(DLRM_DEFAULT)
+    kinds = {
+        "whole": lambda i: Placement("table_wise", (i % gpus,)),
+        "rows": lambda _: Placement.make_row_wise(gpus),
+        "columns": lambda i: Placement("column_wise", (i % gpus, (i + 1) % gpus)),
+        "copied": lambda _: Placement.make_data_parallel(gpus),
+        "host": lambda i: Placement("table_wise", (i % gpus,), "fused_uvm"),
+        "cached": lambda i: Placement("table_wise", (i % gpus,), "fused_uvm_caching", 0.2),
+    }
+    each = list(kinds.values())
+    placements = tuple((each[i % 6] if kind == "mixed" else kinds[kind])(i) for i in range(len(tables)))
+    plan = Plan(tuple(table.name for table in tables), placements, gpus)
+    dense = Dense.from_dlrm(DLRM_DEFAULT)
+    task = make_task(tables, load_platform(node), gpus=gpus, batch_size=512, dense=dense)
+
+    # When it is ranked, predicted and asked whether it fits
+    ranked = rank_plans(task, {"mine": plan}).best
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(convert_plan_to_json(plan)))
+    options = {"on": node, "gpus": gpus, "batch_size": 512, "plan": str(path)}
+    predicted, answer = traincast.predict(model, **options), traincast.fits(model, **options)
+
+    # Then all say the same bytes, on the device and in host memory, of every rank
+    said = predicted.memory.to_dict()
+    assert ranked.prediction.memory.to_dict() == said == answer.memory.to_dict()
+    assert (ranked.fits, ranked.missing) == (answer.fits, 0.0)
+    for one in predicted.ranks:
+        for rank in one.ranks:
+            assert ranked.rank_memory[rank].peak_bytes <= one.memory.peak_bytes
+    assert (said["host_gb"] > 0.25) == (kind in ("host", "cached", "mixed"))

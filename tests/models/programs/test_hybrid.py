@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from traincast.ir import compute_peak_memory
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DLRM_V2
 from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan
-from traincast.models.placement.memory import MemoryLimits, compute_memory_need
+from traincast.models.placement.memory import MemoryLimits, compute_common_bytes, compute_shard_bytes
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.hybrid import BALANCED, build_hybrid_dlrm, make_dlrm_tables
 
@@ -63,7 +64,10 @@ def test_the_memory_that_plans_are_made_with_is_enough_for_the_step(config, batc
     dense = Dense.from_dlrm(config).compute_memory_bytes(sum(table.dim for table in tables), batch)
     limits = MemoryLimits(device=memory_bytes, dense=dense)
     plan = make_greedy_plan(tables, WEIGHTS[BALANCED], limits, 8, batch_size=batch)
-    need = compute_memory_need(plan, tables, limits, batch_size=batch).device
+    need = np.full(8, compute_common_bytes(tables, batch_size=batch) + dense)
+    for shard in plan.make_shards(tables):
+        placed = plan.placements[shard.table]
+        need[shard.rank] += compute_shard_bytes(tables[shard.table], placed, shard, batch_size=batch, world_size=8)[0]
 
     workload, _ = build_hybrid_dlrm(config, 8, batch_size=batch, memory_bytes=memory_bytes, gpus_per_node=8)
 

@@ -107,9 +107,7 @@ def test_table_wise_is_what_a_capture_records(config: DlrmConfig, owners: str) -
     plan = Plan(
         tuple(t.name for t in tables), tuple(Placement("table_wise", (where[i],)) for i in range(len(tables))), 2
     )
-    written = build_sharded_dlrm(
-        config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=config.index_dtype
-    )
+    written = build_sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False)
 
     for rank in range(2):
         ours, theirs = written.programs[written.ranks[rank]], captured.programs[captured.ranks[rank]]
@@ -129,7 +127,7 @@ def test_other_optimizers_step_as_captured(optimizer: str) -> None:
     tables = [replace(table, optimizer=optimizer) for table in _tables(config)]
     where = (0, 1, 0, 1, 0)
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (rank,)) for rank in where), 2)
-    written = build_sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
+    written = build_sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False)
     for mine, recorded in zip(_steps(written.programs[0]), _steps(captured.programs[0]), strict=True):
         assert mine == recorded
 
@@ -145,9 +143,7 @@ def test_storages_live_as_captured(optimizer: str, interaction: str, loss: str, 
     )
     tables = [replace(table, optimizer=optimizer) for table in _tables(config)]
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
-    written = build_sharded_dlrm(
-        config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=index_dtype
-    )
+    written = build_sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False)
     _check_lives(written, captured)
 
 
@@ -161,7 +157,7 @@ def test_under_autocast_it_is_what_a_capture_records(interaction: str, loss: str
     tables = _tables(config)
     plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
     dense = replace(Dense.from_dlrm(config), half="bfloat16")
-    written = build_sharded_dlrm(dense, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
+    written = build_sharded_dlrm(dense, tables, plan, batch_size=BATCH, redistribute_inputs=False)
     for rank in range(2):
         ours, theirs = written.programs[written.ranks[rank]], captured.programs[captured.ranks[rank]]
         for mine, recorded in zip(_steps(ours), _steps(theirs), strict=True):

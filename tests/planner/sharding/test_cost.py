@@ -10,7 +10,6 @@ from tests.effort import calls
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
-from traincast.models.placement.memory import compute_memory_need
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.planner.sharding.assignment import Changes, find_best_candidates
@@ -166,7 +165,7 @@ def test_where_nothing_fits_the_fullest_rank_decides():
     task = make_task(tables, load_platform("dgx-a100"), gpus=2, batch_size=1024)
     names = tuple(table.name for table in tables)
     plans = [_whole(names, ranks, 2) for ranks in ((0, 0, 0, 1, 1, 1), (0, 0, 0, 0, 0, 1), (0,) * 6)]
-    need = [compute_memory_need(plan, tables, task.limits, batch_size=1024).device.max() for plan in plans]
+    need = [FastCost(task).assignment(plan).memory[:, 0].max() for plan in plans]
     tight = replace(task, limits=replace(task.limits, device=0.5 * min(need), headroom=0.0))
     cost = FastCost(tight)
     scores = [cost.assignment(plan).score for plan in plans]

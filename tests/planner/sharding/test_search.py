@@ -10,7 +10,6 @@ from tests.planner.sharding.test_cost import full_walk, skewed_tables
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
-from traincast.models.placement.memory import compute_memory_need
 from traincast.planner.sharding import search as searching
 from traincast.planner.sharding import simulations as walking
 from traincast.planner.sharding.assignment import Assignment, Changes, find_best_candidates
@@ -115,11 +114,12 @@ def test_small_searches_are_within_two_percent_of_brute_force(tables, gpus, seed
 def test_a_small_search_finds_what_fits_when_memory_is_short():
     tables = skewed_tables(41, 4, pooling=3.0)
     roomy = make_task(tables, NODE, gpus=2, batch_size=2048)
-    least = min(
-        compute_memory_need(plan, tables, roomy.limits, batch_size=2048).device.max() for plan in _all_plans(roomy)
-    )
-    task = replace(roomy, limits=replace(roomy.limits, device=1.02 * least / (1.0 - roomy.limits.headroom)))
-    assert search(task).best.memory.fits
+    cost = FastCost(roomy)
+    least = min(cost.assignment(plan).memory[:, 0].max() for plan in _all_plans(roomy))
+    process = roomy.limits.device * roomy.limits.headroom
+    device = replace(NODE.device, memory_bytes=1.05 * least + process)
+    task = make_task(tables, NODE.with_device(device), gpus=2, batch_size=2048)
+    assert search(task).best.fits
 
 
 def test_a_search_is_never_worse_than_what_it_is_compared_with():
@@ -201,7 +201,7 @@ def test_tables_that_fill_the_devices_go_to_host_memory():
     ]
     task = make_task(tables, NODE, gpus=4, batch_size=512)  # 246 GB on 4 x 34 GB
     best = search(task).best
-    assert best.memory.fits
+    assert best.fits
     assert any(placement.kernel.in_host_memory for placement in best.plan.placements)
 
 
@@ -212,8 +212,8 @@ def test_what_fits_nowhere_is_an_answer_with_the_amount_missing():
     ]
     task = make_task(tables, NODE, gpus=4, batch_size=512)  # 768 GB on 4 x (34 + 128) GB
     best = search(task).best
-    assert not best.memory.fits
-    assert best.memory.missing > 1e9
+    assert not best.fits
+    assert best.missing > 1e9
 
 
 def test_given_plans_are_ranked():

@@ -94,3 +94,24 @@ def test_segments_that_change_places_keep_their_lengths():
     arguments = (values, sizes, torch.tensor([0, 2, 3, 6]), order, 3)
     found = find_lengths("fbgemm::keyed_jagged_index_select_dim1", arguments, {}, lambda tensor: tensor)
     assert found[0].tolist() == [4, 5, 6, 1, 2, 3] and found[1].tolist() == [3, 2, 1]
+
+
+def test_rows_that_are_spread_to_samples_get_their_gradients_back():
+    import fbgemm_gpu  # noqa: F401
+
+    from traincast.costs.kernels.embedding.lowering.inputs import lower_batch_select_backward
+    from traincast.costs.kernels.registry import LoweringContext
+
+    def run():
+        rows, picked = cuda(2 * 4 + 3 * 8, grad=True), torch.tensor([0, 1, 1, 0, 2, 2], device="cuda")
+        sizes = {"input_num_indices": [3, 3], "input_rows": [2, 3], "input_columns": [4, 8]}
+        spread = torch.ops.fbgemm.batch_index_select_dim0(inputs=rows, indices=picked, **sizes)
+        assert spread.shape == (3 * 4 + 3 * 8,)
+        spread.sum().backward()
+        assert rows.grad.shape == rows.shape
+
+    forward, backward = [op for op in ops_of(run) if op.name.startswith("fbgemm::")]
+    assert backward.name == "fbgemm::batch_index_select_dim0_backward"
+    assert backward.outputs[0].spec.shape == forward.inputs[0].spec.shape
+    kinds = [call.kind for call in lower_batch_select_backward(backward.signature, LoweringContext())]
+    assert kinds[-1] == "gather" and "sort" in kinds

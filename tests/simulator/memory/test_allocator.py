@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,7 @@ from traincast.simulator.memory.allocator import (
     MIB,
     SMALL_SEGMENT,
     AllocatorSettings,
+    Block,
     CachingAllocator,
     OutOfMemoryError,
     parse_settings,
@@ -126,9 +128,50 @@ def test_the_cache_is_given_back_before_memory_runs_out() -> None:
 
 def test_old_segments_are_collected_beyond_the_threshold() -> None:
     allocator = CachingAllocator(AllocatorSettings(garbage_collection_threshold=0.5), capacity=200 * MIB)
-    allocator.free(allocator.allocate(60 * MIB, 1))
-    allocator.allocate(60 * MIB, 0)
-    assert allocator.reserved == 60 * MIB
+    for stream in (1, 2):
+        allocator.free(allocator.allocate(60 * MIB, stream))
+    assert allocator.reserved == 120 * MIB  # the first 60 MiB were below the threshold
+    allocator.allocate(30 * MIB, 0)
+    assert [segment.stream for segment in allocator.segments.values()] == [2, 0]
+
+
+def _churn(allocator: CachingAllocator, seed: int, most: int = 48 * MIB) -> Iterator[int]:
+    """Random requests and frees on two streams; after each what is in use."""
+    rng, held = random.Random(seed), list[tuple[int, Block]]()
+    for _ in range(300):
+        if held and (rng.random() < 0.5 or sum(size for size, _ in held) > 512 * MIB):
+            allocator.free(held.pop(rng.randrange(len(held)))[1])
+        else:
+            size = rng.randrange(2 * MIB, most)
+            held.append((size, allocator.allocate(size, rng.randrange(2))))
+        yield allocator.allocated
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_block_beyond_the_limit_is_ever_split(seed: int) -> None:
+    """PyTorch's notes: `max_split_size_mb` keeps blocks above it whole, and smaller requests do not take them."""
+    allocator = CachingAllocator(AllocatorSettings(max_split_size=64 * MIB))
+    for _ in _churn(allocator, seed, most=160 * MIB):
+        for segment in allocator.segments.values():
+            assert segment.size <= 64 * MIB or len(segment.blocks()) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_collector_gives_back_what_is_unused_beyond_its_threshold(seed: int) -> None:
+    """PyTorch's notes: beyond the share of the device unused blocks are given back, the oldest first."""
+    limit, allocator = (
+        0.3 * 1024 * MIB,
+        CachingAllocator(AllocatorSettings(garbage_collection_threshold=0.3), 1024 * MIB),
+    )
+    known, grown = set[int](), 0
+    for _ in _churn(allocator, seed):
+        for address in set(allocator.segments) - known:  # one was asked for: what is unused went first
+            unused = [one for one in allocator.segments.values() if not any(block.allocated for block in one.blocks())]
+            before = allocator.reserved - allocator.segments[address].size
+            assert before <= limit or not unused
+            grown += before > limit
+        known = set(allocator.segments)
+    assert grown
 
 
 def test_settings_are_read_as_pytorch_writes_them() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import traincast
 from traincast.hardware.catalog import load_device
 from traincast.ir.memory import CATEGORIES, EventWriter, Memory, MemoryEvents
 from traincast.simulator.memory.device_memory import make_device_memory
@@ -91,3 +93,15 @@ def test_what_a_step_leaves_is_freed_where_the_next_one_frees_it() -> None:
     # then two losses overlap only between ticks 2 and 3, and gradients of the step before are gone
     assert replay.allocated == 2 * loss == events.peak_bytes
     assert replay.allocator.allocated == loss
+
+
+def test_a_snapshot_is_read_by_the_viewer_of_the_installed_pytorch() -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    memory = traincast.predict("resnet50", on="v100", batch_size=8).memory
+    snapshot = json.loads(json.dumps(make_snapshot(memory)))
+
+    listed = viewer.trace(snapshot)
+    assert f"{len(snapshot['device_traces'][0])} entries" in listed
+    assert "Summary of segments" in viewer.segsum(snapshot)
+    assert "MemoryViz" in viewer.trace_plot(snapshot) and "MemoryViz" in viewer.segment_plot(snapshot)
+    assert sum(segment["total_size"] for segment in snapshot["segments"]) == memory.reserved_bytes

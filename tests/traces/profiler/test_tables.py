@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, op, small_events, step, write_trace, write_two_ranks
+from traincast.simulator.memory.allocator import segment_size
 from traincast.traces.collectives import Collective
 from traincast.traces.kineto import read_kineto
 from traincast.traces.launch_queue import launch_queue
 from traincast.traces.link import link_trace
 from traincast.traces.profiler.communication import make_communication_rows
-from traincast.traces.profiler.kernels import make_kernel_rows
-from traincast.traces.profiler.launches import make_graph_rows, make_launch_rows
-from traincast.traces.profiler.memory import make_memory_points, make_memory_rows
+from traincast.traces.profiler.kernels import (
+    make_graph_rows,
+    make_kernel_rows,
+    make_launch_rows,
+    make_queue_points,
+    make_stream_rows,
+)
+from traincast.traces.profiler.memory import make_memory_points, make_memory_rows, replay_recorded
 from traincast.traces.profiler.places import make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import make_rate_rows
-from traincast.traces.profiler.streams import make_queue_points, make_stream_rows
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.signatures import SignatureReader
 
@@ -173,3 +179,38 @@ def test_streams_have_busy_and_idle_time_and_rates_of_copies(tmp_path):
     assert (first.stream, first.kernels, first.total, first.idle) == pytest.approx((7, 2, 150e-6, 100e-6))
     assert (second.stream, second.bytes_per_second) == pytest.approx((9, 10e9))
     assert [point.waiting for point in make_queue_points(tied, launch_queue(tied))] == [0, 0, 0]
+
+
+RECORDED = {  # traces whose profiler recorded addresses and totals: (apart, replayed / recorded reserved) at most
+    "public_mixed/switch_a100pcie80_1": (0, 0.01),
+    "public_mixed/kernelforge_gh200": (0, 0.15),
+    "public_mixed/transformer_h100_1": (0, 0.15),
+    "public_mixed/resnet50_t4_b": (0, 0.3),
+    "tracelens_h100/owlv2_large": (0, 0.01),
+    "tracelens_h100/vit_nsfw": (1 << 20, 0.03),
+    "tracelens_h100/bert_small": (1 << 20, 0.04),
+    "tracelens_h100/qwen_0.5b": (4 << 20, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_allocator_replays_what_a_profiler_recorded(shared_data, name):
+    """Blocks that are not split, as large as others before the trace, may be there in one and not in the other."""
+    trace = read_kineto(shared_data / "traces" / f"{name}.json.gz")
+    memory = trace.memory[np.argsort(trace.memory["time"], kind="stable")]
+    bytes_apart, share = RECORDED[name]
+
+    allocated, reserved = replay_recorded(memory["bytes"], memory["address"], memory["allocated"])
+
+    assert abs(allocated - memory["allocated"]).max() <= bytes_apart
+    assert reserved.max() == pytest.approx(memory["reserved"].max(), rel=share)
+
+
+def test_segments_of_a_recorded_run_are_as_large_as_ours(shared_data):
+    trace = read_kineto(shared_data / "traces" / "public_mixed/switch_a100pcie80_1.json.gz")
+    memory = trace.memory[np.argsort(trace.memory["time"], kind="stable")]
+    grown = np.diff(memory["reserved"])
+    asked = memory["bytes"][1:][grown > 0]
+
+    assert len(asked) > 100
+    assert grown[grown > 0].tolist() == [segment_size(size) for size in asked.tolist()]

@@ -5,7 +5,8 @@ turns the table into a check: exit code 1 when the mean absolute error of a step
 
 'here' and 'sharding' need no data: they predict training steps on this machine from its profile ('traincast bench',
 then 'traincast fit --store'), write the predictions down, and only then run the steps, in one process and on two ranks
-over gloo. '--minutes' stops them, and 'timm' (default 10), after a seeded share of the steps; called again they go on.
+over gloo. '--minutes' stops them, and 'timm' and 'torchvision' (default 30), after a seeded share of the steps; called
+again they go on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=parse_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
     )
     parser.add_argument("--on", metavar="PROFILE", help="here, sharding: a fitted profile (default here)")
-    parser.add_argument("--minutes", type=float, metavar="N", help="here, sharding, timm: stop after so long")
+    parser.add_argument("--minutes", type=float, metavar="N", help="here, sharding, timm, torchvision: stop then")
     parser.add_argument("--tasks", type=int, metavar="N", help="here, sharding: random DLRMs (default 40; 20)")
     parser.add_argument("--seed", type=int, metavar="N", help="here, sharding: of the random DLRMs (default 0)")
     parser.add_argument("--roofline-only", action="store_true", help="rooflines instead of the fitted kernel models")

@@ -81,6 +81,11 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "With one data-parallel rank nothing is divided, and gathered parameters are still copies.",
     ),
     LawException(
+        "zero: less memory", 2.0, lambda s: (s.pp or 1) > 1,
+        "PyTorch's pipelines do not shard again between micro-batches: FSDP gathers parameters once a step and adds "
+        "up whole gradients in the type that they are reduced in, 4 bytes where a lower stage adds up 2.",
+    ),
+    LawException(
         "zero: less memory", 1.1, lambda s: _count_data_ranks(s) == 2 and "-4-layers" in str(s.workload),
         "Two ranks divide states by two; gathered weights and gradients of two layers are half of a model of four.",
     ),

@@ -24,10 +24,8 @@ _TABLES = {
     ("Sequential", "Amazon-Books"): "sequential-books", ("Sequential", "Yelp2022"): "sequential-yelp",
     ("Context-aware", "ml-1m"): "context-ml-1m", ("Context-aware", "Criteo"): "context-criteo",
 }  # fmt: skip
-_SMALL = ("Sequential", "ml-1m")  # of which other data sets have ten times the items
 _NAMES = {"DCN V2 (stacked)": "DCNV2", "PNN(inner)": "PNN"}
 _EVALUATION = "its figure is that of evaluation as well: RecBole prints the largest since the process began"
-_OTHER_BATCH = "its figure is below that of the same model with a tenth of the items: another batch ran than is stated"
 _KNOWLEDGE = "the sizes of its knowledge graph are not published"
 
 
@@ -35,10 +33,9 @@ def list_recbole_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
     """Every row of the table: what the allocator reserves while it trains, which RecBole prints in GiB."""
     path = data / "iterations" / "recbole_titanv.csv"
     rows = read_rows(path) if path.exists() else []
-    fewest = {row["model"]: row["train_memory_gb"] for row in rows if (row["family"], row["dataset"]) == _SMALL}
     for row in rows:
         name = f"{row.label('model')} on {row.label('dataset')}"
-        capture = _find_capture(row, fewest.get(row["model"], "") if row["family"] == _SMALL[0] else "")
+        capture = _find_capture(row)
         if isinstance(capture, str):
             yield LeftOut(name=name, group="RecBole", reason=capture)
             continue
@@ -52,8 +49,8 @@ def list_recbole_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
         )  # fmt: skip
 
 
-def _find_capture(row: Row, least: str) -> Path | str:
-    """The captured step of a row, or why there is none; `least` is the figure of its model on the fewest items."""
+def _find_capture(row: Row) -> Path | str:
+    """The captured step of a row, or why there is none."""
     table = _TABLES.get((row["family"], row["dataset"]))
     if table is None:
         return _KNOWLEDGE
@@ -61,8 +58,6 @@ def _find_capture(row: Row, least: str) -> Path | str:
         return "it has no figure of its training memory"
     if row["train_memory_gb"] == row["eval_memory_gb"]:
         return _EVALUATION
-    if least and float(row["train_memory_gb"]) < float(least):
-        return _OTHER_BATCH
     folder = files("traincast_evaluation") / "suites" / "captured_recbole"
     capture = folder / f"{table}-{_NAMES.get(row['model'], row['model'])}.tc"
     if not capture.is_file():

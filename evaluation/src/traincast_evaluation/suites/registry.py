@@ -55,7 +55,10 @@ SUITES = {
     ),
     "recommenders": Suite("recommenders:list_recommender_cases", summary="recommenders:summarise_recommenders"),
     "sharding": Suite(here="here:evaluate_sharding"),
-    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm", minutes=10.0),
+    "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm", minutes=30.0),
+    "torchvision": Suite(
+        "torchvision_rows:list_torchvision_cases", summary="torchvision_rows:summarise_torchvision", minutes=30.0
+    ),
     "traces": Suite(table="traced:evaluate_traces"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }

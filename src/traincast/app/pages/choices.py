@@ -182,7 +182,7 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
 def make_fit_page(fit: Fit, _: float | None = None) -> Page:
     """The page; it has no dollars."""
     p, memory = fit.prediction, fit.memory
-    sure = memory.fit_probability if fit.fits else 1 - memory.fit_probability
+    sure = fit.prediction.fit_probability if fit.fits else 1 - fit.prediction.fit_probability
     fullest = max(memory.by_kind.items(), key=lambda pair: pair[1], default=("nothing", 0.0))
     help = fit.remedies[0].text if fit.remedies else "nothing needed" if fit.fits else "nothing tried"
     free = (memory.limit_bytes - memory.used_bytes) / 1e9

@@ -17,7 +17,7 @@ from traincast.costs.kernels.evidence import describe_profile, list_measured_dev
 from traincast.costs.kernels.families import BY_NAME
 from traincast.hardware.platform import Platform
 from traincast.traces.formats import SUFFIXES
-from traincast.traces.source import ByteSource
+from traincast.traces.scan import ByteSource
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 

@@ -47,12 +47,12 @@ def make_result_section(result: ShardingResult) -> Section:
     slowest = max(plan.seconds for plan in result.plans)
     rows = [
         (plan.name, format_milliseconds(plan.seconds), f"{plan.seconds / best.seconds - 1.0:+.1%}",
-         f"{plan.memory.device.max() / 1e9:.1f}", "yes" if plan.memory.fits else "no", plan.explain_slower(best),
+         f"{plan.prediction.needed_bytes / 1e9:.1f}", "yes" if plan.fits else "no", plan.explain_slower(best),
          make_bar(plan.seconds / slowest))
         for plan in result.plans
     ]  # fmt: skip
     known = [("Plans scored", f"{result.scored:,}"), ("Compared in full", str(len(result.plans)))]
-    refused = [] if best.memory.fits else [make_paragraph("No plan fits in memory", "verdict poor")]
+    refused = [] if best.fits else [make_paragraph("No plan fits in memory", "verdict poor")]
     html = join_blocks(
         [
             *refused,

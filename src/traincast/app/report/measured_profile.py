@@ -157,13 +157,13 @@ def _make_launches(profile: ProfileTables, top: int) -> ProfileTable:
 def _make_memory(profile: ProfileTables, top: int) -> ProfileTable:
     rows = [
         (str(r.number), str(r.device), _format_bytes(r.begin), _format_bytes(r.peak), _format_bytes(r.end),
-         _format_bytes(r.reserved) if r.reserved >= 0 else "?", f"{r.allocations:,}")
+         *(_format_bytes(nbytes) if nbytes >= 0 else "?" for nbytes in (r.reserved, r.replayed)), f"{r.allocations:,}")
         for r in profile.memory[:top]
     ]  # fmt: skip
-    header = ("step", "device", "at begin", "peak", "at end", "reserved", "allocations")
+    header = ("step", "device", "at begin", "peak", "at end", "reserved", "replayed", "allocations")
     relative = any(row.relative for row in profile.memory)
     note = "totals were not recorded: bytes count from the begin of the trace" if relative else ""
-    return ProfileTable("Device memory", header, rows, len(profile.memory), range(7), note)
+    return ProfileTable("Device memory", header, rows, len(profile.memory), range(8), note)
 
 
 def _format_bytes(number: int) -> str:

@@ -10,7 +10,7 @@ from traincast.planner.sharding.result import ShardingResult, describe_kind, des
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
 from traincast.simulator.collective_calls import format_rank_list
-from traincast.simulator.prediction.verdict import rank_bounds
+from traincast.simulator.prediction.verdict import rank_bounds, state_memory
 from traincast.utils.display.text import format_milliseconds, format_quantity, format_table
 
 _MOST_TABLES = 40
@@ -46,8 +46,7 @@ def _state_sharding(result: ShardingResult) -> list[str]:
     bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(step))
     others = [plan for plan in result.plans if plan.name != best.name]
     gain = f", {_compare_times(others[0], best)}" if others else ""
-    held = f"{best.memory.device.max() / 1e9:.3g} of {result.task.device.memory_bytes / 1e9:.3g} GB"
-    fits = f"fits, {held} on the fullest GPU" if best.memory.fits else rest.pop()
+    fits = f"{state_memory(step)} on the fullest GPU" if best.fits else rest.pop()
     whole = "" if result.is_whole_step else "; give `dense` for the whole step"
     return [
         asked,
@@ -67,38 +66,32 @@ def format_platforms(results: Sequence[ShardingResult]) -> str:
     """The best plans of several platforms side by side, with what was assumed below."""
     rows = []
     for result in results:
-        best, (low, high) = result.best, result.best.prediction.interval
-        rows.append(
-            (
-                result.task.platform.key,
-                format_milliseconds(best.seconds),
-                f"{format_milliseconds(low)} to {format_milliseconds(high)}",
-                f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}",
-                f"{best.memory.device.max() / 1e9:.1f}" + ("" if best.memory.fits else " (does not fit)"),
-                ", ".join(f"{count} {kind}" for kind, count in best.kinds.items()),
-            )
-        )
+        best, step = result.best, result.best.prediction
+        low, high = step.interval
+        within = f"{format_milliseconds(low)} to {format_milliseconds(high)}"
+        rate = f"{result.task.gpus * result.task.batch_size / best.seconds:,.0f}"
+        held = f"{step.needed_bytes / 1e9:.1f}" + ("" if best.fits else " (does not fit)")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in best.kinds.items())
+        rows.append((result.task.platform.key, format_milliseconds(best.seconds), within, rate, held, kinds))
     first = results[0]
     part = "whole step" if first.is_whole_step else "embedding part only (give `dense` for the whole step)"
     head = f"{len(first.task.tables)} tables on {first.task.gpus} GPUs, batch {first.task.batch_size} per GPU: {part}"
     names = ("platform", "ms", "90 % interval", "samples/s", "GB, fullest", "tables")
     notes = dict.fromkeys(note for result in results for note in result.notes)
-    return "\n".join([head, "", format_table(names, rows, right=(1, 2, 3, 4)), *(f"note: {note}" for note in notes)])
+    table = format_table(names, rows, right=(1, 2, 3, 4))
+    alone = "one platform alone shows its plan, what every rank does, and the command that predicts it"
+    return "\n".join([head, "", table, alone, *(f"note: {note}" for note in notes)])
 
 
 def _format_comparison(result: ShardingResult) -> str:
     best = result.best
     rows = [
-        (
-            plan.name,
-            format_milliseconds(plan.seconds),
-            f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
-            f"{plan.memory.device.max() / 1e9:.1f}",
-            ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()),
-            plan.explain_slower(best),
-        )
+        (plan.name, format_milliseconds(plan.seconds),
+         f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
+         f"{plan.prediction.needed_bytes / 1e9:.1f}",
+         ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()), plan.explain_slower(best))
         for plan in result.plans
-    ]
+    ]  # fmt: skip
     return format_table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
 
 
@@ -112,8 +105,8 @@ def _format_ranks(best: ScoredPlan) -> str:
         cells = (
             *(format_milliseconds(float(best.terms[term][rank])) for term in terms),
             *(format_milliseconds(1e-3 * simulated[name]) for name in parts),
-            f"{best.memory.device[rank] / 1e9:.1f}",
-            f"{best.memory.host[rank] / 1e9:.1f}",
+            f"{best.rank_memory[rank].peak_bytes / 1e9:.1f}",
+            f"{best.rank_memory[rank].events.host_bytes / 1e9:.1f}",
         )
         alike.setdefault(cells, []).append(rank)
     shown = list(alike.items())[:_MOST_RANKS]

@@ -33,8 +33,8 @@ DETAILS = {name: title for name, title in GROUPS.items() if name not in ("source
 """Groups of fields that the form folds away, and their titles."""
 
 
-_PRICE = FieldInfo(name="price", kind="number", group="main", help="", unit="", default="", choices=(), least=0,
-                   most=1e6 - 1, needs=(), is_file=False)  # fmt: skip
+_PRICE = FieldInfo(name="price", option="", kind="number", group="main", help="", described="", unit="",
+                   default="", choices=(), least=0, most=1e6 - 1, needs=(), is_file=False)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,30 @@ class Chips:
             tuple(str(arch) for arch in state["chip_arch"]),
             np.asarray(state["chip_numbers"], dtype=np.float64),
         )
+
+
+class ArrayRecord:
+    """A dataclass of chips, arrays and numbers, kept as arrays of the same names."""
+
+    __slots__ = ()
+
+    def state(self) -> State:
+        """As arrays."""
+        arrays: State = {}
+        for part in fields(cast("Any", self)):
+            value = getattr(self, part.name)
+            arrays |= value.state() if isinstance(value, Chips) else {part.name: np.atleast_1d(value)}
+        return arrays
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """Read back from arrays."""
+        read: dict[str, Callable[[str], Any]] = {
+            "Chips": lambda name: Chips.from_state(state),
+            "FloatArray": lambda name: np.asarray(state[name], dtype=np.float64),
+            "float": lambda name: float(state[name][0]),
+        }
+        return cls(**{part.name: read[str(part.type)](part.name) for part in fields(cast("Any", cls))})
 
 
 def load_state(path: Path) -> State:

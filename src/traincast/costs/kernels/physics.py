@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.costs.kernels.call import COMPUTE_TYPES, Calls
-from traincast.hardware.device import TURING, Device
+from traincast.hardware.device import TURING, VOLTA, Device
 from traincast.utils.arrays import FloatArray
 
 DRAM_SHARE = 0.88  # relu and its backward at 2048 x 1024
@@ -24,6 +24,9 @@ PCIE_GBS = {3: 12.4, 4: 24.0, 5: 48.0}
 HOST_LINK_SHARE = 0.75  # of a link other than PCIe (NVLink-C2C), as those are of the wire's; assumed
 """Gigabytes per second from or to pinned host memory by PCIe generation: 3 measured, others by the wire's rate."""
 _NO_ECC_GAIN = 1.21  # 0.91 of the sheet's rate: Triton's softmax of 2048 x 4096 in fp32 on RTX 3090 (liger_ops)
+# of what V100's streams reach: 0.74 of the sheet on P100 and 0.80 on TITAN Xp, where V100 has 0.91 (devices.csv); 0.75
+# where check bits are on the bus
+_HINDERED = 0.83
 _TENSOR_CORES = ("tf32", "fp16", "bf16", "fp8")
 _TENSOR_SHARE = 0.80  # of the tile's share: operands arrive late
 
@@ -33,6 +36,13 @@ def get_bus_gain(device: Device) -> float:
     part of the bus: 0.91 against 0.75. Pascal's cards without them gain nothing (TITAN Xp: 0.80)."""
     free = device.is_capability_at_least(TURING) and not (device.made_for_computing or device.inline_ecc)
     return _NO_ECC_GAIN if free else 1.0
+
+
+def get_dram_gain(device: Device) -> float:
+    """What streams reach of the sheet's DRAM rate, over that of stacked memory since Volta: less on Pascal,
+    and with GDDR whose check bits are on the bus."""
+    stacked = device.made_for_computing and not device.is_capability_below(VOLTA)
+    return 1.0 if stacked or get_bus_gain(device) > 1.0 else _HINDERED
 
 
 def get_clock_hz(device: Device) -> float:

@@ -11,7 +11,7 @@ from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.device import AMPERE, Device
 from traincast.ir.formula import OpCost
 from traincast.ir.ops import Signature
-from traincast.ir.workload import Workload
+from traincast.ir.workload import SEARCHED, Workload
 from traincast.utils.errors import TraincastError
 
 
@@ -37,13 +37,14 @@ class Control:
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
     """What decides between kernels besides the op: the PyTorch version, whether GEMMs and convolutions in fp32 may
-    use TF32, how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
-    holds them all), the compute `capability` of an NVIDIA device (0: another vendor's), and costs that the ops'
-    authors give."""
+    use TF32, whether cuDNN has `searched` for its fastest convolutions, how many GPUs a node holds (global rank r sits
+    on node r // gpus_per_node; 0 means that one node holds them all), the compute `capability` of an NVIDIA device (0:
+    another vendor's), and costs that the ops' authors give."""
 
     framework_version: tuple[int, int] = (2, 13)
     tf32: bool = False
     tf32_convolutions: bool = False
+    searched: bool = False
     gpus_per_node: int = 0
     capability: float = AMPERE
     costs: tuple[OpCost, ...] = ()
@@ -68,6 +69,7 @@ def make_lowering_context(workload: Workload, device: Device | None = None, *, t
         framework_version=(int(major), int(minor)),
         tf32=units and (tf32 or "products" in workload.tf32),
         tf32_convolutions=units and (tf32 or "convolutions" in workload.tf32),
+        searched=SEARCHED in workload.meta,
         costs=workload.costs,
     )
 

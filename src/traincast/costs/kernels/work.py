@@ -13,7 +13,7 @@ import numpy as np
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.conv.physics import count_output_positions
+from traincast.costs.kernels.conv.physics import Geometry
 from traincast.costs.kernels.gemm import GEMM
 from traincast.utils.arrays import FloatArray
 
@@ -41,9 +41,7 @@ def _count_gemm_flops(calls: Calls) -> FloatArray:
 
 def _count_conv_flops(calls: Calls) -> FloatArray:
     """The same number forwards and for either gradient: every pair of an output and an input of its window meets."""
-    positions = calls["batch"] * count_output_positions(calls)
-    window = calls["kernel_h"] * calls["kernel_w"] * calls["in_channels"] / calls["groups"]
-    return np.asarray(2.0 * positions * calls["out_channels"] * window)
+    return Geometry.of(calls).flops
 
 
 def _count_attention_flops(calls: Calls) -> FloatArray:
@@ -72,11 +70,7 @@ def _count_gemm_work(calls: Calls) -> Work:
 
 
 def _count_conv_work(calls: Calls) -> Work:
-    out = calls["batch"] * count_output_positions(calls)
-    pixels = calls["batch"] * calls["in_h"] * calls["in_w"]
-    weights = calls["in_channels"] / calls["groups"] * calls["out_channels"] * calls["kernel_h"] * calls["kernel_w"]
-    elements = pixels * calls["in_channels"] + out * calls["out_channels"] + weights
-    return count_flops(calls), elements * calls.item_bytes()
+    return count_flops(calls), Geometry.of(calls).total_size * calls.item_bytes()
 
 
 def _count_attention_work(calls: Calls) -> Work:

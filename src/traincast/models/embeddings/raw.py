@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,32 +26,6 @@ class Bags:
 
     indices: IntArray
     lengths: IntArray
-
-
-def read_bags_from_arrays(
-    indices: npt.ArrayLike,
-    *,
-    lengths: npt.ArrayLike | None = None,
-    offsets: npt.ArrayLike | None = None,
-    batch_size: int | None = None,
-) -> Iterator[Bags]:
-    """Batches from arrays (or tensors on the host); one batch when `batch_size` is not given."""
-    if (lengths is None) == (offsets is None):
-        raise TraincastError("indices need either lengths or offsets; give one of them")
-    flat = _convert_to_array(indices, "indices")
-    bag_lengths = (
-        _convert_to_array(lengths, "lengths")
-        if offsets is None
-        else compute_lengths(_convert_to_array(offsets, "offsets"), len(flat))
-    )
-    check_lengths(bag_lengths, len(flat))
-    step = choose_batch_size(batch_size, len(bag_lengths))
-    start = 0
-    for first in range(0, len(bag_lengths), step):
-        part = bag_lengths[first : first + step].astype(np.int64)
-        stop = start + int(part.sum())
-        yield Bags(convert_to_int64(flat[start:stop], "indices"), part)
-        start = stop
 
 
 def check_lengths(lengths: IntArray, count: int, label: str = "lengths") -> None:
@@ -106,22 +80,6 @@ def check_integers(label: str, dtype: np.dtype[Any]) -> None:
     """Rejects what is not a type of integers."""
     if dtype.kind not in "iu":
         raise TraincastError(f"{label}: {dtype} numbers; give integers")
-
-
-def _convert_to_array(values: Any, label: str) -> npt.NDArray[Any]:
-    if isinstance(values, np.ma.MaskedArray):
-        raise TraincastError(f"{label}: a masked array; give the numbers that count")
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise TraincastError(f"{label}: no array of integers in host memory ({reason})") from error
-    if array.ndim != 1:
-        raise TraincastError(f"{label}: {array.ndim} dimensions; give one, the numbers of one sample after another")
-    if not array.size and array.dtype.kind == "f" and isinstance(values, list | tuple):
-        return np.zeros(0, dtype=np.int64)
-    check_integers(label, array.dtype)
-    return array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

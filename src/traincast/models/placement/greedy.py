@@ -26,16 +26,14 @@ def make_greedy_plan(
 
     A table for which no rank has room is split by rows over all of them.
     """
-    common = float(compute_common_bytes(tables, batch_size=batch_size).sum())
+    common = compute_common_bytes(tables, batch_size=batch_size)
     load, room = np.zeros(world_size), np.full(world_size, limits.for_tables - common)
     placements: dict[str, Placement] = {}
     by_rows = Placement.make_row_wise(world_size)
 
     def device_bytes(table: Table, placement: Placement, rows: int) -> float:
         shard = Shard(0, 0, (0, rows), (0, table.dim))
-        return float(
-            compute_shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum()
-        )
+        return compute_shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[0]
 
     for table in sorted(tables, key=lambda one: (-weight(one), *_make_sort_key(one), one.name)):
         need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)

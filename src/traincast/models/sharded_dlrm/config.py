@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from traincast.models.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, DcnConfig, DlrmConfig
+from traincast.models.dlrm.config import INDEX_DTYPES, INTERACTIONS, LOSSES, OPTIMIZERS, DcnConfig, DlrmConfig
 from traincast.models.embeddings.table import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -18,7 +18,8 @@ class Dense:
 
     `bottom_mlp` runs from the number of dense features to the width of its output, `top_mlp` lists layer outputs after
     the interaction of that output with all pooled embeddings. With `half` (bfloat16, float16) the forward pass runs
-    under autocast to that type; weights, tables and what is exchanged stay as they are.
+    under autocast to that type; weights, tables and what is exchanged stay as they are. `index_dtype` is the type of
+    the row numbers that it is fed with.
     """
 
     bottom_mlp: tuple[int, ...]
@@ -27,6 +28,7 @@ class Dense:
     loss: str = "bce"
     optimizer: str = "sgd"
     half: str = ""
+    index_dtype: str = "int64"
 
     def __post_init__(self) -> None:
         if len(self.bottom_mlp) < 2 or not self.top_mlp:
@@ -36,6 +38,7 @@ class Dense:
             ("loss", self.loss, LOSSES),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("half", self.half, HALVES),
+            ("index_dtype", self.index_dtype, INDEX_DTYPES),
         ):
             if value not in known:
                 raise make_unknown_error(what, value, known, f"Choose {', '.join(known)}.")

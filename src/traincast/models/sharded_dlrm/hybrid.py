@@ -58,14 +58,7 @@ def build_hybrid_dlrm(
     if plan is None:
         plan = make_greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
     workload = build_sharded_dlrm(
-        dense,
-        tables,
-        plan,
-        batch_size=batch_size,
-        gpus_per_node=gpus_per_node,
-        index_dtype=config.index_dtype,
-        pipelined=pipelined,
-        name=config.name,
+        dense, tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node, pipelined=pipelined, name=config.name
     )
     if given:
         return workload, f"{config.name} is hybrid parallel under the plan that was given"

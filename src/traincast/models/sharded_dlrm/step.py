@@ -45,7 +45,6 @@ def build_sharded_dlrm(
     batch_size: int,
     gpus_per_node: int = 8,
     redistribute_inputs: bool = True,
-    index_dtype: str = "int64",
     pipelined: bool = False,
     name: str = "sharded-dlrm",
 ) -> Workload:
@@ -63,8 +62,8 @@ def build_sharded_dlrm(
 
     def write(rank: int, like: Program | None) -> Program:
         return build_sharded_rank_program(
-            layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
-            pipelined=pipelined, like=like,
+            layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, pipelined=pipelined,
+            like=like,
         ).program  # fmt: skip
 
     programs, ranks = write_ranks(layout.world_size, layout.make_program_key, layout.make_structure_key, write)
@@ -129,13 +128,12 @@ def build_sharded_rank_program(
     tables: Sequence[Table],
     *,
     redistribute_inputs: bool = True,
-    index_dtype: str = "int64",
     pipelined: bool = False,
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
     builder = RankBuilder(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
-    writer = _StepWriter(builder, layout, dense, tables, redistribute_inputs, index_dtype)
+    writer = _StepWriter(builder, layout, dense, tables, redistribute_inputs)
     writer.pipelined = pipelined
     return writer.write_program()
 
@@ -154,12 +152,12 @@ class _StepWriter:
 
     def __init__(
         self, builder: RankBuilder, layout: Layout, dense: AnyDense | None, tables: Sequence[Table],
-        redistributed: bool, index_dtype: str,
+        redistributed: bool,
     ) -> None:  # fmt: skip
-        self.builder, self.layout, self.redistributed, self.index_dtype = builder, layout, redistributed, index_dtype
-        self.tables = tables
+        self.builder, self.layout, self.redistributed, self.tables = builder, layout, redistributed, tables
+        self.index_dtype = dense.index_dtype if isinstance(dense, Dense) else "int64"
         self.sharded = ShardedTables(
-            builder, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
+            builder, layout, index_dtype=self.index_dtype, names=TORCHREC if redistributed else REFERENCE
         )
         self.dense: EagerDense | ReplayedDense | None = None
         if dense is not None:

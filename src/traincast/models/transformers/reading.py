@@ -50,19 +50,6 @@ def list_built_in_names() -> tuple[str, ...]:
     return tuple(load_built_in_tables())
 
 
-def is_described(source: str) -> bool:
-    """Whether a name or a file is a Transformer's: built in, a `.json`, or a YAML that says how many layers it has."""
-    if source in load_built_in_tables():
-        return True
-    path = Path(source)
-    if path.suffix == ".json":
-        return True
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return False
-    document = read_document(path)
-    return isinstance(document, Mapping) and "layers" in document and "hidden" in document
-
-
 def load_transformer(source: str) -> Transformer:
     """A Transformer: built in, by name; described in a YAML file; or by its Hugging Face `config.json`."""
     if source in load_built_in_tables():

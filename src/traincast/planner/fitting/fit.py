@@ -53,14 +53,14 @@ class Fit(Result):
     @property
     def fits(self) -> bool:
         """Whether it is more likely than not that the step fits."""
-        return self.memory.fits
+        return self.prediction.fits
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data; keys say their units."""
         p = self.prediction
         return {
             "fits": self.fits,
-            "fit_probability": self.memory.fit_probability,
+            "fit_probability": self.prediction.fit_probability,
             "workload": p.workload.name,
             "platform": p.platform.key,
             "gpus": p.gpus,
@@ -86,7 +86,7 @@ class Fit(Result):
 
     def headline(self) -> str:
         """The verdict."""
-        probability = self.memory.fit_probability
+        probability = self.prediction.fit_probability
         verdict = state_memory(self.prediction)
         sure = "" if "(" in verdict else f"; {probability if self.fits else 1 - probability:.0%} sure"
         return f"{verdict[:1].upper()}{verdict[1:]} of {self.prediction.platform.device.name}{sure}"
@@ -105,7 +105,7 @@ def answer_fit(
     """Whether a step fits; `largest` names what is to be as large as fits (of `AXES`)."""
     before = predict(resolved)
     found = None if largest is None else find_largest(resolved, largest)
-    remedies = () if before.memory.fits else tuple(list_remedies(resolved, before, progress))
+    remedies = () if before.fits else tuple(list_remedies(resolved, before, progress))
     return Fit(prediction=before, remedies=remedies, largest=found)
 
 
@@ -117,7 +117,8 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
 
     def weigh(value: int) -> float:
         if value not in known:
-            known[value] = predict(_enlarge(resolved, axis, value)).memory.fit_probability
+            found = predict(_enlarge(resolved, axis, value))
+            known[value] = found.fit_probability
         return known[value]
 
     low, high = 0, 1

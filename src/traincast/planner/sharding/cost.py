@@ -70,7 +70,6 @@ class FastCost:
         flat = [(t, option) for t, options in enumerate(self._options) for option in options]
         first = np.cumsum([0, *(len(options) for options in self._options)]).tolist()
         sizes = (task.gpus, task.gpus_per_node, task.batch_size)
-        common = compute_common_bytes(task.tables, batch_size=task.batch_size)
         return Choices(
             options=tuple(option for _, option in flat),
             table=np.array([t for t, _ in flat]),
@@ -78,7 +77,7 @@ class FastCost:
             rows=tuple(range(start, end) for start, end in zip(first, first[1:], strict=False)),
             terms=np.array([compute_shard_terms(task.tables[t], option, *sizes) for t, option in flat]),
             memory=np.array([_count_shard_bytes(task, t, option) for t, option in flat]),
-            base=np.array([common[:-1].sum(), common[-1]]),
+            base=np.array([compute_common_bytes(task.tables, batch_size=task.batch_size), 0.0]),
             groups=len(self.groups),
             world_size=task.gpus,
             gpus_per_node=task.gpus_per_node,
@@ -254,5 +253,4 @@ def _count_shard_bytes(task: Task, number: int, option: Option) -> tuple[float, 
     placement = option.make_placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
     height, width = option.shard_shape(table, task.gpus, task.gpus_per_node)
     shard = Shard(number, 0, (0, height), (0, width))
-    parts = compute_shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
-    return float(parts[:-1].sum()), float(parts[-1])
+    return compute_shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)

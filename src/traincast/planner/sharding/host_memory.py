@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from traincast.models.placement.kinds import ComputeKernel
-from traincast.models.placement.memory import MemoryNeed, compute_memory_need
+from traincast.models.placement.memory import compute_shard_bytes
 from traincast.models.placement.plan import Plan
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
@@ -20,7 +20,7 @@ def explain_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], Sc
     step would lose, or lack, with them on the device. `score` walks a plan. Empty where no table is in host memory."""
     plan = best.plan
     there = [number for number, placement in enumerate(plan.placements) if placement.kernel.in_host_memory]
-    lacks = {number: _count_needed_bytes(task, _move_to_devices(plan, [number])).missing for number in there}
+    lacks = {number: _count_missing_bytes(task, best, number) for number in there}
     large, small = ([n for n in there if (lacks[n] > 0.0) is lacking] for lacking in (True, False))
     notes = []
     if large:
@@ -38,11 +38,10 @@ def explain_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], Sc
 
 def _explain_together(task: Task, best: ScoredPlan, small: Sequence[int], score: Callable[[Plan], ScoredPlan]) -> str:
     """What keeps tables in host memory of which each would fit on its device."""
-    moved = _move_to_devices(best.plan, small)
-    need = _count_needed_bytes(task, moved)
-    if not need.fits:
-        return f"all on their devices, {need.missing / 1e9:.1f} GB would be missing"
-    longer = score(moved).seconds - best.seconds
+    moved = score(_move_to_devices(best.plan, small))
+    if not moved.fits:
+        return f"all on their devices, {moved.missing / 1e9:.1f} GB would be missing"
+    longer = moved.seconds - best.seconds
     if longer > 0.0:
         return (
             f"on their devices the step is {format_milliseconds(longer)} ms longer: they need kernels of their own "
@@ -60,8 +59,15 @@ def _move_to_devices(plan: Plan, numbers: Sequence[int]) -> Plan:
     return replace(plan, placements=tuple(placements))
 
 
-def _count_needed_bytes(task: Task, plan: Plan) -> MemoryNeed:
-    return compute_memory_need(plan, task.tables, task.limits, batch_size=task.batch_size)
+def _count_missing_bytes(task: Task, best: ScoredPlan, number: int) -> float:
+    """Bytes that a device lacks for one more table: what its rank holds, and what more the table takes there."""
+    table, sizes = task.tables[number], {"batch_size": task.batch_size, "world_size": task.gpus}
+    plans, lacking = (_move_to_devices(best.plan, [number]), best.plan), 0.0
+    for shard in (one for one in best.plan.make_shards(task.tables) if one.table == number):
+        after, before = (compute_shard_bytes(table, plan.placements[number], shard, **sizes)[0] for plan in plans)
+        held = best.rank_memory[shard.rank].peak_bytes + after - before
+        lacking = max(lacking, held - task.limits.device * (1.0 - task.limits.headroom))
+    return lacking
 
 
 def _join_names(task: Task, numbers: Sequence[int]) -> str:

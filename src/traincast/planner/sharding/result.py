@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.memory import TERMS
 from traincast.models.placement.plan import Placement, convert_plan_to_json
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
@@ -51,8 +50,8 @@ class ShardingResult(Result):
             "gpus": task.gpus,
             "batch_size": task.batch_size,
             "tables": len(task.tables),
-            "fits": best.memory.fits,
-            "missing_gb": best.memory.missing / 1e9,
+            "fits": best.fits,
+            "missing_gb": best.missing / 1e9,
             "part": "step" if self.is_whole_step else "embedding",
             "iteration_ms": 1e3 * best.seconds,
             "command": self.command(best),
@@ -77,9 +76,8 @@ class ShardingResult(Result):
             f"{self.timed}; {best.name}, of {self.scored:,} plans scored and {len(self.plans)} compared in "
             f"{self.seconds:.1f} s",
         ]
-        if not best.memory.fits:
-            rank, where = best.memory.fullest
-            lines.append(f"does not fit: {best.memory.missing / 1e9:.1f} GB{where} missing on the fullest rank, {rank}")
+        if not best.fits:
+            lines.append(f"does not fit: {best.state_missing()}")
         return "\n".join(lines)
 
     @property
@@ -123,11 +121,12 @@ def describe_ranks(placement: Placement) -> str:
 
 
 def _describe_rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
-    needs = zip(TERMS, best.memory.bytes[rank], strict=True)
+    memory = best.rank_memory[rank]
+    held = {"device": memory.peak_bytes, **memory.by_kind, "host": memory.events.host_bytes}
     return {
         "rank": rank,
         "ms": {term: 1e3 * float(seconds[rank]) for term, seconds in best.terms.items()},
-        "memory_gb": {"device": best.memory.device[rank] / 1e9} | {name: float(need) / 1e9 for name, need in needs},
+        "memory_gb": {name: nbytes / 1e9 for name, nbytes in held.items()},
         **best.walked(rank),
     }
 
@@ -137,9 +136,9 @@ def _describe_plan(plan: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
         "name": plan.name,
         "iteration_ms": 1e3 * plan.seconds,
         "slower_percent": 100.0 * (plan.seconds / best.seconds - 1.0),
-        "fits": plan.memory.fits,
-        "missing_gb": plan.memory.missing / 1e9,
-        "most_memory_gb": float(plan.memory.device.max()) / 1e9,
+        "fits": plan.fits,
+        "missing_gb": plan.missing / 1e9,
+        "most_memory_gb": plan.prediction.needed_bytes / 1e9,
         "kinds": plan.kinds,
         "why": plan.explain_slower(best),
     }

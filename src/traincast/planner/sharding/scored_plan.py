@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from traincast.models.placement.memory import MemoryNeed
+from traincast.ir.memory import Memory
 from traincast.models.placement.plan import Plan
-from traincast.simulator.prediction.rank_results import RankResult
+from traincast.simulator.prediction.rank_results import RankResult, list_rank_memory
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.arrays import FloatArray
 from traincast.utils.display.text import format_milliseconds
@@ -20,15 +21,15 @@ _ALIKE = 0.01  # of the longest: ranks that differ by less spend the same
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredPlan:
-    """A plan with its full walk, its fast cost in seconds, what it needs in memory, and what each rank spends on what
-    (seconds by term; exchanges without waiting)."""
+    """A plan with its full walk, its fast cost in seconds, and what each rank spends on what (seconds by term;
+    exchanges without waiting). `host_limit` are the bytes of host memory that a rank may use."""
 
     name: str
     plan: Plan
     prediction: Prediction
     fast_seconds: float
-    memory: MemoryNeed
     terms: dict[str, FloatArray]
+    host_limit: float
 
     @property
     def seconds(self) -> float:
@@ -38,7 +39,31 @@ class ScoredPlan:
     @property
     def order(self) -> tuple[float, float]:
         """Better plans come first: those that lack no memory, or least, by seconds."""
-        return self.memory.missing, self.seconds
+        return self.missing, self.seconds
+
+    @cached_property
+    def rank_memory(self) -> list[Memory]:
+        """What each rank holds at its peak."""
+        return list_rank_memory(self.prediction.walk)
+
+    @cached_property
+    def missing(self) -> float:
+        """Bytes that the fullest rank lacks, of its device as `fits` counts them or of host memory; 0: all fit."""
+        memory = self.prediction.memory
+        device = 0.0 if memory.fits else max(memory.required_bytes - memory.limit_bytes, 1.0)
+        return max(device, memory.host_bytes - self.host_limit, 0.0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has room."""
+        return self.missing == 0.0
+
+    def state_missing(self) -> str:
+        """What is missing, and on which rank: `rank 3 lacks 1.2 GB of host memory`."""
+        memory = self.prediction.memory
+        on_host = memory.fits
+        held = [one.events.host_bytes if on_host else one.peak_bytes for one in self.rank_memory]
+        return f"rank {int(np.argmax(held))} lacks {self.missing / 1e9:.1f} GB{' of host memory' * on_host}"
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -63,9 +88,8 @@ class ScoredPlan:
 
     def explain_slower(self, best: ScoredPlan) -> str:
         """What makes the plan slower than the best one: a term of a rank, or a device that waits for its host."""
-        if not self.memory.fits:
-            rank, where = self.memory.fullest
-            return f"does not fit: rank {rank} lacks {self.memory.missing / 1e9:.1f} GB{where}"
+        if not self.fits:
+            return f"does not fit: {self.state_missing()}"
         mine, theirs = self.busiest, best.busiest
         more = {
             "kernels": mine.compute - theirs.compute,

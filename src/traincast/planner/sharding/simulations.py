@@ -8,7 +8,6 @@ from time import monotonic
 
 import numpy as np
 
-from traincast.models.placement.memory import compute_memory_need
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.marks import ScopeRole
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
@@ -21,20 +20,14 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job, Workers
 
 TERMS = {
-    "input exchange": (
-        ScopeRole.ORDER,
-        ScopeRole.BUCKET,
-        ScopeRole.SIZES,
-        ScopeRole.LENGTHS,
-        ScopeRole.VALUES,
-        ScopeRole.ARRIVE,
-    ),
+    "input exchange": (ScopeRole.ORDER, ScopeRole.BUCKET, ScopeRole.SIZES, ScopeRole.LENGTHS, ScopeRole.VALUES,
+                       ScopeRole.ARRIVE),
     "lookup": (ScopeRole.LOOKUP, ScopeRole.BESIDE),
     "output exchange": (ScopeRole.OUT, ScopeRole.OUT_ACROSS, ScopeRole.JOIN, ScopeRole.BACK, ScopeRole.BACK_WITHIN),
     "update": (Part.SORT, Part.BACKWARD),
     "data-parallel tables": (Part.COPIES, ScopeRole.STEP),
     "dense gradients": (ScopeRole.DENSE,),
-}
+}  # fmt: skip
 """What a plan decides, by the roles of durations in the fast cost."""
 
 
@@ -51,13 +44,9 @@ def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
         if any(slot.role in roles for slot in slots)
     }
     return ScoredPlan(
-        name=name,
-        plan=plan,
-        prediction=predict_step(workload, task.platform),
-        fast_seconds=float(cost.seconds(stages[None])[0]),
-        memory=compute_memory_need(plan, task.tables, task.limits, batch_size=task.batch_size),
-        terms=terms,
-    )
+        name=name, plan=plan, prediction=predict_step(workload, task.platform), host_limit=task.limits.host,
+        fast_seconds=float(cost.seconds(stages[None])[0]), terms=terms,
+    )  # fmt: skip
 
 
 class Simulations:

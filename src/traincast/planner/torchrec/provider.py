@@ -68,6 +68,8 @@ def make_requested_task(sku: str, request: Any) -> Task:
     }
     tables = tables_from_json(describe_module(model, factors)).tables
     platform = add_default_links(load_platform(sku))
+    hbm, ddr = (getattr(request, name, None) for name in ("hbm_gb", "ddr_gb"))
+    if hbm is not None:
+        platform = platform.with_device(replace(platform.device, memory_bytes=hbm * _GIB))
     task = make_task(tables, platform, gpus=request.world_size, batch_size=request.batch_size)
-    stated = {"device": getattr(request, "hbm_gb", None), "host": getattr(request, "ddr_gb", None)}
-    return replace(task, limits=replace(task.limits, **{k: gb * _GIB for k, gb in stated.items() if gb is not None}))
+    return task if ddr is None else replace(task, limits=replace(task.limits, host=ddr * _GIB))

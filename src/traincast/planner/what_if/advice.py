@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from traincast.planner.fitting.remedies import Remedy, list_remedies
-from traincast.planner.what_if.edits.registry import Requirement, list_edits, parse_edits
+from traincast.planner.what_if.edits.registry import Requirement, list_trials, parse_edits
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf, compare_predictions, find_bottleneck, prepare_both_sides
 from traincast.simulator.prediction.result import Prediction
@@ -23,9 +23,6 @@ _PAIRED = 7  # the best edits alone, of which all pairs are tried
 _EXPLAINED = 3
 _COSTS = ("dollars_per_million_samples", "most_kwh_per_million_samples", "run_hours", "run_dollars", "run_most_kwh")
 _LEAST_GAIN = 1e-4  # of the time of a sample: below, an edit changes nothing
-_FOR_LAYOUTS = ("checkpoint=selective", "checkpoint=full", "sharding=zero1", "sharding=zero3", "tp=2", "tp=4", "tp=8",
-                "dtype=fp8")  # fmt: skip
-_NOT_FOR_LAYOUTS = ("fuse-embedding-bags", "checkpoint=layers", "input-pipeline", "program", "plan", "dtype=tf32")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,7 +114,7 @@ def advise(
     """Tries the edits that apply to a step, alone and the best of them in pairs."""
     before = predict(resolved)
     alone, refused = [], dict[str, str]()
-    texts = list_candidate_edits(is_layout=resolved.kind == "parallel")
+    texts = list_trials("time", is_layout=resolved.kind == "parallel")
     for number, text in enumerate(texts):
         tried = _try_edits(resolved, before, [text], prices)
         if isinstance(tried, str):
@@ -158,17 +155,6 @@ def _is_better(pair: Suggestion, single: Sequence[Suggestion]) -> bool:
 def _rank_suggestion(one: Suggestion) -> tuple[bool, float]:
     """What fits comes first, of that what saves most."""
     return not one.answer.after.fits, -one.gain
-
-
-def list_candidate_edits(*, is_layout: bool = False) -> list[str]:
-    """Edits that advice tries, as texts; a layout of GPUs has edits of its own, and some others mean nothing to it."""
-    texts = [
-        f"{name}={value}" if edit.takes else name for name, edit in list_edits().items() for value in edit.advised
-    ]  # fmt: skip
-    if not is_layout:
-        return texts
-    kept = (text for text in texts if not {text, text.partition("=")[0]} & set(_NOT_FOR_LAYOUTS))
-    return [*kept, *_FOR_LAYOUTS]
 
 
 def _try_edits(resolved: Resolved, before: Prediction, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:

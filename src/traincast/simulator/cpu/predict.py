@@ -17,18 +17,15 @@ from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import MatchedCollective
 from traincast.simulator.cpu.instructions import CpuStep, lower_step
 from traincast.simulator.cpu.rank_plan import compute_step_seconds
-from traincast.simulator.prediction.breakdown import list_marked_ops, sum_seconds_by_phase, sum_seconds_by_source
 from traincast.simulator.prediction.rank_results import (
     RankResult,
-    compute_imbalance,
     find_slowest_class,
     list_rank_results,
     make_fullest_memory,
 )
-from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.result import Prediction, make_prediction
 from traincast.simulator.prediction.step import StepSimulation, list_kernel_seconds, simulate_durations
 from traincast.simulator.timeline import Timeline
-from traincast.utils.metrics import Z90
 from traincast.utils.totals import sum_by_key
 
 
@@ -61,7 +58,15 @@ def predict_on_machine(
     terms = {name: deviation / max(simulated.seconds, 1e-12) for name, deviation in deviations.items() if deviation}
     if len(workload.ranks) > 1 and profile.jitter:
         terms["step_to_step"] = profile.jitter
-    return _make_prediction(workload, platform, step, simulated, terms)
+    results = _list_rank_results(step, simulated)
+    slowest = find_slowest_class(simulated, results)
+    timeline = simulated.timeline(slowest)
+    return make_prediction(
+        workload, platform, simulated, step.costs, ranks=results, slowest=slowest, timeline=timeline,
+        estimated=step.instructions.lowered[0].estimated, host_profile=platform.key, host_spread=profile.host_spread,
+        terms=terms, errors=_compute_kernel_errors(timeline, step), outside=(),
+        memory=make_fullest_memory(results, platform.device, ()), warnings=_list_warnings(results, platform),
+    )  # fmt: skip
 
 
 def _list_collectives(collective: MatchedCollective, ranks: Sequence[int]) -> list[CpuCollective]:
@@ -87,43 +92,6 @@ def _compute_op_deviations(step: CpuStep, profile: Profile) -> dict[str, float]:
     """Of the rank whose ops may deviate most, in seconds."""
     ranks = [collect_op_deviations(one.priced, float(one.host.sum()), profile) for one in step.programs]
     return max(ranks, key=lambda deviations: math.hypot(*deviations.values()))
-
-
-def _make_prediction(
-    workload: Workload, platform: Machine, step: CpuStep, simulated: StepSimulation, terms: dict[str, float]
-) -> Prediction:
-    results = _list_rank_results(step, simulated)
-    slowest = find_slowest_class(simulated, results)
-    timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
-    spread = math.hypot(*terms.values())
-    estimated_ops, estimated_seconds = list_marked_ops(timeline, step.instructions.lowered[0].estimated)
-    return Prediction(
-        workload=workload,
-        platform=platform,
-        host_profile=platform.key,
-        iteration=seconds,
-        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
-        interval_terms=terms,
-        kernel_errors=_compute_kernel_errors(timeline, step),
-        host_spread=platform.profile.host_spread,
-        device_active=result.device_active,
-        device_idle=max(seconds - result.device_active, 0.0),
-        host=result.host,
-        exposed_comm=result.exposed_comm,
-        by_family=timeline.seconds_by_family(),
-        by_phase=sum_seconds_by_phase(timeline),
-        by_source=sum_seconds_by_source(timeline, step.costs),
-        estimated_ops=estimated_ops,
-        estimated_seconds=estimated_seconds,
-        outside=(),
-        memory=make_fullest_memory(results, platform.device, ()),
-        warnings=_list_warnings(results, platform),
-        timeline=timeline,
-        walk=simulated,
-        ranks=results,
-        imbalance=compute_imbalance(results),
-        gpus=len(workload.ranks),
-    )
 
 
 def _list_rank_results(step: CpuStep, simulated: StepSimulation) -> tuple[RankResult, ...]:

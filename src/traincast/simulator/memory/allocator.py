@@ -93,17 +93,8 @@ class Block:
     """A part of a segment. `tag` is whatever its owner calls it; `streams` are others that use it."""
 
     __slots__ = (
-        "address",
-        "allocated",
-        "following",
-        "freed_at",
-        "previous",
-        "segment",
-        "size",
-        "stream",
-        "streams",
-        "tag",
-    )
+        "address", "allocated", "following", "freed_at", "previous", "segment", "size", "stream", "streams", "tag",
+    )  # fmt: skip
 
     def __init__(self, segment: Segment, address: int, size: int, stream: int) -> None:
         self.segment, self.address, self.size, self.stream = segment, address, size, stream
@@ -189,8 +180,10 @@ class CachingAllocator:
         block.allocated, block.tag, block.streams = True, tag, None
         self.allocated += block.size
         self.active += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        self.peak_active = max(self.peak_active, self.active)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        if self.active > self.peak_active:
+            self.peak_active = self.active
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -251,10 +244,9 @@ class CachingAllocator:
     def _grow(self, pool: _Pool, size: int, stream: int, *, small: bool) -> Block:
         if self.settings.expandable_segments:
             return self._extend(pool, size, stream, small=small)
-        wanted = segment_size(size)
-        threshold = self.settings.garbage_collection_threshold
-        if threshold and self.reserved + wanted > threshold * self.capacity:
-            self._collect_garbage(self.reserved + wanted - threshold * self.capacity)
+        wanted, threshold = segment_size(size), self.settings.garbage_collection_threshold
+        if threshold:
+            self._collect_garbage(self.reserved - threshold * self.capacity)
         if self.reserved + wanted > self.capacity:
             self.retries += 1
             self.synchronize()
@@ -273,7 +265,7 @@ class CachingAllocator:
         for again in (False, True):
             arena = self._arenas.get((small, stream))
             last = _last_block(arena) if arena is not None else None
-            spare = last.size if last is not None and _is_free(last) and _in_pool(pool, last) else 0
+            spare = last.size if last is not None and not last.allocated and _in_pool(pool, last) else 0
             mapped = -(-(size - spare) // step) * step
             if self.reserved + mapped <= self.capacity:
                 break
@@ -335,26 +327,22 @@ class CachingAllocator:
         self._clock += 1
         self.active -= block.size
         block.streams, block.tag, block.freed_at = None, -1, self._clock
-        pool = self._free.setdefault((block.segment.small, block.stream), [])
+        pool = self._free[block.segment.small, block.stream]
         before, after = block.previous, block.following
-        if before is not None and _is_free(before) and _in_pool(pool, before):
+        if before is not None and not before.allocated and _in_pool(pool, before):
             del pool[bisect_left(pool, (before.size, before.address))]
             before.size += block.size
             before.following = after
             if after is not None:
                 after.previous = before
             before.freed_at, block = block.freed_at, before
-        if after is not None and _is_free(after) and _in_pool(pool, after):
+        if after is not None and not after.allocated and _in_pool(pool, after):
             del pool[bisect_left(pool, (after.size, after.address))]
             block.size += after.size
             block.following = after.following
             if after.following is not None:
                 after.following.previous = block
         insort(pool, (block.size, block.address, block))
-
-
-def _is_free(block: Block) -> bool:
-    return not block.allocated
 
 
 def _in_pool(pool: _Pool, block: Block) -> bool:

@@ -16,11 +16,9 @@ from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, ad
 from traincast.simulator.memory.replay import Replay, replay_steps
 from traincast.utils.metrics import Z90
 
-CAPTURED_SPREAD = 0.02
-"""Log-sigma of the allocated bytes of a captured step: its tensors are known, workspaces and dtype rules nearly."""
-WRITTEN_SPREAD = 0.02
-"""That of a described step under a vendor's modules, whose programs hardly change. Set by hand; SimuMax differs by
-0.7 %."""
+KNOWN_SPREAD = 0.02
+"""Log-sigma of the allocated bytes of a captured step, whose tensors are known, and of one under a vendor's modules,
+whose programs hardly change. Set by hand; SimuMax differs by 0.7 %."""
 PYTORCH_SPREAD = 0.12
 """That of a described step of PyTorch's own ops: what a framework keeps for its backward pass differs between releases
 (torchtitan's rows of one model by 30 %). Set by hand with torchtitan's and torchtune's rows in view."""
@@ -59,7 +57,7 @@ class DeviceMemory(Memory):
     device: Device
     process: ProcessMemory
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    spread: float = CAPTURED_SPREAD
+    spread: float = KNOWN_SPREAD
 
     __hash__ = None
 
@@ -87,6 +85,16 @@ class DeviceMemory(Memory):
     def used_bytes(self) -> float:
         """What nvidia-smi shows of the process: reserved, the context, communicators."""
         return self.reserved_bytes + self.process.total
+
+    @property
+    def host_bytes(self) -> int:
+        """The most that tensors of the step take of host memory: batches, offloaded states and activations, tables."""
+        return self.events.host_bytes
+
+    @property
+    def host_interval(self) -> tuple[float, float]:
+        """90 % interval of `host_bytes`; up to what pinned memory takes, whose blocks are powers of two."""
+        return _spread_out(self.host_bytes, self.spread)[0], _spread_out(self.events.pinned_bytes, self.spread)[1]
 
     @property
     def limit_bytes(self) -> float:
@@ -185,7 +193,8 @@ class DeviceMemory(Memory):
             "reserved_interval_gb": [bound / 1e9 for bound in self.reserved_interval],
             "used_gb": self.used_bytes / 1e9,
             "used_interval_gb": [bound / 1e9 for bound in self.used_interval],
-            "host_gb": self.events.host_bytes / 1e9,
+            "host_gb": self.host_bytes / 1e9,
+            "host_interval_gb": [bound / 1e9 for bound in self.host_interval],
             "limit_gb": limit / 1e9 if math.isfinite(limit) else None,
             "fits": self.fits,
             "fit_probability": self.fit_probability,
@@ -226,7 +235,7 @@ def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
 
 def make_device_memory(
     memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
-    spread: float = CAPTURED_SPREAD,
+    spread: float = KNOWN_SPREAD,
 ) -> DeviceMemory:  # fmt: skip
     """The memory of a step on a device, with what libraries and the process take."""
     events: MemoryEvents = add_workspaces(memory.events, device)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from traincast.hardware.device import AMPERE, HOPPER, Device
-from traincast.ir.memory import CATEGORIES, MemoryEvents
+from traincast.ir.memory import MemoryEvents
 
 _MIB = 1 << 20
-_WORKSPACE = CATEGORIES.index("workspace")
 _CONTEXT_MIB = {"newest": 600, "before": 560, "older": 400, "amd": 900}
 """CUDA context with the modules that a training step loads (PyTorch 2, CUDA 12 with lazy loading); what nvidia-smi
 shows of a process that has allocated nothing, with cuBLAS and cuDNN loaded. Set by hand."""
@@ -60,12 +59,7 @@ def add_workspaces(events: MemoryEvents, device: Device) -> MemoryEvents:
     if device.is_cpu or not events.ticks:
         return events
     size = _CUBLAS_HOPPER_BYTES if device.is_capability_at_least(HOPPER) else _CUBLAS_BYTES
-    added = {
-        "nbytes": size, "born": -1, "gone": events.ticks, "appears": 0, "category": _WORKSPACE,
-        "label": len(events.labels), "stream": 0, "used_until": -1,
-    }  # fmt: skip
-    columns: dict[str, Any] = {
-        name: np.concatenate((getattr(events, name), np.full(_HANDLES, value, dtype=np.int64)))
-        for name, value in added.items()
-    }
-    return replace(events, labels=(*events.labels, "cuBLAS"), **columns)
+    labels = (*events.labels, "cuBLAS")
+    return events.add_blocks(
+        np.full(_HANDLES, size), born=-1, gone=events.ticks, appears=0, label=len(events.labels), labels=labels
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +26,6 @@ class Replay:
     retries: int
     missing: int
     allocator: CachingAllocator
-
-
-class _Event(NamedTuple):
-    tick: int
-    block: int
-    comes: bool
 
 
 def replay_steps(
@@ -79,11 +72,11 @@ class _Step:
     def run(self, *, first: bool) -> None:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
-        held, allocator = self.held, self.allocator
+        held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
         for tick, number, comes in list_step_events(self.events, first=first):
             self.now = tick
             if comes:
-                held[number] = allocator.allocate(self.sizes[number], self.streams[number], number)
+                held[number] = allocator.allocate(sizes[number], streams[number], number)
                 continue
             block = held[number]
             if block is None:  # there before the first step only
@@ -124,12 +117,12 @@ def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=8)
-def list_step_events(events: MemoryEvents, *, first: bool) -> list[_Event]:
-    """What comes and goes in a step, in the host's order."""
+def list_step_events(events: MemoryEvents, *, first: bool) -> list[tuple[int, int, bool]]:
+    """What comes and goes in a step, in the host's order: tick, block, whether it comes."""
     born = np.where((events.born < 0) & first, events.appears, events.born)
     comes, goes = np.flatnonzero(born >= 0), np.flatnonzero(events.gone < events.ticks)
     ticks = np.concatenate((born[comes], events.gone[goes]))
     number = np.concatenate((comes, goes))
     order = np.argsort(ticks, kind="stable")
     kinds = order < len(comes)
-    return [_Event(*row) for row in zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True)]
+    return list(zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True))

@@ -63,20 +63,7 @@ class StageMemory:
         self.layout, self.chunks, self.message, self.tied = layout, chunks, message, tied
         self.receives, self.sends = receives, sends
         self.writer, self.host = EventWriter(), EventWriter()
-        self.states: list[list[StateBytes]] = [
-            [
-                count_state_bytes(
-                    layout,
-                    part.dense,
-                    part.sparse,
-                    part.trained_dense,
-                    part.trained_sparse,
-                    looked_up=part.label == "embedding",
-                )
-                for part in parts
-            ]
-            for parts in chunks
-        ]
+        self.states = [[_count_states(layout, part) for part in parts] for parts in chunks]
         self._passages: dict[tuple[int, int, int], _Passage] = {}
         self._arrived: dict[tuple[int, int], int] = {}
         self._whole: dict[tuple[int, int], _Pending] = {}  # gathered parameters by part
@@ -99,7 +86,7 @@ class StageMemory:
                 self._run_late(turn)
         self._update()
         self.host.tick = self.writer.tick
-        return replace(self.writer.build_events(), host_bytes=self.host.build_events().peak_bytes)
+        return replace(self.writer.build_events(), host=self.host.build_events())
 
     @property
     def _is_fsdp(self) -> bool:
@@ -224,9 +211,7 @@ class StageMemory:
         forward = passage.forward + 2 * tensors.born
         used_forward = passage.forward + 2 * tensors.last_forward + 1
         gone = used_forward if part.frozen else self._place_ends(tensors, passage, passage.forward, part)
-        if (
-            again.any() and self.layout.kernels in PYTORCH
-        ):  # a policy keeps what it saves, be it read in backward or not
+        if again.any() and self.layout.kernels in PYTORCH:  # a policy keeps what it saves, be it read or not
             gone = np.where(kept, np.maximum(gone, passage.backward), gone)
         if offloaded and not part.frozen:
             self._write_offloaded(part, tensors, passage, kept, gone)
@@ -377,15 +362,15 @@ class StageMemory:
         self.writer.tick += 2
 
 
+def _count_states(layout: Layout, part: Part) -> StateBytes:
+    trained = part.trained_dense, part.trained_sparse
+    return count_state_bytes(layout, part.dense, part.sparse, *trained, looked_up=part.label == "embedding")
+
+
 def list_stage_events(
-    model: Transformer,
-    layout: Layout,
-    stages: Sequence[Stage],
-    *,
-    gpus_per_node: int,
-    micro_batches: int,
+    model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int,
     only: Collection[int] | None = None,
-) -> list[MemoryEvents]:
+) -> list[MemoryEvents]:  # fmt: skip
     """The blocks of one rank of every stage, or of `only` these, in a step with this many micro-batches."""
     parts = make_parts(model, layout, Groups(layout).in_layers(model, gpus_per_node))
     rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)

@@ -13,7 +13,7 @@ from traincast.ir.memory import Memory, MemoryEvents, compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import count_model_flops
-from traincast.simulator.memory.device_memory import PYTORCH_SPREAD, WRITTEN_SPREAD, DeviceMemory, make_device_memory
+from traincast.simulator.memory.device_memory import KNOWN_SPREAD, PYTORCH_SPREAD, DeviceMemory, make_device_memory
 from traincast.simulator.parallelism.figures import (
     compute_layout_interval,
     extend_periodically,
@@ -194,7 +194,7 @@ def _list_events(
 
 def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMemory:
     groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
-    spread = PYTORCH_SPREAD if layout.kernels in PYTORCH else WRITTEN_SPREAD
+    spread = PYTORCH_SPREAD if layout.kernels in PYTORCH else KNOWN_SPREAD
     return make_device_memory(memory, platform.device, communicators=groups, spread=spread)
 
 

@@ -17,25 +17,14 @@ from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
-from traincast.simulator.prediction.breakdown import (
-    list_marked_ops,
-    list_outside_ops,
-    sum_seconds_by_phase,
-    sum_seconds_by_source,
-)
-from traincast.simulator.prediction.rank_results import (
-    compute_imbalance,
-    find_slowest_class,
-    list_rank_results,
-    make_fullest_memory,
-)
-from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.breakdown import list_outside_ops
+from traincast.simulator.prediction.rank_results import find_slowest_class, list_rank_results, make_fullest_memory
+from traincast.simulator.prediction.result import Prediction, make_prediction
 from traincast.simulator.prediction.step import StepSimulation, Unevenness, simulate_step
 from traincast.simulator.prediction.warnings import describe_updates, list_warnings
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import Z90
 
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU are inside, see docs/evidence/dlrm.md
@@ -47,9 +36,9 @@ SETUP_SPREAD = 0.12
 """Log-sigma of a system of several GPUs: how it is wired, fed and tuned. MLPerf's 8 x A100 80 GB in one configuration
 differ by 17 %, by 8 % without the three slowest."""
 
-NEW_CHIP_SPREAD = 0.12
-"""Log-sigma of kernels on a chip of which none was measured: they err together. Set on Lambda's boards that were not
-held back, see docs/evidence/one-gpu.md"""
+NEW_CHIP_SPREAD = 0.07
+"""Log-sigma of kernels on a chip of which none was measured: they err together. Set on Lambda's boards and timm's
+families that were not held back, see docs/evidence/one-gpu.md"""
 FAR_SPREAD = 0.25
 """Log-sigma for each factor of e beyond the batch sizes that a capture is trusted at: parts of a step that stay (at
 most 512 rows) or are cut in chunks are not seen. At 40 times the captured size it holds a factor of 2.6. Set on the
@@ -99,7 +88,7 @@ def predict_step(
         late=late,
         op_speed=op_speed,
     )
-    return _make_prediction(workload, platform, host, simulated, costs, tf32=tf32, check_memory=check_memory)
+    return _summarise_step(workload, platform, host, simulated, costs, tf32=tf32, check_memory=check_memory)
 
 
 def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
@@ -113,56 +102,30 @@ def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, a
     return build_step_instructions(programs, tuple(range(len(programs))), context)
 
 
-def _make_prediction(
+def _summarise_step(
     workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool,
     check_memory: bool,
 ) -> Prediction:  # fmt: skip
-    """What the simulation says: of the step, and of the rank that the others wait for."""
+    """What the simulation says, with its errors and warnings."""
+    instructions = simulated.instructions
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
-    timeline, result, seconds = simulated.timeline(slowest), results[slowest], simulated.seconds
-    memory = make_fullest_memory(results, platform.device, simulated.instructions.programs)
+    timeline, memory = simulated.timeline(slowest), make_fullest_memory(results, platform.device, instructions.programs)
     errors = compute_kernel_errors(timeline, costs)
     terms = compute_spread_terms(
-        timeline, errors, host, platform, result.device_active, several=len(workload.ranks) > 1,
-        exposed=result.exposed_comm,
+        timeline, errors, host, platform, results[slowest].device_active, several=len(workload.ranks) > 1,
+        exposed=results[slowest].exposed_comm,
     )  # fmt: skip
     if distance := workload.measure_distance(workload.batch_size):
         terms["far_from_captured_size"] = FAR_SPREAD * math.log(distance)
-    spread = math.hypot(*terms.values()) if terms else 0.0
-    estimated = simulated.instructions.lowered[simulated.classes.program[slowest]].estimated
-    estimated_ops, estimated_seconds = list_marked_ops(timeline, estimated)
-    outside = list_outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
-    return Prediction(
-        workload=workload,
-        platform=platform,
-        host_profile=host.name,
-        iteration=seconds,
-        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
-        interval_terms=terms,
-        kernel_errors=errors,
-        host_spread=host.spread,
-        device_active=result.device_active,
-        device_idle=max(seconds - result.device_active, 0.0),
-        host=result.host,
-        exposed_comm=result.exposed_comm,
-        by_family=timeline.seconds_by_family(),
-        by_phase=sum_seconds_by_phase(timeline),
-        by_source=sum_seconds_by_source(timeline, costs),
-        estimated_ops=estimated_ops,
-        estimated_seconds=estimated_seconds,
-        outside=outside,
-        memory=memory,
-        warnings=(
-            *list_warnings(memory, results, simulated.instructions, tf32=tf32, check_memory=check_memory),
-            *describe_updates(workload.updates, seconds),
-        ),
-        timeline=timeline,
-        walk=simulated,
-        ranks=results,
-        imbalance=compute_imbalance(results),
-        gpus=len(workload.ranks),
-    )
+    estimated = instructions.lowered[simulated.classes.program[slowest]].estimated
+    warnings = list_warnings(memory, results, instructions, tf32=tf32, check_memory=check_memory)
+    return make_prediction(
+        workload, platform, simulated, costs, ranks=results, slowest=slowest, timeline=timeline, estimated=estimated,
+        host_profile=host.name, host_spread=host.spread, terms=terms, errors=errors, memory=memory,
+        outside=list_outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread()),
+        warnings=(*warnings, *describe_updates(workload.updates, simulated.seconds)),
+    )  # fmt: skip
 
 
 def _add_collectives(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:

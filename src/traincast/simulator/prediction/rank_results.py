@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -49,6 +49,12 @@ def _compute_peak_memory(instructions: StepInstructions) -> list[Memory]:
     return [compute_peak_memory(program) for program in instructions.programs]
 
 
+def list_rank_memory(simulated: StepSimulation) -> list[Memory]:
+    """Peak memory of every rank."""
+    held = _compute_peak_memory(simulated.instructions)
+    return [held[program] for program in simulated.instructions.ranks]
+
+
 def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
     """One result a class of ranks."""
     tables = [_Totals(simulated, group, simulation) for group, simulation in enumerate(simulated.walks)]
@@ -64,8 +70,11 @@ def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
 
 
 def make_fullest_memory(results: Sequence[RankResult], device: Device, programs: Sequence[Program]) -> DeviceMemory:
-    """The memory of the rank that holds most, on its device."""
+    """The memory of the rank that holds most, on its device; in host memory that of the one with most there."""
     fullest = max((result.memory for result in results), key=lambda memory: memory.peak_bytes)
+    host = max((result.memory.events for result in results), key=lambda events: events.host_bytes).host
+    if host is not fullest.events.host:
+        fullest = Memory(replace(fullest.events, host=host))
     return make_device_memory(fullest, device, communicators=count_communicators(programs))
 
 
@@ -103,16 +112,10 @@ class _Totals:
         """One rank's, which stands for `ranks`."""
         seconds, active, compute = (float(column[row]) for column in (self.seconds, self.active, self.compute))
         return RankResult(
-            ranks=ranks,
-            iteration=seconds,
-            device_active=active,
-            device_idle=max(seconds - active, 0.0),
-            compute=compute,
-            host=float(self.host[row]),
-            exposed_comm=active - compute,
-            waiting=max(float(self.waiting[row]), 0.0),
-            memory=memory,
-        )
+            ranks=ranks, iteration=seconds, device_active=active, device_idle=max(seconds - active, 0.0),
+            compute=compute, host=float(self.host[row]), exposed_comm=active - compute,
+            waiting=max(float(self.waiting[row]), 0.0), memory=memory,
+        )  # fmt: skip
 
 
 def compute_imbalance(results: Sequence[RankResult]) -> float:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.cost import Costs
 from traincast.hardware.platform import Platform
+from traincast.ir.rows import count_bytes_left_out
 from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.critical import PathPart
 from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.breakdown import (
     OutsideOp,
+    list_marked_ops,
     sum_seconds_by_layer,
     sum_seconds_by_module,
     sum_seconds_by_op,
+    sum_seconds_by_phase,
+    sum_seconds_by_source,
 )
 from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.prediction.parallel import ParallelFigures, list_layout_figures
 from traincast.simulator.prediction.rank_results import (
     RankResult,
+    compute_imbalance,
     find_step_path,
     sum_path_by_activity,
     sum_path_by_place,
@@ -30,7 +37,9 @@ from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.prediction.throughput import Throughput, compute_throughput
 from traincast.simulator.prediction.warnings import Trust
 from traincast.simulator.timeline import Timeline
+from traincast.utils.arrays import BoolArray
 from traincast.utils.display.text import format_milliseconds
+from traincast.utils.metrics import Z90
 from traincast.utils.results import Records, Result, drop_nested_values
 
 
@@ -143,10 +152,21 @@ class Prediction(Result):
         """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it."""
         return self.memory.used_bytes
 
+    @cached_property
+    def left_out_bytes(self) -> int:
+        """Bytes of rows of embedding tables that the step has and does not hold (docs/models.md, Rows)."""
+        return max(map(count_bytes_left_out, self.walk.instructions.programs)) if self.parallel is None else 0
+
+    @property
+    def fit_probability(self) -> float:
+        """How sure it is that every device holds all it must, rows of tables that are left out included."""
+        too_large = self.left_out_bytes and self.needed_bytes + self.left_out_bytes > self.memory.limit_bytes
+        return 0.0 if too_large else self.memory.fit_probability
+
     @property
     def fits(self) -> bool:
         """Whether every device holds all it must."""
-        return self.memory.fits
+        return self.fit_probability >= 0.5
 
     def _model_throughput(self, figures: ParallelFigures) -> Throughput:
         layout = figures.layout
@@ -273,3 +293,43 @@ def _make_rank_row(result: RankResult) -> dict[str, Any]:
         "memory_gb": result.memory.peak_bytes / 1e9,
         "memory_by_kind_gb": _convert_to_gigabytes(result.memory.by_kind),
     }
+
+
+def make_prediction(
+    workload: Workload, platform: Platform, simulated: StepSimulation, costs: Costs, *, ranks: tuple[RankResult, ...],
+    slowest: int, timeline: Timeline, estimated: BoolArray, host_profile: str, host_spread: float,
+    terms: dict[str, float], errors: dict[KernelCall, float], outside: tuple[OutsideOp, ...], memory: DeviceMemory,
+    warnings: tuple[str, ...],
+) -> Prediction:  # fmt: skip
+    """What a simulation says of a step, and of the rank that the others wait for (class `slowest`, whose `timeline` it
+    is): on GPUs and on a machine that was measured alike."""
+    result, seconds = ranks[slowest], simulated.seconds
+    spread = math.hypot(*terms.values()) if terms else 0.0
+    estimated_ops, estimated_seconds = list_marked_ops(timeline, estimated)
+    return Prediction(
+        workload=workload,
+        platform=platform,
+        host_profile=host_profile,
+        iteration=seconds,
+        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
+        interval_terms=terms,
+        kernel_errors=errors,
+        host_spread=host_spread,
+        device_active=result.device_active,
+        device_idle=max(seconds - result.device_active, 0.0),
+        host=result.host,
+        exposed_comm=result.exposed_comm,
+        by_family=timeline.seconds_by_family(),
+        by_phase=sum_seconds_by_phase(timeline),
+        by_source=sum_seconds_by_source(timeline, costs),
+        estimated_ops=estimated_ops,
+        estimated_seconds=estimated_seconds,
+        outside=outside,
+        memory=memory,
+        warnings=warnings,
+        timeline=timeline,
+        walk=simulated,
+        ranks=ranks,
+        imbalance=compute_imbalance(ranks),
+        gpus=len(workload.ranks),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from traincast.ir.rows import count_bytes_left_out
 from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
 from traincast.utils.display.text import format_duration, format_gigabytes, format_interval
@@ -49,15 +48,13 @@ def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
 def state_memory(p: Prediction) -> str:
     """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear. A step that takes more than there
     is only while the allocator keeps spare blocks is shown with the least that it needs."""
-    left_out = max(map(count_bytes_left_out, p.walk.instructions.programs)) if p.parallel is None else 0
-    needed, limit, sure = p.needed_bytes + left_out, p.platform.device.memory_bytes, p.memory.fit_probability
+    needed, limit, sure = p.needed_bytes + p.left_out_bytes, p.platform.device.memory_bytes, p.fit_probability
     if not math.isfinite(limit):
         return f"{needed / 1e9:.1f} GB of memory"
-    fits = p.fits and (not left_out or needed <= limit)
-    if fits and needed > limit:
+    if p.fits and needed > limit:
         needed = p.memory.required_bytes
-    word = "fits" if fits else "does not fit"
-    if not left_out and 1 - _SURE < sure < _SURE:
+    word = "fits" if p.fits else "does not fit"
+    if 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"
     return f"{word}, {format_gigabytes(needed)} of {format_gigabytes(limit)} GB"
 
@@ -68,7 +65,7 @@ def suggest_remedy(p: Prediction) -> str:
     if device.is_cpu or not used or p.workload.mode != "training":
         return ""
     if not p.fits:
-        return _suggest_for_memory(p)
+        return "traincast fits, which tries what would make it fit"
     share = {name: seconds / (p.iteration or 1.0) for name, seconds in split_critical_path(p).items()}
     is_eager = used.get("kernels") == "eager"
     if is_eager and (sum(share.get(name, 0.0) for name in _HOST) > _IDLE or p.device_idle / p.iteration > _IDLE):
@@ -83,13 +80,6 @@ def suggest_remedy(p: Prediction) -> str:
     if is_eager and fusable > _FUSABLE:
         return f"`compiled`, since it fuses the small kernels that are {fusable:.0%} of the step"
     return ""
-
-
-def _suggest_for_memory(p: Prediction) -> str:
-    if p.parallel is None:
-        return "a smaller `batch_size`, or `fsdp` on more `gpus`"
-    stronger = {"none": "selective", "light": "selective", "selective": "full"}.get(p.parallel.layout.checkpoint)
-    return f"`checkpoint={stronger}`, or more `gpus`" if stronger else "more `gpus`, or a shorter `seq_len`"
 
 
 def split_step(result: Prediction) -> list[tuple[str, float]]:

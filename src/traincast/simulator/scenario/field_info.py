@@ -33,12 +33,15 @@ _MOST_DIGITS = 18
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldInfo:
     """One field of a scenario. `kind` is "integer", "number", "flag", "choice" or "text"; `least` and `most` are the
-    limits of numbers; `default` says what stands for a value that is not given, `laws` are of `LAWS`."""
+    limits of numbers; `default` says what stands for a value that is not given, `laws` are of `LAWS`. `option` is that
+    of the command line, `described` the help with unit and default."""
 
     name: str
+    option: str
     kind: str
     group: str
     help: str
+    described: str
     unit: str
     default: str
     choices: tuple[Any, ...]
@@ -49,22 +52,10 @@ class FieldInfo:
     laws: tuple[str, ...] = ()
 
     @property
-    def option(self) -> str:
-        """The option of the command line: dashes before it and between its words."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
     def label(self) -> str:
         """What a form calls it: `Batch size`."""
         words = self.name.replace("_", " ")
         return "GPUs" if words == "gpus" else words.capitalize() if len(words) > 3 else words.upper()
-
-    @property
-    def described(self) -> str:
-        """Help with unit and default, as help and the reference page show it."""
-        known = [f"in {self.unit}"] if self.unit and self.unit not in self.help else []
-        known += [f"default {self.default}"] if self.default else []
-        return f"{self.help} ({'; '.join(known)})" if known else self.help
 
     def check(self, value: Any) -> None:
         """Rejects a value that the field cannot have."""
@@ -116,11 +107,14 @@ def make_field_info(name: str, hint: Any) -> FieldInfo:
     kind, meta = typing.get_args(declared)
     assert isinstance(meta, msgspec.Meta) and meta.extra is not None
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-    extra = meta.extra
+    extra, words = meta.extra, str(meta.description)
+    known = [f"in {extra['unit']}"] if extra["unit"] and extra["unit"] not in words else []
+    known += [f"default {extra['default']}"] if extra["default"] else []
     return FieldInfo(
-        name=name, kind="choice" if choices else {int: "integer", float: "number", bool: "flag"}.get(kind, "text"),
-        group=extra["group"], help=str(meta.description), unit=extra["unit"], default=extra["default"],
-        choices=choices, least=-math.inf if meta.ge is None else meta.ge,
+        name=name, option="--" + name.replace("_", "-"),
+        kind="choice" if choices else {int: "integer", float: "number", bool: "flag"}.get(kind, "text"),
+        group=extra["group"], help=words, described=f"{words} ({'; '.join(known)})" if known else words,
+        unit=extra["unit"], default=extra["default"], choices=choices, least=-math.inf if meta.ge is None else meta.ge,
         most=math.inf if meta.le is None else meta.le, needs=extra["needs"], is_file=extra["file"],
         laws=tuple(law for law in extra["law"].split(", ") if law),
     )  # fmt: skip

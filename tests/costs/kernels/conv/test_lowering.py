@@ -12,7 +12,7 @@ _WINDOW = {"stride": (2, 2), "padding": (3, 3), "dilation": (1, 1), "transposed"
 _FIRST_LAYER = CONV.call(
     "forward", batch=32, in_channels=3, out_channels=64, in_h=224, in_w=224, kernel_h=7, kernel_w=7,
     stride_h=2, stride_w=2, pad_h=3, pad_w=3, dilation_h=1, dilation_w=1, groups=1, channels_last=0.5,
-    direct=0,
+    direct=0, searched=0, slowness=1,
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_channels_last_is_read_from_the_strides():
     weight = tensor(64, 32, 3, 3)
     for source, output, expected in (
         (last(8, 32, 14, 14), last(8, 64, 14, 14), 1.0),
-        (last(8, 32, 14, 14), tensor(8, 64, 14, 14), 0.0),
+        (last(8, 32, 14, 14), tensor(8, 64, 14, 14), 1.0),  # cuDNN is asked for it, whatever the result is then
         (tensor(8, 32, 14, 14), tensor(8, 64, 14, 14), 0.0),
     ):
         inputs = {"input": source, "weight": weight}
@@ -91,10 +91,38 @@ def test_channels_last_is_read_from_the_strides():
         assert field(new, "channels_last") == max(expected, 0.5)  # newer libraries turn half
 
 
+def test_weights_in_channels_last_turn_the_image():
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": 1}
+    image, weight, result = tensor(8, 32, 14, 14), last(64, 32, 3, 3), last(8, 64, 14, 14)
+    context = LoweringContext(framework_version=(1, 12))
+
+    copy, forward = lowered("aten::convolution", {"input": image, "weight": weight}, result, context, **window)
+    inputs = {"grad_output": tensor(8, 64, 14, 14), "input": image, "weight": weight}
+    outputs = (image, weight)
+    backward = lowered(
+        "aten::convolution_backward", inputs, outputs, context, **window, output_mask=(True, True, False)
+    )
+
+    assert (copy.family.name, field(copy, "elements")) == ("copy", 8 * 32 * 14 * 14)
+    assert [call.family.name for call in backward] == ["copy", "copy", "conv", "conv"]
+    assert all(field(call, "channels_last") == 1 for call in (forward, *backward[2:]))
+
+
+def test_groups_of_older_releases_take_longer():
+    inputs = {"input": last(16, 64, 14, 14, dtype="float16"), "weight": tensor(64, 2, 3, 3, dtype="float16")}
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": 32}
+    old, new = (
+        lowered("aten::convolution", inputs, inputs["input"], LoweringContext(framework_version=version), **window)[0]
+        for version in ((1, 11), (1, 12))
+    )
+    assert field(old, "slowness") > field(new, "slowness") == 1
+
+
 @pytest.mark.parametrize(
     ("groups", "version", "layout", "direct"),
     [
-        (8, (1, 11), last, 1), (8, (1, 12), last, 0), (2, (1, 12), last, 1), (32, (1, 11), last, 0),
+        (8, (1, 11), last, 1), (8, (1, 12), last, 1), (4, (1, 12), last, 0), (2, (1, 12), last, 1),
+        (32, (1, 11), last, 0),
         (2, (2, 13), last, 0), (2, (1, 12), tensor, 0), (64, (1, 11), last, 0),
     ],
 )  # fmt: skip

@@ -10,9 +10,7 @@ import pytest
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.conv.model import ConvModel
-from traincast.costs.kernels.families import PROFILES, load_shipped_model
-from traincast.costs.kernels.model import load_state
+from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import list_device_keys, load_device
 
 
@@ -28,12 +26,13 @@ def conv(
     groups=1,
     channels_last=0,
     direct=0,
+    searched=0,
 ):
     pad = kernel // 2
     return CONV.call(
         kind, compute, batch=batch, in_channels=channels, out_channels=filters, in_h=size, in_w=size, kernel_h=kernel,
         kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1, dilation_w=1,
-        groups=groups, channels_last=channels_last, direct=direct,
+        groups=groups, channels_last=channels_last, direct=direct, searched=searched, slowness=1,
     )  # fmt: skip
 
 
@@ -125,18 +124,17 @@ def test_resnet_layers_agree_with_a_v100_trace_that_is_in_no_fit(call, measured_
 
 
 def test_without_a_search_only_wide_implicit_products_are_slower():
-    searched, shipped = ConvModel.from_state(load_state(PROFILES / "conv")), load_shipped_model("conv")
-    wide = [conv(32, 256, 1024, 14, 1), conv(32, 256, 1024, 14, 1, kind="backward_data"), conv(32, 256, 256, 28, 3, 2)]
+    wide = [(256, 1024, 14, 1), (256, 1024, 14, 1, 1, "backward_data"), (256, 256, 28, 3, 2)]
     same = [
-        conv(32, 256, 256, 14), conv(32, 64, 256, 56, 1), conv(32, 256, 1024, 14, 1, kind="backward_weights"),
-        conv(32, 256, 1024, 14, 1, compute="fp16"),
-    ]  # fmt: skip
-    ratio = [
-        shipped.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
-        / searched.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
-        for call in (*wide, *same)
+        (256, 256, 14),
+        (64, 256, 56, 1),
+        (256, 1024, 14, 1, 1, "backward_weights"),
+        (256, 1024, 14, 1, 1, "forward", "fp16"),
     ]
-    assert ratio == pytest.approx([1.36] * 3 + [1.0] * 4)
+    picked, found = (
+        seconds(load_device("v100"), *(conv(32, *sizes, searched=s) for sizes in wide + same)) for s in (0, 1)
+    )
+    assert picked / found == pytest.approx([1.36] * 3 + [1.0] * 4)
 
 
 def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():

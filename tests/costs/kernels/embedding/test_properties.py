@@ -12,7 +12,7 @@ from tests.costs.kernels.signatures import field, lowered, tensor
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.physics import PCIE_GBS, get_clock_hz
+from traincast.costs.kernels.physics import PCIE_GBS, get_clock_hz, get_dram_gain
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Reuse, Table, Uniform, Zipf
 from traincast.models.embeddings.load import Part, count_fetched_rows
@@ -87,13 +87,13 @@ def test_optimizers_cost_what_their_state_moves(key):
 def test_weights_of_lookups_cost_little_to_read_and_a_sort_to_update(key):
     plain, weighted = _tables(), _tables(weighted=True)
     assert 1.0 < _kernel(weighted, "tbe_forward", key) / _kernel(plain, "tbe_forward", key) < 1.05
-    assert _all(tbe_backward_calls(weighted, BATCH), key) > 1.1 * _all(tbe_backward_calls(plain, BATCH), key)
+    assert _all(tbe_backward_calls(weighted, BATCH), key) > 1.08 * _all(tbe_backward_calls(plain, BATCH), key)
 
 
 @pytest.mark.parametrize("key", DEVICES)
 def test_host_memory_is_slower_by_the_ratio_of_bandwidths(key):
     device = load_device(key)
-    ratio = device.dram_bandwidth / (1e9 * PCIE_GBS[device.pcie_gen])
+    ratio = get_dram_gain(device) * device.dram_bandwidth / (1e9 * PCIE_GBS[device.pcie_gen])
     slower = _kernel(_tables(), "tbe_forward", key, host=1) / _kernel(_tables(), "tbe_forward", key)
     assert 0.8 * ratio < slower < ratio  # device memory is read at 94 % of its peak, and has results to write
     updated = _kernel(_tables(), "tbe_backward_sgd", key, host=1) / _kernel(_tables(), "tbe_backward_sgd", key)
@@ -180,3 +180,9 @@ def test_uneven_bags_hold_their_kernel_up(key, kind):
     even, uneven, one_long = (_kernel(_tables(pooling=lengths), kind, key) for lengths in pooling)
     assert even <= uneven * 1.001
     assert one_long > max(uneven, 10_000 * 0.2e-6)
+
+
+def test_lookups_on_pascal_run_at_the_rate_of_its_streams():
+    """Given the same table, when it is looked up on P100 and V100, then their streams' rates tell the times apart."""
+    p100, v100 = (_kernel(_tables(), "tbe_forward", key) * load_device(key).dram_bandwidth for key in ("p100", "v100"))
+    assert 1.15 < p100 / v100 < 1.25

@@ -80,7 +80,7 @@ def fit_weights(data: Measurements) -> ConvParameters:
     size = len(data.devices)
     g = Geometry.of(data.calls)
     limits = np.array([part.max() for part in (g.batch, g.channels, g.filters, g.height)])
-    spread = np.full(size, 0.15)  # a placeholder, as 0.3 for other chips: `with_spread` sets both
+    spread = np.full(size, 0.15)  # a placeholder, as 0.3 for other chips: `fit` sets both
     return ConvParameters(
         Chips.of(data.devices), np.array(plain), np.array(tensor), plain_pool, tensor_pool, spread, 0.3, limits
     )
@@ -307,7 +307,7 @@ class ConvTraining(ModelTraining[ConvSamples, ConvModel]):
         sigma = [_spread(trial, judged, left_out, key) for key in fitted.parameters_.chips.keys]
         plain = seen & calls.is_compute("fp32")
         unseen = compute_unseen_spread(samples, seen, plain, physics_predictor)
-        return ConvModel(fitted.parameters_.with_spread(np.array(sigma), unseen), fitted.residual_)
+        return ConvModel(replace(fitted.parameters_, sigma=np.array(sigma), unseen_sigma=unseen), fitted.residual_)
 
     def provenance(self, fitted: ConvModel, samples: ConvSamples) -> dict[str, Any]:
         """With the errors of either source, and what the host adds on each device."""

@@ -149,9 +149,8 @@ class RowTraining(FamilyTraining[VectorSamples, RowParameters]):
         trial = self.predictor(self.fit(samples.take(seen & ~left_out & telling)))
         sigma = compute_device_spreads(samples, left_out & telling, trial, fitted.chips.keys, _LEAST_SPREAD)
         use = seen & telling
-        return fitted.with_spread(
-            sigma, compute_unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
-        )
+        unseen = compute_unseen_spread(samples, use, use, lambda others: self.predictor(self.fit(others)))
+        return replace(fitted, sigma=sigma, unseen_sigma=unseen)
 
 
 class SoftmaxTraining(RowTraining):

@@ -6,6 +6,7 @@ its data loaders nor torchvision are needed to build a model; both are left out 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.kept_captures import load_kept_capture
 
-_RENAMED = {"swin_v2_cr": "swinv2_cr"}  # names of models as they were measured, and as the release has them
+# names of models as they were measured, and as the release has them; NFNets with SiLU for GELU, which costs the same
+_RENAMED = (("swin_v2_cr", "swinv2_cr"), (r"(nfnet_f\d)s$", r"\1"))
 _KEPT = 4  # workloads in memory: rows of one program follow each other
 
 
@@ -106,8 +108,8 @@ def _make_step(timm: Any, step: TimmStep, batch: int) -> Callable[[], None]:
 def _make_model(timm: Any, step: TimmStep) -> Any:
     """The model for images of this size; those that divide images into patches are told it."""
     name = step.model
-    for old, new in _RENAMED.items():
-        name = name.replace(old, new)
+    for old, new in _RENAMED:
+        name = re.sub(old, new, name)
     if not timm.is_model(name):
         raise TraincastError(f"timm {timm.__version__} has no model '{step.model}'")
     model = timm.create_model(name)

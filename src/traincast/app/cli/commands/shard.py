@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.torchrec_out, write_torchrec_plan(args.tables, result.task, result.best.plan))
     written = None if args.out is None else str(args.out)
     print_result(result, lambda shown: format_sharding(shown, written), as_json=args.json, options=args.options)
-    return OK if result.best.memory.fits else CHECK_FAILED
+    return OK if result.best.fits else CHECK_FAILED
 
 
 def _compare_platforms(args: argparse.Namespace, places: list[str]) -> int:
@@ -76,7 +76,7 @@ def _compare_platforms(args: argparse.Namespace, places: list[str]) -> int:
         print_json({"platforms": [result.to_dict() for result in results]})
     else:
         print_text(name_options(format_platforms(results), args.options))
-    return OK if all(result.best.memory.fits for result in results) else CHECK_FAILED
+    return OK if all(result.best.fits for result in results) else CHECK_FAILED
 
 
 def _search(args: argparse.Namespace, place: str) -> ShardingResult:

@@ -55,10 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host-scale",
-        type=_parse_scale,
-        default=1.0,
+        type=float,
         metavar="N",
-        help="how many times as slow as the profile's the host is; 'auto' tells it from the trace's launch calls",
+        help="how many times as slow as the profile's the host is (default: as the trace's launch calls say)",
     )
     parser.add_argument(
         "--twice",
@@ -74,11 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="op or annotation at which steps begin, '*' for anything (default: ProfilerStep, else an optimizer's "
         "steps, else annotations that call themselves steps, else the period of the kernels)",
     )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="the second trace against the first, or against a saved prediction: what changed, and why",
-    )
+    compared = "the second trace against the first, or against a saved prediction: what changed, and why"
+    parser.add_argument("--compare", action="store_true", help=compared)
     parser.add_argument(
         "--top", type=_parse_rows, metavar="N", help=f"all tables, with this many rows each (default {TOP})"
     )
@@ -87,10 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tables-format", choices=TABLE_FORMATS, default=TABLE_FORMATS[0], help="of those files (default csv)"
     )
-
-
-def _parse_scale(text: str) -> float | None:
-    return None if text == "auto" else float(text)
 
 
 def _parse_rows(text: str) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.attention.physics import (
@@ -21,7 +19,7 @@ from traincast.costs.kernels.attention.physics import (
     count_query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import Chips, ParametricModel, State
+from traincast.costs.kernels.model import ArrayRecord, Chips, ParametricModel
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
@@ -39,7 +37,7 @@ _UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/att
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionParameters:
+class AttentionParameters(ArrayRecord):
     """Feature weights per device (those of the cache copy last), pooled ones per kernel, spreads, fitted sizes."""
 
     chips: Chips
@@ -50,27 +48,6 @@ class AttentionParameters:
     limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
     backward: FloatArray  # weights of `BACKWARD_FEATURES`, a row for each of `KERNEL_NAMES`; 0 where none was measured
     backward_sigma: FloatArray  # of each kernel
-
-    def state(self) -> State:
-        """As arrays."""
-        return {
-            **self.chips.state(),
-            "weights": self.weights,
-            "pooled": self.pooled,
-            "sigma": self.sigma,
-            "unseen_sigma": np.array([self.unseen_sigma]),
-            "limits": self.limits,
-            "backward": self.backward,
-            "backward_sigma": self.backward_sigma,
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> AttentionParameters:
-        """Read back from arrays."""
-        names = ("weights", "pooled", "sigma", "limits", "backward", "backward_sigma")
-        weights, pooled, sigma, limits, *backward = (np.asarray(state[name], dtype=np.float64) for name in names)
-        unseen = float(state["unseen_sigma"][0])
-        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits, *backward)
 
     def weights_on(self, device: Device) -> FloatArray:
         """Weights of the device, of its chip, or of its kernel on other devices."""

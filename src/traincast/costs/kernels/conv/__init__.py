@@ -13,6 +13,8 @@ CONV = Family(
         "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups",
         "channels_last",  # 1 where the tensors already are as tensor cores want them, 0.5 where half need no copy
         "direct",  # 1 where the cuDNN of the day has no GEMM for these groups: plain cores multiply one by one
+        "searched",  # 1 where the fastest way was looked for (`cudnn.benchmark`), not picked by a heuristic
+        "slowness",  # times as long as modelled, in the release at hand
     ),
 )  # fmt: skip
 RECORD = FamilyRecord(
@@ -20,6 +22,6 @@ RECORD = FamilyRecord(
     package=__name__,
     roofline="physics:conv_seconds",
     roofline_sigma=0.5,  # algorithms differ more than shapes say: median error of 37 %
-    model="model:UnsearchedConvModel",
+    model="model:ConvModel",
     profile="conv",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,11 +15,14 @@ from traincast.costs.kernels.operands import (
     require_operand,
 )
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
-from traincast.costs.kernels.streaming.launches import make_iterated_call, make_reduction_call
+from traincast.costs.kernels.streaming.launches import make_iterated_call, make_layout_copy, make_reduction_call
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
-_GROUPS_AT_ONCE, _WIDE_GROUP = 32, 32  # groups; channels of one
+_GROUPS_AT_ONCE, _CHANNELS_AT_ONCE, _TAPS_AT_ONCE = 32, 16, 9  # of the groups that cuDNN has kernels for
+# time of groups over that of the kernels of PyTorch 1.13 on, and of those that plain cores multiply over that before
+# 1.12: RTX 3090, timm's families that are not held back
+_GROUPED_BEFORE, _DIRECT_SINCE = 1.7, 0.67
 # since this PyTorch, the cuDNN that comes with it saves half of the copies between layouts: ResNet-50 on A100 and A6000
 # takes 0.83 to 0.87 of its time with 1.7 and 1.9, in fp16 and TF32 alike (Lambda's boards that are not held back)
 _TURNS_HALF_SINCE, _HALF = (1, 13), 0.5
@@ -72,7 +76,8 @@ def _make_conv_call(
     stride_h, stride_w = (*pad, *window.stride[cut:])
     pad_h, pad_w = (*(0 for _ in pad), *window.padding[cut:])
     dilation_h, dilation_w = (*pad, *window.dilation[cut:])
-    last = _is_channels_last(image) and _is_channels_last(result)
+    last = _runs_channels_last(image, result, weight, context)
+    direct = last and image.itemsize == 2 and _lacks_grouped_gemm(window.groups, image.shape[1], weight, context)
     return CONV.call(
         kind,
         _choose_conv_compute(image, context),
@@ -91,7 +96,9 @@ def _make_conv_call(
         dilation_w=dilation_w,
         groups=window.groups,
         channels_last=_count_saved_copies(context, last=last),
-        direct=int(last and image.itemsize == 2 and _lacks_grouped_gemm(window.groups, image.shape[1], context)),
+        direct=int(direct),
+        searched=int(context.searched),
+        slowness=_find_slowness(window.groups, image, context, direct=direct),
     )
 
 
@@ -102,12 +109,46 @@ def _count_saved_copies(context: LoweringContext, *, last: bool) -> float:
     return _HALF if context.capability and context.framework_version >= _TURNS_HALF_SINCE else 0.0
 
 
-def _lacks_grouped_gemm(groups: int, channels: int, context: LoweringContext) -> bool:
-    """Whether cuDNN, as PyTorch came with it, computes these groups without matrix units in channels last. Before 1.13
-    it had kernels for multiples of 32 groups (and others for one channel a group), from 1.12 for narrow groups too."""
-    if groups == 1 or groups == channels or groups % _GROUPS_AT_ONCE == 0 or context.framework_version >= (1, 13):
+def _lacks_grouped_gemm(groups: int, channels: int, weight: TensorSpec, context: LoweringContext) -> bool:
+    """Whether cuDNN, as PyTorch came with it, computes these groups without matrix units in channels last. Before 1.12
+    it had kernels for multiples of 32 groups (and others for one channel a group), in 1.12 for 32 groups and for 3x3 of
+    16 channels a group."""
+    if groups in (1, channels) or context.framework_version >= (1, 13):
         return False
-    return context.framework_version < (1, 12) or channels // groups >= _WIDE_GROUP
+    if context.framework_version < (1, 12):
+        return groups % _GROUPS_AT_ONCE != 0
+    small = channels // groups == _CHANNELS_AT_ONCE and prod(weight.shape[2:]) == _TAPS_AT_ONCE
+    return groups != _GROUPS_AT_ONCE and not small
+
+
+def _find_slowness(groups: int, image: TensorSpec, context: LoweringContext, *, direct: bool) -> float:
+    """How many times as long as modelled the release's kernels of these groups take."""
+    if groups in (1, image.shape[1]) or image.itemsize != 2 or not context.capability:
+        return 1.0
+    before = context.framework_version < (1, 12)
+    return (1.0 if before else _DIRECT_SINCE) if direct else (_GROUPED_BEFORE if before else 1.0)
+
+
+def _runs_channels_last(image: TensorSpec, result: TensorSpec, weight: TensorSpec, context: LoweringContext) -> bool:
+    """Whether the kernel takes channels last: on NVIDIA's GPUs where either the image or the weights are so."""
+    if context.capability and (_is_surely_channels_last(image) or _is_surely_channels_last(weight)):
+        return True
+    return _is_channels_last(image) and _is_channels_last(result)
+
+
+def _is_surely_channels_last(spec: TensorSpec) -> bool:
+    """Whether the strides can only be those of channels last: neighbours in a row are all channels apart."""
+    apart = spec.shape[1] > 1 and spec.stride[1] == 1 and spec.stride[-1] == spec.shape[1]
+    return apart and len(spec.shape) > 3
+
+
+def _turn_to_channels_last(
+    tensors: Sequence[TensorSpec], weight: TensorSpec, context: LoweringContext
+) -> tuple[Item, ...]:
+    """PyTorch's copies of those images that are not as the kernel takes them."""
+    if not context.capability or not any(map(_is_surely_channels_last, (*tensors, weight))):
+        return ()
+    return tuple(make_layout_copy(spec) for spec in tensors if not _is_channels_last(spec))
 
 
 def _is_channels_last(spec: TensorSpec) -> bool:
@@ -127,10 +168,9 @@ def lower_convolution(signature: Signature, context: LoweringContext) -> tuple[I
     source, weight, bias = signature.inputs[0], signature.inputs[1], find_operand(signature, "bias", 2)
     output = signature.outputs[0]
     window = _Window.of(signature, len(source.shape) - 2)
-    if window.transposed:
-        calls: tuple[Item, ...] = (_make_conv_call("backward_data", output, source, weight, window, context),)
-    else:
-        calls = (_make_conv_call("forward", source, output, weight, window, context),)
+    kind, image, result = ("backward_data", output, source) if window.transposed else ("forward", source, output)
+    calls = _turn_to_channels_last((source,), weight, context)
+    calls += (_make_conv_call(kind, image, result, weight, window, context),)
     if bias is not None:
         calls += (make_iterated_call("add", (output, bias), (output,)),)
     return calls
@@ -155,7 +195,7 @@ def lower_convolution_backward(signature: Signature, context: LoweringContext) -
     window = _Window.of(signature, len(source.shape) - 2)
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, False)
-    calls: tuple[Item, ...] = ()
+    calls = _turn_to_channels_last((grad, source), weight, context)
     image, result = (grad, source) if window.transposed else (source, grad)
     if wanted[0]:
         kind = "forward" if window.transposed else "backward_data"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from traincast.costs.kernels.conv.physics import (
     estimate_direct_seconds,
 )
 from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
-from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.costs.kernels.model import ArrayRecord, Chips, KernelModel, State
 from traincast.costs.kernels.physics import WAITING_SHARE
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
@@ -43,10 +43,13 @@ _UNALIGNED_FLOPS = 280.0
 _TURNED_SHARE = 0.82  # of the sheet's DRAM rate
 _TURNED_PER_CLOCK = 1.4  # elements of an SM: ResNet-50 in fp16 on A100 with PyTorch 1.7 and 1.9 (Lambda)
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
+# time of what the heuristic picks over that of the fastest, where Winograd does not apply and tensor cores do not
+# compute (`implicit_convolve_sgemm`, `dgrad_engine`): 1.34 forwards and 1.38 for data in the ResNet-50 trace of V100
+_UNSEARCHED = 1.36
 
 
 @dataclass(frozen=True, slots=True)
-class ConvParameters:
+class ConvParameters(ArrayRecord):
     """Weights per device (fp32 and tensor cores), pooled ones for other devices, spreads, and the fitted range."""
 
     chips: Chips
@@ -67,26 +70,6 @@ class ConvParameters:
         """How many times the farthest size of a call is larger than what was fitted; 1 inside."""
         sizes = np.stack([g.batch, g.channels, g.filters, g.height], axis=1)
         return np.asarray(np.maximum((sizes / self.limits).max(axis=1), 1.0))
-
-    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> ConvParameters:
-        """The same weights with these spreads."""
-        return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
-
-    def state(self) -> State:
-        """As arrays."""
-        arrays = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
-        return {
-            **self.chips.state(),
-            **{name: getattr(self, name) for name in arrays},
-            "unseen_sigma": np.array([self.unseen_sigma]),
-        }
-
-    @staticmethod
-    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> ConvParameters:
-        """Read back from arrays."""
-        names = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
-        arrays = {name: np.asarray(state[name], dtype=np.float64) for name in names}
-        return ConvParameters(chips=Chips.from_state(state), unseen_sigma=float(state["unseen_sigma"][0]), **arrays)
 
 
 def estimate_algorithm_seconds(
@@ -150,9 +133,8 @@ class ConvModel(KernelModel):
     """Forward, data gradient and filter gradient. Fitted state: `parameters_`, and `residual_` (trees)."""
 
     family: ClassVar[Family] = CONV
-    UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
+    UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data of a chip is thin
     _DEPTHWISE: ClassVar[float] = 0.6  # log-sigma: assumed, there is no data for it
-    _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
     def __init__(self, parameters: ConvParameters, residual: ConvTrees | None = None) -> None:
         self.parameters_ = parameters
@@ -170,22 +152,23 @@ class ConvModel(KernelModel):
         if measured is not device:  # trees know the rounding of tiles on the chip that was measured
             by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, measured, tensor)
         learned = self._correct(seconds, by_algorithm, calls, g, measured, tensor)
-        unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
+        unsearched = ~(g.winograd | g.winograd5 | tensor | g.weights | (calls["searched"] == 1))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
-        seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
+        seconds = np.where(unsearched, _UNSEARCHED * seconds, seconds)
         turned = np.where(tensor, np.where(has_unaligned_channels(g, device), 1.0, 1.0 - calls["channels_last"]), 0.0)
         seconds = seconds + turned * _estimate_layout_seconds(g, device, calls.item_bytes())
         if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
             saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
             least = g.flops / (saved * device.get_peak_flops("fp32"))
             seconds = np.where(tensor, seconds, np.maximum(seconds, least))
+        seconds = seconds * calls["slowness"]
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + estimate_depthwise_seconds(g, device, calls.item_bytes()), seconds)
         direct = calls["direct"] == 1
         if direct.any():
-            seconds = np.where(direct, estimate_direct_seconds(g, device), seconds)
+            seconds = np.where(direct, calls["slowness"] * estimate_direct_seconds(g, device), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
-        sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
+        sigma = np.where(learned | (row < 0), sigma, np.hypot(sigma, self.UNMEASURED))
         sigma = np.where(depthwise | direct, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
         factor = self.parameters_.factor_outside(g)
         known, new_gpu = learned & (factor <= 1.0), np.full(len(calls), row < 0)
@@ -224,15 +207,6 @@ class ConvModel(KernelModel):
         return np.asarray(g.winograd & calls.is_kind("forward"))
 
 
-class UnsearchedConvModel(ConvModel):
-    """Convolutions as PyTorch runs them unless `cudnn.benchmark` is set: a heuristic picks the way. Where Winograd
-    does not apply, tensor cores do not compute and there are many channels, it takes slower kernels forwards and for
-    data gradients (`implicit_convolve_sgemm`, `dgrad_engine`): 1.34 and 1.38 times the time of the searched ones in the
-    ResNet-50 trace of V100."""
-
-    _UNSEARCHED: ClassVar[float] = 1.36
-
-
 def _split_rows(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
     """The chosen rows, a few thousand at a time: their features then stay in cache."""
     rows = np.flatnonzero(chosen)
@@ -244,7 +218,7 @@ def _estimate_layout_seconds(g: Geometry, device: Device, item: FloatArray) -> F
     of the SMs, which take elements one by one. So does MIOpen, the filters too, in kernels of their own that are mostly
     start where tensors are small."""
     if device.vendor == "amd":
-        values = g.input_size + g.output_size + g.filter_size
+        values = g.total_size
         return np.asarray(2.0 * item * values / (_TURNED_SHARE * device.dram_bandwidth) + 3.0 * START_SECONDS)
     values = g.input_size + g.output_size
     by_sms = values / (_TURNED_PER_CLOCK * device.num_sms * 1e6 * device.effective_clock_mhz)

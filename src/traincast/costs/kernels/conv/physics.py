@@ -32,6 +32,7 @@ _FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
 _WINOGRAD = 1.5  # fewer multiplications of 3x3 windows at stride 1, after the cost of its transforms
 # of cuDNN's direct kernels in channels last: wide groups of RTX 3090's nfnets and regnets in timm's steps
 _DIRECT_SHARE, _DIRECT_CHANNELS = 0.15, 58.0
+_UNROLLED_TAPS = 9  # of the depthwise kernels that are compiled for their window; others loop over it
 _CONV_SHARE = 0.85  # of a plain product of the same size
 
 
@@ -103,6 +104,11 @@ class Geometry:
         return self.groups * self.channels * self.filters * self.taps
 
     @property
+    def total_size(self) -> FloatArray:
+        """Elements of input, output and filters."""
+        return self.input_size + self.output_size + self.filter_size
+
+    @property
     def flops(self) -> FloatArray:
         """Operations of any of the three directions."""
         return 2.0 * self.output_size * self.channels * self.taps
@@ -116,35 +122,26 @@ def compute_implicit_gemm_features(g: Geometry, device: Device, rate: FloatArray
     cols = np.where(g.data, g.channels, g.filters)
     # of a strided filter's taps only some meet an input position; kernels skip part of the others
     depth = np.select([g.data, g.weights], [g.filters * g.taps / np.sqrt(g.stride), positions], g.channels * g.taps)
-    least, extra = None, np.zeros(len(rows))
+    seconds, parts = [], []
     for tile_rows, tile_cols, efficiency in _TILES:
         blocks = g.groups * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
-        split = np.where(
-            g.weights, np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1)), 1.0
-        )
-        seconds = _count_waves(blocks * split, device) * _estimate_tile_seconds(
-            tile_rows, tile_cols, depth / split, efficiency, rate
-        )
-        parts = np.where(split > 1, split * g.filter_size * 4.0, 0.0)
-        if least is None:
-            least, extra = seconds, parts
-        else:
-            extra, least = np.where(seconds < least, parts, extra), np.minimum(seconds, least)
-    assert least is not None
-    moved = (g.input_size + g.output_size + g.filter_size) * item + extra
+        most = np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1))
+        split = np.where(g.weights, most, 1.0)
+        tile = _estimate_tile_seconds(tile_rows, tile_cols, depth / split, efficiency, rate)
+        seconds.append(_count_waves(blocks * split, device) * tile)
+        parts.append(np.where(split > 1, split * g.filter_size * 4.0, 0.0))
+    fastest = np.argmin(seconds, axis=0)[None]
+    least, extra = (np.take_along_axis(np.array(each), fastest, axis=0)[0] for each in (seconds, parts))
+    moved = g.total_size * item + extra
     return np.stack([least, moved / device.dram_bandwidth], axis=1)
 
 
 def compute_winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
     """[GEMMs, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
     inner, outer, out_h, out_w = _orient_sizes(g)
-    tiles = None
-    for images, down, side in _WINOGRAD_BLOCKS:
-        count = np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
-        tiles = count if tiles is None else np.minimum(tiles, count)
-    assert tiles is not None
+    tiles = np.minimum.reduce(_count_winograd_blocks(g, out_h, out_w))
     block = _estimate_winograd_block(inner, rate)
-    moved = 4.0 * (g.input_size + g.output_size + g.filter_size) / device.dram_bandwidth
+    moved = 4.0 * g.total_size / device.dram_bandwidth
     transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
     return np.stack([_count_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
 
@@ -154,59 +151,53 @@ def compute_nonfused_winograd_features(g: Geometry, device: Device, rate: FloatA
     inner, outer, out_h, out_w = _orient_sizes(g)
     tiles = g.batch * np.ceil(out_h / 4) * np.ceil(out_w / 4)
     products = np.where(g.winograd5, 144.0, 36.0)  # of a tile of 4x4 outputs
-    least = None
-    rows, cols, depth = np.where(g.weights, g.channels, tiles), np.where(g.weights, g.filters, outer), inner
-    depth = np.where(g.weights, tiles, depth)
-    for tile_rows, tile_cols, efficiency in _BATCHED_TILES:
-        blocks = products * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
-        seconds = _count_waves(blocks, device) * _estimate_tile_seconds(tile_rows, tile_cols, depth, efficiency, rate)
-        least = seconds if least is None else np.minimum(least, seconds)
-    assert least is not None
+    rows, cols = np.where(g.weights, g.channels, tiles), np.where(g.weights, g.filters, outer)
+    depth = np.where(g.weights, tiles, inner)
+    seconds = [
+        _count_waves(products * np.ceil(rows / high) * np.ceil(cols / wide), device)
+        * _estimate_tile_seconds(high, wide, depth, efficiency, rate)
+        for high, wide, efficiency in _BATCHED_TILES
+    ]
+    least = np.minimum.reduce(seconds)
     moved = 4.0 * (g.input_size + g.output_size + products * tiles * (inner + outer)) / device.dram_bandwidth
     transform = 4.0 * (g.taps + products) * g.channels * g.filters / device.dram_bandwidth
     even = g.channels % 4 == 0
     return np.stack([least, moved, np.where(even, transform, 0.0), np.where(even, 0.0, transform)], axis=1)
 
 
-def estimate_gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
+def estimate_forward_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of forward convolutions in fp32 by each tile, in whole waves: of the implicit GEMM, of
+    the fused Winograd kernel, of the 36 GEMMs of the four-kernel one."""
     rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
-    seconds = []
-    for rows, cols in _FORWARD_TILES:
-        blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
-        seconds.append(
-            np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels * g.taps, 1.0, rate)
-        )
-    return seconds
+    positions, squares = g.batch * g.out_h * g.out_w, g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
+    ways = [(tile, 1.0, positions, g.channels * g.taps) for tile in _FORWARD_TILES]
+    ways += [(tile, 36.0, squares, g.channels) for tile in _FORWARD_BATCHED_TILES]
+    gemms = [
+        np.ceil(products * np.ceil(count / rows) * np.ceil(g.filters / cols) / device.num_sms)
+        * _estimate_tile_seconds(rows, cols, depth, 1.0, rate)
+        for (rows, cols), products, count, depth in ways
+    ]
+    fused = [
+        np.ceil(blocks * np.ceil(g.filters / 32) / device.num_sms) * _estimate_winograd_block(g.channels, rate)
+        for blocks in _count_winograd_blocks(g, g.out_h, g.out_w)
+    ]
+    return [*gemms[: len(_FORWARD_TILES)], *fused, *gemms[len(_FORWARD_TILES) :]]
 
 
-def estimate_winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
-    rate = device.get_sustained_flops("fp32") / device.num_sms
-    seconds = []
-    for images, down, side in _WINOGRAD_BLOCKS:
-        count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
-        waves = np.ceil(count * np.ceil(g.filters / 32) / device.num_sms)
-        seconds.append(waves * _estimate_winograd_block(g.channels, rate))
-    return seconds
-
-
-def estimate_nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
-    """Seconds of the 36 GEMMs of forward four-kernel Winograd by each tile, in whole waves."""
-    rate = np.full(len(g.batch), device.get_sustained_flops("fp32") / device.num_sms)
-    tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
-    seconds = []
-    for rows, cols in _FORWARD_BATCHED_TILES:
-        blocks = 36 * np.ceil(tiles / rows) * np.ceil(g.filters / cols)
-        seconds.append(np.ceil(blocks / device.num_sms) * _estimate_tile_seconds(rows, cols, g.channels, 1.0, rate))
-    return seconds
+def _count_winograd_blocks(g: Geometry, out_h: FloatArray, out_w: FloatArray) -> list[FloatArray]:
+    """Blocks of the fused Winograd kernel over one produced channel, by each of their shapes."""
+    return [
+        np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
+        for images, down, side in _WINOGRAD_BLOCKS
+    ]
 
 
 def estimate_depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
     """Convolutions with one channel per group: every tap is a load from cache, so lanes or memory limit."""
     lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
-    cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
-    moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)
+    per_tap = np.where(g.taps <= _UNROLLED_TAPS, 5.0, 14.0)
+    cycles = (40.0 + per_tap * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
+    moved = g.total_size * item / (0.6 * device.dram_bandwidth)
     return np.asarray(np.hypot(cycles / lanes, moved))
 
 
@@ -243,29 +234,15 @@ def _estimate_tile_seconds(rows: int, cols: int, depth: FloatArray, efficiency: 
     return np.asarray(2.0 * rows * cols * 8.0 * np.ceil(depth / 8.0) / (efficiency * rate))
 
 
-def count_output_positions(calls: Calls) -> FloatArray:
-    """Positions of the output image of every (not transposed) convolution."""
-    out = np.ones(len(calls))
-    for side in ("h", "w"):
-        reach = calls[f"dilation_{side}"] * (calls[f"kernel_{side}"] - 1.0) + 1.0
-        out = out * (np.floor((calls[f"in_{side}"] + 2 * calls[f"pad_{side}"] - reach) / calls[f"stride_{side}"]) + 1.0)
-    return out
-
-
 def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Implicit GEMM over output positions (data: input positions; weights: their gradients)."""
-    groups, batch = calls["groups"], calls["batch"]
-    channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
-    window = calls["kernel_h"] * calls["kernel_w"]
-    positions, pixels = batch * count_output_positions(calls), batch * calls["in_h"] * calls["in_w"]
-    data, weights = calls.is_kind("backward_data"), calls.is_kind("backward_weights")
-    m = np.where(weights, filters, np.where(data, pixels, positions))
-    n = np.where(weights, channels * window, np.where(data, channels, filters))
-    k = np.where(weights, positions, np.where(data, filters * window * positions / pixels, channels * window))
-    square = (window == 9) & (calls["stride_h"] * calls["stride_w"] == 1) & (groups == 1) & calls.is_compute("fp32")
-    gain = np.where(square & ~weights, _WINOGRAD, 1.0) * _CONV_SHARE
-    arithmetic = (
-        estimate_gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), get_flop_rate(calls, device), device) / gain
-    )
-    sizes = pixels * channels * groups + positions * filters * groups + channels * filters * window * groups
-    return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(sizes * calls.item_bytes(), device)))
+    g = Geometry.of(calls)
+    positions, pixels = g.batch * g.out_h * g.out_w, g.batch * g.height * g.width
+    m = np.where(g.weights, g.filters, np.where(g.data, pixels, positions))
+    n = np.where(g.weights, g.channels * g.taps, np.where(g.data, g.channels, g.filters))
+    k = np.where(g.weights, positions, np.where(g.data, g.filters * g.taps * positions / pixels, g.channels * g.taps))
+    gain = np.where(g.winograd & ~g.weights, _WINOGRAD, 1.0) * _CONV_SHARE
+    rate = get_flop_rate(calls, device)
+    arithmetic = estimate_gemm_arithmetic_seconds(g.groups, m, n, np.maximum(k, 1.0), rate, device) / gain
+    moved = estimate_memory_seconds(g.total_size * calls.item_bytes(), device)
+    return np.asarray(start + np.maximum(arithmetic, moved))

@@ -15,12 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.conv.physics import (
-    Geometry,
-    estimate_gemm_tile_seconds,
-    estimate_nonfused_tile_seconds,
-    estimate_winograd_tile_seconds,
-)
+from traincast.costs.kernels.conv.physics import Geometry, estimate_forward_tile_seconds
 from traincast.costs.kernels.model import Chips, State
 from traincast.hardware.device import ADA, AMPERE, PASCAL, TURING, VOLTA, Device
 from traincast.utils.arrays import BoolArray, FloatArray
@@ -137,20 +132,14 @@ def compute_own_tree_features(g: Geometry, device: Device, by_algorithm: FloatAr
         g.height % 2, g.height % 4, g.channels % 4, g.channels % 8, g.channels % 32, g.filters % 4, g.filters % 32,
         g.filters % 64, g.filters % 128,
     ]  # fmt: skip
-    candidates = [
-        *estimate_gemm_tile_seconds(g, device),
-        *estimate_winograd_tile_seconds(g, device),
-        *estimate_nonfused_tile_seconds(g, device),
-        *by_algorithm.T,
-    ]
-    ratios = np.array(candidates) / best
+    ratios = np.array([*estimate_forward_tile_seconds(g, device), *by_algorithm.T]) / best
     return np.concatenate([np.log2(np.array(sizes)), np.array(parts), np.log2(ratios)]).T
 
 
 def compute_shared_tree_features(calls: Calls, g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
     """What the shared trees may look at: sizes, kind and type, how the ways compare, and the device's balance."""
     best = by_algorithm.min(axis=1)
-    moved = (g.input_size + g.output_size + g.filter_size) * calls.item_bytes() / device.dram_bandwidth
+    moved = g.total_size * calls.item_bytes() / device.dram_bandwidth
     sizes = [
         g.batch, g.channels, g.filters, g.height, g.width, g.batch * g.out_h * g.out_w, g.taps, best, g.filter_size,
         g.input_size, g.output_size, moved / best, *np.minimum(by_algorithm / best[:, None], _MOST_RATIO).T,

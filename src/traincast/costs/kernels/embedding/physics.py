@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import get_clock_hz, get_pinned_rate
+from traincast.costs.kernels.physics import get_clock_hz, get_dram_gain, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.models.embeddings.load import CACHE_BYTES
 from traincast.models.embeddings.table import OPTIMIZER_STATE, OptimizerState
@@ -203,7 +203,7 @@ def _estimate_dram_seconds(
     traffic: _Traffic, device: Device, rates: Rates, write_share: FloatArray | float
 ) -> FloatArray:
     streams = (traffic.dram_read + traffic.streamed) / rates.read_share
-    return np.asarray((streams + traffic.scattered / write_share) / device.dram_bandwidth)
+    return np.asarray((streams + traffic.scattered / write_share) / (get_dram_gain(device) * device.dram_bandwidth))
 
 
 def _estimate_l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:

@@ -78,14 +78,12 @@ def copy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     return start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
 
 
+pool_seconds = copy_seconds  # windows overlap in cache
+
+
 def reduction_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """A tree over blocks costs two more trips to memory."""
     return 2.5 * start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
-
-
-def pool_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Every byte once: the windows overlap in cache."""
-    return start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
 
 
 def index_seconds(calls: Calls, device: Device, start: float) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from traincast.hardware.links import add_default_links
 from traincast.hardware.platform import Platform
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.planner.what_if.edits.sizes import get_batch_size
 from traincast.simulator.scenario.predict import make_loader
 from traincast.simulator.scenario.programs import TORCHREC
@@ -25,8 +25,8 @@ SEARCH = "search"
 _SEARCH_SECONDS = 20.0
 
 
-@register_edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
-      risk="more loader workers")  # fmt: skip
+@register_edit("input-pipeline", "batches are there when the step wants them, in pinned memory",
+      trials=(Trial("", "steps"),), risk="more loader workers")  # fmt: skip
 def change_input_pipeline(resolved: Resolved, value: Value) -> Resolved:
     """A loader that keeps up."""
     if make_loader(resolved.scenario) is None:
@@ -35,7 +35,7 @@ def change_input_pipeline(resolved: Resolved, value: Value) -> Resolved:
 
 
 @register_edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(get_args(ProgramName)),
-      risk="another code base", advised=("torchrec-pipelined",))  # fmt: skip
+      risk="another code base", trials=(Trial("torchrec-pipelined", "steps"),))  # fmt: skip
 def change_program(resolved: Resolved, value: Value) -> Resolved:
     """Another program."""
     choice = value.choice(get_args(ProgramName))
@@ -48,7 +48,7 @@ def change_program(resolved: Resolved, value: Value) -> Resolved:
     "plan",
     "another sharding plan: a file, or the best that is found",
     takes=f"FILE|{SEARCH}",
-    advised=(SEARCH,),
+    trials=(Trial(SEARCH, "steps"),),
     risk="tables must be moved",
 )
 def change_plan(resolved: Resolved, value: Value) -> Resolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Embedding
 from traincast.utils.errors import TraincastError
@@ -24,8 +24,8 @@ def change_embedding(resolved: Resolved, value: Value) -> Resolved:
     return resolved.changed(embedding=choice)
 
 
-@register_edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op", advised=("",),
-      risk="the optimizer of the tables runs inside backward")  # fmt: skip
+@register_edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op",
+      trials=(Trial("", "steps"),), risk="the optimizer of the tables runs inside backward")  # fmt: skip
 def fuse_embedding_bags(resolved: Resolved, value: Value) -> Resolved:
     """One table-batched lookup instead of one per table."""
     if resolved.source == "dlrm" and resolved.gpus == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
@@ -12,7 +12,7 @@ from traincast.utils.errors import TraincastError
 @register_edit(
     "fuse-elementwise",
     "chains of element-wise ops as one kernel each",
-    advised=("",),
+    trials=(Trial(""),),
     excludes=("compile",),
     risk="somebody must write the kernels",
 )
@@ -25,8 +25,8 @@ def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
     return resolved.edited("fuse-elementwise", fuse_ops)
 
 
-@register_edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",
-      excludes=("kernels",))  # fmt: skip
+@register_edit("compile", "the step as torch.compile would run it", risk="compilation takes minutes",
+      trials=(Trial(""),), excludes=("kernels",))  # fmt: skip
 def compile_step(resolved: Resolved, value: Value) -> Resolved:
     """A compiled step."""
     if resolved.scenario.is_compiled:

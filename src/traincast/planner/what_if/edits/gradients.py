@@ -9,13 +9,13 @@ import numpy as np
 
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Checkpoint
 from traincast.utils.errors import TraincastError
 
 
-@register_edit("bucket-mb", "size of DDP's gradient buckets, MiB", takes="N", advised=("100",))
+@register_edit("bucket-mb", "size of DDP's gradient buckets, MiB", takes="N", trials=(Trial("100"),))
 def change_bucket_size(resolved: Resolved, value: Value) -> Resolved:
     """Other buckets of gradients."""
     return replace(resolved, bucket_mb=value.factor(least=1e-3, most=1e6))
@@ -26,7 +26,7 @@ def change_bucket_size(resolved: Resolved, value: Value) -> Resolved:
     "activations computed again in backward: of layers or a pattern of module paths; of described "
     "Transformers " + ", ".join(get_args(Checkpoint)),
     takes="layers|PATTERN",
-    advised=("layers",),
+    trials=(Trial("layers", "steps", "steps"), *(Trial(kind, "layouts", "layouts") for kind in ("selective", "full"))),
     excludes=("compile", "fuse-elementwise"),
     risk="the forward pass of the modules runs twice",
 )
@@ -41,7 +41,9 @@ def checkpoint_modules(resolved: Resolved, value: Value) -> Resolved:
     return resolved.edited(f"checkpoint={value.text}", lambda step: checkpoint_layers(step, value.text))
 
 
-@register_edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
+@register_edit(
+    "accumulate", "N batches before each update", takes="N", trials=(Trial("4"),), risk="accuracy: a larger batch"
+)
 def accumulate(resolved: Resolved, value: Value) -> Resolved:
     """Gradients of several batches added up."""
     passes = value.whole(most=1024)

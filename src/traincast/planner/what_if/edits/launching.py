@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 
 
-@register_edit("cuda-graph", "the step replayed as CUDA graphs", advised=("",), risk="shapes and addresses must stay",
-      excludes=("kernels",))  # fmt: skip
+@register_edit("cuda-graph", "the step replayed as CUDA graphs", risk="shapes and addresses must stay",
+      trials=(Trial(""),), excludes=("kernels",))  # fmt: skip
 def replay_cuda_graph(resolved: Resolved, value: Value) -> Resolved:
     """A step that is replayed."""
     if resolved.scenario.is_graphed:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.predict import describe_missing_units
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Dtype, Optimizer
@@ -34,7 +34,7 @@ _RISKS = {
     takes="|".join(_ALL),
     risk="accuracy: fewer bits; fp16 needs loss scaling",
     risks=_RISKS,
-    advised=("tf32", "bf16"),
+    trials=(Trial("tf32", "steps"), Trial("bf16"), Trial("fp8", "layouts")),
 )
 def change_dtype(resolved: Resolved, value: Value) -> Resolved:
     """Another arithmetic."""

@@ -16,11 +16,30 @@ _FAMILIES = (
     "launching", "data",
 )  # fmt: skip
 _FIELDS_AFTER = "transformer"  # fields of the scenario are set before sizes and ops are edited
-_ADVISED = {"attention": ("sdpa",)}  # values of plain fields that advice tries
 _RISKS = {"seq_len": "accuracy: other samples", "global_batch": "accuracy: another batch"}
 _NOT_EDITED = ("workload", "compiled")  # another step; the edit `compile`
 MOST_EDITS = 32
 """Of one what-if."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A value of an edit that is tried unasked: to save `time`, or memory of a step that has too little `room`. Each
+    says of what: "layouts" of Transformers over GPUs, other "steps", "all" or "" (of none)."""
+
+    value: str
+    time: str = "all"
+    room: str = ""
+
+
+_TRIALS = {
+    "allocator": (Trial("expandable_segments:True", "", "all"),),
+    "attention": (Trial("sdpa"),),
+    "loss": (Trial("fused", "layouts", "layouts"),),
+    "offload": (Trial("activations", "", "layouts"), Trial("optimizer", "", "layouts")),
+    "optimizer_state": (Trial("bf16", "", "layouts"), Trial("int8", "", "layouts")),
+    "tp": tuple(Trial(number, "layouts", "layouts") for number in "248"),
+}  # of plain fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +95,7 @@ class Edit:
     """A named edit. `takes` is what stands after `=` ("": nothing), `target` what stands after `:` of its name.
 
     `excludes` names edits that cannot be applied alongside it. `risk` is what it may cost besides time: accuracy,
-    memory, work; `risks` says it of single values. `advised` are values that advice tries.
+    memory, work; `risks` says it of single values.
     """
 
     name: str
@@ -87,7 +106,7 @@ class Edit:
     excludes: tuple[str, ...] = ()
     risk: str = ""
     risks: Mapping[str, str] = field(default_factory=dict)
-    advised: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     @property
     def written(self) -> str:
@@ -100,7 +119,7 @@ _EDITS: dict[str, Edit] = {}
 
 def register_edit(
     name: str, what: str, *, takes: str = "", target: str = "", excludes: tuple[str, ...] = (), risk: str = "",
-    risks: Mapping[str, str] | None = None, advised: tuple[str, ...] = (),
+    risks: Mapping[str, str] | None = None, trials: tuple[Trial, ...] = (),
 ) -> Callable[[Apply], Apply]:  # fmt: skip
     """Registers a function as the edit of this name."""
 
@@ -108,7 +127,7 @@ def register_edit(
         assert name not in _EDITS, name
         _EDITS[name] = Edit(
             name=name, what=what, apply=apply, takes=takes, target=target, excludes=excludes, risk=risk,
-            risks=risks or {}, advised=advised,
+            risks=risks or {}, trials=trials,
         )  # fmt: skip
         return apply
 
@@ -129,6 +148,15 @@ def list_edits() -> dict[str, Edit]:
     return ordered
 
 
+def list_trials(why: str, *, is_layout: bool) -> list[str]:
+    """Edits that are tried unasked as texts: `why` is "time" or "room"."""
+    of = "layouts" if is_layout else "steps"
+    return [
+        f"{name}={trial.value}" if edit.takes else name
+        for name, edit in list_edits().items() for trial in edit.trials if getattr(trial, why) in ("all", of)
+    ]  # fmt: skip
+
+
 def _make_field_edit(info: FieldInfo) -> Edit:
     """The edit that sets a field of the scenario and does nothing else."""
 
@@ -138,7 +166,7 @@ def _make_field_edit(info: FieldInfo) -> Edit:
     kinds = {"choice": "|".join(map(str, info.choices)), "flag": "", "integer": "N", "number": "N"}
     return Edit(
         name=info.option.removeprefix("--"), what=info.help, apply=apply, takes=kinds.get(info.kind, "TEXT"),
-        risk=_RISKS.get(info.name, ""), advised=_ADVISED.get(info.name, ()),
+        risk=_RISKS.get(info.name, ""), trials=_TRIALS.get(info.name, ()),
     )  # fmt: skip
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from traincast.ir.workload import MAX_BATCH
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
 @register_edit("batch-size", "samples per GPU (of a micro-batch where a Transformer is laid out over GPUs)", takes="N",
       risk="accuracy: another batch",
-      advised=("x2", "x4"))  # fmt: skip
+      trials=(Trial("x2"), Trial("x4"),
+              *(Trial(part, "", "all") for part in ("x0.5", "x0.25", "x0.125", "x0.0625"))))  # fmt: skip
 def change_batch_size(resolved: Resolved, value: Value) -> Resolved:
     """Another batch size per GPU; `x2` is twice what it is."""
     if value.text.startswith("x"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from traincast.planner.what_if.edits.registry import Value, register_edit
+from traincast.planner.what_if.edits.registry import Trial, Value, register_edit
 from traincast.simulator.scenario.layouts import SHARDING
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Checkpoint
@@ -37,7 +37,12 @@ def change_vocab(resolved: Resolved, value: Value) -> Resolved:
     return _get_description(resolved, vocab=value.whole(most=1 << 24))
 
 
-@register_edit("sharding", "what data-parallel ranks share", takes="|".join(("none", *SHARDING.values())))
+@register_edit(
+    "sharding",
+    "what data-parallel ranks share",
+    takes="|".join(("none", *SHARDING.values())),
+    trials=(Trial("zero1", "layouts", "all"), Trial("zero3", "layouts", "all")),
+)
 def change_sharding(resolved: Resolved, value: Value) -> Resolved:
     """Another sharding of optimizer, gradients, parameters."""
     names = {"none": None, **{name: number for number, name in SHARDING.items()}}

@@ -88,8 +88,28 @@ class Bottleneck(nn.Module):
         return activated
 
 
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, and a shortcut."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(into, out, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(out)
+        self.conv2, self.bn2 = nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or into != out:
+            self.downsample = nn.Sequential(nn.Conv2d(into, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images in, images out."""
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x if self.downsample is None else self.downsample(x)
+        activated: torch.Tensor = self.relu(out)
+        return activated
+
+
 class ResNet(nn.Module):
-    """Stem, four stages of bottlenecks, classifier of 1000 classes."""
+    """Stem, four stages of bottlenecks (of basic blocks where they do not expand), classifier of 1000 classes."""
 
     def __init__(
         self, blocks: tuple[int, ...], widths: tuple[int, ...], expansion: int, groups: int, squeezes: bool
@@ -98,12 +118,18 @@ class ResNet(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64)
         self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
         channels, stages = 64, []
+        stage: list[nn.Module]
         for number, (count, width) in enumerate(zip(blocks, widths, strict=True)):
             stage = []
             for block in range(count):
                 stride = 2 if number and not block else 1
-                stage.append(Bottleneck(channels, width, width * expansion, stride, groups, squeezes=squeezes))
-                channels = width * expansion
+                out = width * max(expansion, 1)
+                stage.append(
+                    Bottleneck(channels, width, out, stride, groups, squeezes=squeezes)
+                    if expansion
+                    else BasicBlock(channels, out, stride)
+                )
+                channels = out
             stages.append(nn.Sequential(*stage))
         self.layers = nn.Sequential(*stages)
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, 1000)
@@ -144,7 +170,7 @@ class InvertedBottleneck(nn.Module):
         return torch.add(x, out) if self.residual else out
 
 
-def _scale_channels(channels: int, width: float) -> int:
+def scale_channels(channels: int, width: float) -> int:
     """Channels times a width, a multiple of 8 that is at least nine tenths of it."""
     near = max(8, int(width * channels + 4) // 8 * 8)
     return near if near >= 0.9 * width * channels else near + 8
@@ -156,16 +182,16 @@ class EfficientNet(nn.Module):
 
     def __init__(self, width: float = 1.0, depth: float = 1.0, *, wide: bool) -> None:
         super().__init__()
-        channels, blocks = _scale_channels(32, width), []
+        channels, blocks = scale_channels(32, width), []
         self.stem = _make_convolution(3, channels, 3, 2)
         for kernel, stride, repeats, expansion, narrow in _B0:
-            out = _scale_channels(narrow, width)
+            out = scale_channels(narrow, width)
             for repeat in range(math.ceil(depth * repeats)):
                 first = stride if not repeat else 1
                 blocks.append(InvertedBottleneck(channels, out, kernel, first, expansion, wide=wide))
                 channels = out
         self.layers = nn.Sequential(*blocks)
-        last = _scale_channels(1280, width)
+        last = scale_channels(1280, width)
         self.features = _make_convolution(channels, last, 1)
         self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, 1000))
 

@@ -7,7 +7,7 @@ from traincast.costs.kernels.embedding.tables import make_fill_call
 from traincast.costs.kernels.operands import get_compute_type, read_integer_argument, require_operand
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
-from traincast.costs.kernels.streaming.launches import make_small_kernel
+from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.models.embeddings.access import Uniform
@@ -88,6 +88,42 @@ def lower_jagged(signature: Signature, context: LoweringContext) -> tuple[Item, 
     """Rows of all sequences moved to where they are padded, or back: whole rows, one kernel."""
     (result,) = signature.outputs
     return (make_moved_elements(result, result.shape[-1]),) if result.numel else ()
+
+
+@lowers("fbgemm::keyed_jagged_index_select_dim1")
+def lower_segments(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Lengths of the segments picked, where each begins, and what is in them, in runs."""
+    values, lengths, *weights = signature.outputs
+    run = values.numel // max(1, lengths.numel)
+    moved = (make_moved_elements(spec, run) for spec in (values, *weights) if spec.numel)
+    return (make_moved_elements(lengths, 1), *make_prefix_sum(lengths), *moved)
+
+
+@lowers("fbgemm::batch_index_select_dim0")
+def lower_batch_select(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Rows of several tables, whole, in one kernel."""
+    (result,), indices = signature.outputs, require_operand(signature, "indices", 1)
+    return (make_moved_elements(result, result.numel // max(1, indices.numel)),) if result.numel else ()
+
+
+@lowers("fbgemm::batch_index_select_dim0_backward")
+def lower_batch_select_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Zeros, a sort of the row numbers, and gradients added up by row: as FBGEMM's lookups go back."""
+    grad, indices = require_operand(signature, "grad_output", 0), require_operand(signature, "indices", 1)
+    run = max(1, grad.numel // max(1, indices.numel))
+    bits = count_index_bits(max(1, signature.outputs[0].numel // run))
+    return (
+        make_fill_kernel(signature.outputs[0]),
+        *make_radix_sort(indices.numel, bits, 8, 4),
+        make_moved_elements(grad, run),
+    )
+
+
+@lowers("fbgemm::segment_sum_csr", "fbgemm::invert_permute")
+def lower_short_passes(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One pass over lengths or an order."""
+    (last,) = signature.inputs[-1:]
+    return (make_moved_elements(last, 1),)
 
 
 @lowers("fbgemm::linearize_cache_indices")
