@@ -43,7 +43,7 @@ def is_saved_prediction(path: Path) -> bool:
 
 
 def read_prediction(path: Path) -> PredictionDocument:
-    """A prediction as `traincast predict --json` printed it."""
+    """A prediction as `traincast predict` printed it in JSON."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=PredictionDocument)
     except (msgspec.DecodeError, OSError, RecursionError) as error:
