@@ -242,7 +242,7 @@ def _read_plain(path: Path) -> Any:
 
 
 def _parse_words(text: str) -> dict[str, Any]:
-    """Arguments (`--name value`) and overrides (`section.name=value`) as a table."""
+    """Arguments and overrides (`section.name=value`) of a command line as a table."""
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     found: dict[str, Any] = {}
     for at, word in enumerate(words):
