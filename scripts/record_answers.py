@@ -148,7 +148,7 @@ def _measured(data: Path, scratch: Path) -> list[list[str]]:
     asked += [["trace", str(traces / name), "--on", key] for name, key in runs]
     name, key = runs[-1]
     asked += [
-        ["trace", str(traces / name), "--on", key, "--host-scale", "auto", "--twice", "host", "--twice", "gemm"],
+        ["trace", str(traces / name), "--on", key, "--host", "platform", "--twice", "host", "--twice", "gemm"],
         ["trace", str(traces / name), "--workload-out", str(scratch / "traced.tc")],
         ["predict", str(scratch / "traced.tc"), "--on", "dgx-a100"],
     ]

@@ -248,7 +248,7 @@ def test_a_traced_step_is_a_workload(shared_data):
     assert traincast.predict(workload, on="h100").iteration > 0
 
 
-@pytest.mark.parametrize("options", [{"host": "server-2022"}, {"host_scale": None}])
+@pytest.mark.parametrize("options", [{"host": "server-2022"}, {"host_scale": 2.0}])
 def test_a_host_belongs_to_a_prediction(options):
     with pytest.raises(TraincastError, match="`host` and `host_scale` belong to a prediction: add `on`"):
         traincast.trace("nowhere.json", **options)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.traces import damaged
 from traincast.traces.events import EVENT, Kind, TimelineTrace, make_blank_events
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.formats import FORMATS, SUFFIXES, read_trace_file
-from traincast.traces.nodes import ExecutionTrace
 from traincast.utils.errors import TraincastError
 
 KINETO = json.dumps(damaged.kineto_document()).encode()

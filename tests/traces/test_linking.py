@@ -13,13 +13,11 @@ from traincast.costs.host.profile import load_host_profile
 from traincast.traces.breakdown import combine_ranks, compute_breakdown
 from traincast.traces.classify import find_kernel_family
 from traincast.traces.events import Kind
-from traincast.traces.execution import read_execution_trace
+from traincast.traces.execution import join_execution, read_execution_trace
 from traincast.traces.intervals import Intervals
-from traincast.traces.join import join_execution
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import ProfilerCost, estimate_profiler_cost, measure_overheads
+from traincast.traces.overheads.extraction import Distribution, ProfilerCost, estimate_profiler_cost, measure_overheads
 
 
 def one_op():

@@ -9,7 +9,7 @@ import pytest
 from tests.traces.timelines import event, kernel, launch, linked, write_trace
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.periods import find_periodic_rows
+from traincast.traces.markers import find_periodic_rows
 from traincast.traces.replay.analysis import analyse_traces
 
 LAYERS, STEP_US = 20, 1000.0

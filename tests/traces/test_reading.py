@@ -12,11 +12,9 @@ import pytest
 from tests.traces import damaged
 from traincast.traces import tables
 from traincast.traces.events import Kind, TimelineTrace
-from traincast.traces.execution import read_execution_trace
-from traincast.traces.formats import read_trace_file
+from traincast.traces.execution import ExecutionTrace, read_execution_trace
+from traincast.traces.formats import read_ranks, read_trace_file
 from traincast.traces.kineto import read_kineto
-from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.ranks import read_ranks
 from traincast.utils.errors import TraincastError
 
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, step
-from traincast.traces.arguments import parse_arguments
-from traincast.traces.outputs import derive_outputs, infer_window, split_out
+from traincast.costs.kernels.lower import lower
+from traincast.costs.kernels.registry import LoweringContext
+from traincast.traces.arguments import derive_outputs, infer_window, parse_arguments, split_out
 from traincast.traces.signatures import SignatureReader
 
 
@@ -155,3 +156,22 @@ def test_results_follow_from_recorded_dimensions_and_sizes(tmp_path, name, dims,
     signature = SignatureReader(tied).get_signature(row)
     assert signature is not None
     assert signature.outputs[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "values", "shape"),
+    [("aten::index_select", [3], ["", "2", ""], (1, 16, 3, 64)), ("aten::index_select", [3], None, (3, 16, 4096, 64)),
+     ("aten::gather", [1, 16, 2, 64], ["", "2", ""], (1, 16, 2, 64))],
+)  # fmt: skip
+def test_a_few_tokens_of_a_cache_cost_what_is_taken_and_not_the_cache(tmp_path, name, index, values, shape):
+    more = {"Concrete Inputs": values} if values else {}
+    types = ["c10::Half", "Scalar", "long int"]
+    made = signatures(tmp_path, op(name, 10, 20, [[1, 16, 4096, 64], [], index], types, **more))[name]
+    assert made.outputs[0].shape == shape
+
+
+def test_tokens_written_into_a_cache_cost_what_is_written(tmp_path):
+    cache, new = [1, 16, 4096, 64], [1, 16, 1, 64]
+    events = [op("aten::index_copy_", 10, 20, [cache, [], [1], new], ["c10::Half", "Scalar", "long int", "c10::Half"])]
+    (call,) = lower(signatures(tmp_path, *events)["aten::index_copy_"], LoweringContext())
+    assert call.values[call.family.fields.index("bytes_written")] == 2 * 16 * 64

@@ -8,14 +8,18 @@ import json
 
 import pytest
 
-from tests.traces.timelines import event, kernel, launch, linked, step, write_trace
+from tests.traces.timelines import event, kernel, launch, linked, op, step, write_trace
+from traincast.app.cli.main import main
 from traincast.app.report.measured_verdict import state_traces
+from traincast.costs.host.profile import load_host_profile
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import ProfilerCost, measure_overheads
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.compare import compare_reports
+from traincast.traces.replay.host import pool_host
 from traincast.traces.replay.notes import note_slow_steps
+from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.replay.workload import trace_workload
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -161,3 +165,35 @@ def test_a_traced_step_keeps_its_data_loader_and_tf32(tmp_path):
     made = trace_workload(analyse_traces([write_trace(tmp_path / "t.json", events)]), name="traced")
     assert made.meta["loader"] == "0.4000 0"
     assert made.tf32 == ("products",)
+
+
+def test_what_the_profiler_takes_is_said(public):
+    (rank,) = analyse_traces([public / "resnet50_t4_b.json.gz"]).ranks
+    (note,) = [note for note in rank.notes if note.startswith("recording takes about")]
+    assert "T1 to T5 are without it" in note
+    told = rank.to_dict()["profiler_cost_us"]
+    assert told["step"] > 0.05 * 1e6 * rank.median_step.step
+    assert told["op"] <= 2.0 and told["call"] <= 4.0
+
+
+def test_a_forecast_for_another_gpu_comes_first_and_has_no_error(public, capsys):
+    assert main(["trace", str(public / "resnet50_t4_b.json.gz"), "--on", "a10"]) == 0
+    first, second, *_ = out = capsys.readouterr().out.splitlines()
+    assert first.startswith("Forecast on a10 (host time of this trace): ") and "measured on Tesla T4: " in first
+    assert "90 % interval" in second and "of kernel time is modelled" in second
+    assert not any("GMAE" in line for line in out)
+
+
+def test_code_between_ops_is_as_long_as_pythons_tracer_saw_it(tmp_path):
+    """Under the tracer the gap before an op is told by the calls in it, not by the profile's mean."""
+
+    def pool_gap(calls):
+        traced = [event("python_function", f"f{n}", 110 + n, 1) for n in range(calls)]
+        events = step(op("aten::mm", 10, 90, [[8, 8]]), launch(1, 20), kernel(1, 40, 30), *traced,
+                      op("aten::mm", 180, 90, [[8, 8]]), launch(2, 190), kernel(2, 210, 30))  # fmt: skip
+        timeline = linked(tmp_path, events)
+        host = pool_host(timeline, make_timeline_instructions(timeline), load_host_profile("server-2022"))
+        return host.sum_by_op()["T1", ""][1]
+
+    usual = load_host_profile("server-2022").t1["python"]
+    assert pool_gap(30) - pool_gap(10) == pytest.approx(usual * 0.067 * 40)

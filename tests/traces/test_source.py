@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from traincast.traces.kineto import read_kineto
-from traincast.traces.source import ByteSource
+from traincast.traces.scan import ByteSource
 from traincast.utils.errors import TraincastError
 
 TEXT = random.Random(1).randbytes(100_000).hex().encode()

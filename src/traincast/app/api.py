@@ -203,7 +203,7 @@ def trace(
     *files: str | Path,
     on: str | Platform | None = None,
     host: str | None = None,
-    host_scale: float | None = 1.0,
+    host_scale: float | None = None,
     twice: Sequence[str] = (),
     step_marker: str = "",
 ) -> TraceReport:
@@ -211,11 +211,11 @@ def trace(
 
     `files` are Kineto traces, with or without the execution traces of the same run, or folders of them, one file per
     rank. With a platform `on` the traced step is also predicted, with its own host times or those of the host profile
-    `host` ("platform": the platform's own), `host_scale` times as slow (None: told from the trace). `twice` names ops,
-    kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
+    `host` ("platform": the platform's own), `host_scale` times as slow (None: as its launch calls are). `twice` names
+    ops, kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
     (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
     """
-    from traincast.traces.entry import analyse_trace_files as answer
+    from traincast.traces.replay.analysis import analyse_trace_files as answer
 
     return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
 
@@ -224,7 +224,7 @@ def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = 
     """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
     ops, matched by name and shape, explain it. `before` may be the JSON of a prediction of the run (`traincast predict
     --json`): then by op and module. `step_marker` is as in `trace`."""
-    from traincast.traces.entry import compare_traces as answer
+    from traincast.traces.replay.analysis import compare_traces as answer
 
     return answer(before, after, step_marker=step_marker)
 

@@ -102,9 +102,9 @@ class Profiled:
                                  f"{self.steps} to trace); run more, or give fewer `steps`")  # fmt: skip
         assert self._trace is not None
         from traincast.app.report.measured_verdict import state_traces
-        from traincast.traces.entry import analyse_trace_files
+        from traincast.traces.replay.analysis import analyse_trace_files
 
-        self.report = analyse_trace_files([self._trace], on=self.on, host=None, host_scale=1.0, twice=())
+        self.report = analyse_trace_files([self._trace], on=self.on, host=None, host_scale=None, twice=())
         rank = self.report.ranks[0]
         self.verdict = "\n".join(state_traces(self.report)) if len(rank.linked.device) else self._state_host(rank)
         self.say(self.verdict)

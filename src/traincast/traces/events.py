@@ -82,6 +82,9 @@ MEMORY = np.dtype(
 )
 """What a profiler that records memory says of every allocation on a device."""
 
+MOMENT = np.dtype([("time", "i8")])
+"""Nanoseconds on the trace's own clock."""
+
 _NOT_RECORDED = (
     "external", "correlation", "record_function", "sequence", "bytes", "device", "stream", "waits_for",
 )  # fmt: skip
@@ -102,7 +105,8 @@ class TimelineTrace:
     `details` are the recorded arguments of ops as JSON (shapes, types, collective), shared by equal ops. `notes` say
     in plain words what was odd about the file; `skipped` counts the events that could not be read. `memory` are
     allocations on devices, where they were recorded (see `MEMORY`), `unread` counts events that took time by
-    categories that are not understood.
+    categories that are not understood. `python` are the moments, in order, at which Python's tracer saw calls begin and
+    end; none where it was off.
     """
 
     path: Path
@@ -117,6 +121,12 @@ class TimelineTrace:
     notes: tuple[str, ...] = field(default=())
     unread: tuple[tuple[str, int], ...] = ()
     memory: Table = field(default_factory=lambda: np.empty(0, dtype=MEMORY))
+    python: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def count_python_edges(self, begin: int, end: int) -> int:
+        """How often a call of Python began or ended in a stretch of time."""
+        first, last = np.searchsorted(self.python, (begin, end)).tolist()
+        return int(last - first)
 
     def find_rows(self, *kinds: Kind) -> IntArray:
         """Rows of these kinds, in file order."""

@@ -1,8 +1,10 @@
-"""PyTorch execution traces (schemas 1.0.1 to 1.1.x-chakra) and Chakra's workload graphs, both JSON."""
+"""PyTorch execution traces (schemas 1.0.1 to 1.1.x-chakra) and Chakra's workload graphs, both JSON: their nodes, and
+which of them each op of a timeline is."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +12,92 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
-from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
+from traincast.traces.arguments import parse_arguments
+from traincast.traces.events import Kind
+from traincast.traces.link import Linked
 from traincast.traces.scan import scan_file
-from traincast.traces.tables import Interner
-from traincast.utils.errors import escape_text
+from traincast.traces.tables import LIMIT, UNREADABLE, Int, Interner, RowSink, Table
+from traincast.traces.tree import find_rows
+from traincast.utils.arrays import BoolArray, IntArray
+from traincast.utils.errors import TraincastError, escape_text
+
+NODE = np.dtype(
+    [
+        ("id", "i8"),
+        ("parent", "i8"),  # id of the node it was called from, or 0
+        ("record_function", "i8"),  # or -1
+        ("sequence", "i8"),  # or -1
+        ("forward_parent", "i8"),  # or 0
+        ("start", "i8"),  # nanoseconds, or -1
+        ("duration", "i8"),  # nanoseconds, or -1
+        ("thread", "i8"),
+        ("name", "i4"),  # index into names
+        ("details", "i4"),  # index into details
+        ("schema", "i4"),  # index into schemas
+        ("scope", "i4"),  # torch's RecordScope, or Chakra's node type
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ExecutionTrace:
+    """A PyTorch execution trace or a Chakra trace, as columns in file order (see `NODE`).
+
+    `details` are shapes and types of inputs and outputs as JSON (values too where an op communicates), shared by equal
+    nodes. `needs` are the ids each node depends on: those of row i are `needs[needs_ptr[i] : needs_ptr[i + 1]]`.
+    """
+
+    path: Path
+    schema: str
+    nodes: Table
+    names: tuple[str, ...]
+    details: tuple[bytes, ...]
+    schemas: tuple[str, ...]
+    needs: IntArray
+    needs_ptr: IntArray
+    notes: tuple[str, ...] = field(default=())
+
+
+def check_acyclic(trace: ExecutionTrace) -> None:
+    """Rejects a trace in which a node is called from itself or needs itself, however indirectly."""
+    ids = trace.nodes["id"]
+    order = np.argsort(ids, kind="stable")
+    parents = find_rows(ids[order], order, trace.nodes["parent"])
+    roots = parents == np.arange(len(ids))
+    parents[roots] = -1  # the process is its own parent
+    at = parents.copy()
+    for _ in range(max(len(ids), 1).bit_length()):  # each round doubles the distance looked back
+        at = np.where(at >= 0, at[np.maximum(at, 0)], -1)
+    if (at >= 0).any():
+        looped = int(ids[int(np.argmax(at >= 0))])
+        raise TraincastError(f"'{trace.path}' calls in a circle: node {looped} is its own ancestor")
+    if len(trace.needs):
+        _check_needs(trace, find_rows(ids[order], order, trace.needs))
+
+
+def _check_needs(trace: ExecutionTrace, needs: IntArray) -> None:
+    """Kahn's algorithm: nodes whose needs are all met are taken away until none is left."""
+    count = len(trace.nodes)
+    user = np.repeat(np.arange(count), np.diff(trace.needs_ptr))
+    known = needs >= 0
+    needs, user = needs[known], user[known]
+    open_needs = np.bincount(user, minlength=count).tolist()
+    order = np.argsort(needs, kind="stable")
+    users = user[order].tolist()
+    first = np.searchsorted(needs[order], np.arange(count + 1)).tolist()
+    ready = [row for row, left in enumerate(open_needs) if left == 0]
+    done = 0
+    while ready:
+        row = ready.pop()
+        done += 1
+        for other in users[first[row] : first[row + 1]]:
+            open_needs[other] -= 1
+            if not open_needs[other]:
+                ready.append(other)
+    if done < count:
+        stuck = int(trace.nodes["id"][next(row for row, left in enumerate(open_needs) if left)])
+        raise TraincastError(f"'{trace.path}' has dependencies in a circle, node {stuck} among them")
+
 
 _RAW = msgspec.Raw(b"")
 _COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)
@@ -224,3 +307,55 @@ def finish_trace(path: Path, sink: NodeSink, schema: str, ended: str) -> Executi
     )
     check_acyclic(trace)
     return trace
+
+
+_LOOKED_AT = 500  # ops: files of one run agree in all of them but where one cut a list short
+
+
+def join_execution(linked: Linked, execution: ExecutionTrace) -> IntArray:
+    """The node of the execution trace behind every op, or -1: by record function id, else by order and name.
+
+    Traces from before record function ids were written have the ops of both files in the same order per name.
+    """
+    trace, nodes = linked.trace, execution.nodes
+    joined = np.full(len(trace.events), -1, dtype=np.int64)
+    ops = linked.host[trace.events["kind"][linked.host] != Kind.RUNTIME]
+    ids = trace.events["record_function"][ops]
+    if (ids > 0).any():
+        order = np.argsort(nodes["record_function"], kind="stable")
+        found = np.where(ids > 0, find_rows(nodes["record_function"][order], order, ids), -1)
+        joined[ops] = np.where(_have_same_names(linked, execution, ops, found), found, -1)
+        return joined
+    by_name: dict[str, list[int]] = {}
+    for row in np.argsort(nodes["record_function"], kind="stable").tolist():
+        by_name.setdefault(execution.names[nodes["name"][row]], []).append(row)
+    ops_by_name: dict[str, list[int]] = {}
+    for row in ops.tolist():
+        ops_by_name.setdefault(linked.get_name(row), []).append(row)
+    for name, rows in ops_by_name.items():
+        if len(by_name.get(name, ())) == len(rows):
+            joined[rows] = by_name[name]
+    return joined
+
+
+def _have_same_names(linked: Linked, execution: ExecutionTrace, ops: IntArray, nodes: IntArray) -> BoolArray:
+    """Which ops are called as their nodes are: ids of another run mean other ops."""
+    number = {name: index for index, name in enumerate(linked.trace.names)}
+    known = np.array([number.get(escape_text(name), -1) for name in execution.names] or [-1], dtype=np.int64)
+    named = known[execution.nodes["name"][np.maximum(nodes, 0)]] if len(execution.nodes) else np.full(len(ops), -1)
+    return np.asarray(named == linked.events["name"][ops])
+
+
+def compute_shape_mismatch(linked: Linked, execution: ExecutionTrace, joined: IntArray) -> float:
+    """The share of joined ops whose shapes differ in the two files; looked at are the first that recorded any."""
+    differ = seen = 0
+    for row in np.flatnonzero(joined >= 0).tolist():
+        ours = parse_arguments(linked.trace.details[int(linked.events["details"][row])])
+        theirs = parse_arguments(execution.details[execution.nodes["details"][joined[row]]])
+        if ours is None or theirs is None or not ours.tensors or not theirs.tensors:
+            continue
+        seen += 1
+        differ += [spec.shape for spec in ours.tensors] != [spec.shape for spec in theirs.tensors]
+        if seen == _LOOKED_AT:
+            break
+    return differ / seen if seen else 0.0

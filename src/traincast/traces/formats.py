@@ -1,4 +1,5 @@
-"""The formats that traces come in: how each is told from the others, and what reads it.
+"""The formats that traces come in: how each is told from the others, and what reads it; and folders of files, one entry
+per rank.
 
 A new format is a reader in a file of its own and a line in `FORMATS`: `docs/extend/add-a-trace-format.md`.
 """
@@ -6,17 +7,17 @@ A new format is a reader in a file of its own and a line in `FORMATS`: `docs/ext
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from traincast.traces.chakra import read_chakra
 from traincast.traces.events import TimelineTrace
-from traincast.traces.execution import NODE_ARRAYS, read_execution_trace
+from traincast.traces.execution import NODE_ARRAYS, ExecutionTrace, read_execution_trace
 from traincast.traces.kineto import read_kineto
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.nsight import MAGIC, read_nsight
-from traincast.traces.source import ByteSource
+from traincast.traces.scan import ByteSource
 from traincast.utils.errors import TraincastError
 
 _SNIFFED = 1 << 22  # bytes: the metadata before the first array of a Kineto trace can be a few hundred KB
@@ -105,3 +106,64 @@ def _read_first_bytes(path: Path) -> bytes:
     finally:
         source.close()
     return start
+
+
+T = TypeVar("T", TimelineTrace, ExecutionTrace)
+_RANK = re.compile(r"(?:rank|worker)[-_]?(\d{1,7})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankTraces:
+    """What was recorded of one rank: its timeline, its execution trace, or both."""
+
+    rank: int
+    timeline: TimelineTrace | None = None
+    execution: ExecutionTrace | None = None
+
+
+def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
+    """Reads files and folders; a timeline and an execution trace of the same rank belong together."""
+    timelines: dict[int, TimelineTrace] = {}
+    executions: dict[int, ExecutionTrace] = {}
+    for path in _list_files(paths):
+        trace = read_trace_file(path)
+        if isinstance(trace, TimelineTrace):
+            rank = trace.rank if trace.rank is not None else _rank_in_name(path, len(timelines))
+            _add_trace(timelines, rank, trace)
+        else:
+            _add_trace(executions, _rank_in_name(path, len(executions)), trace)
+    if len(timelines) == len(executions) == 1:  # a pair of one run, however the files are called
+        executions = {next(iter(timelines)): next(iter(executions.values()))}
+    return [
+        RankTraces(rank=rank, timeline=timelines.get(rank), execution=executions.get(rank))
+        for rank in sorted(timelines.keys() | executions.keys())
+    ]
+
+
+def _add_trace(traces: dict[int, T], rank: int, trace: T) -> None:
+    if rank in traces:
+        raise TraincastError(
+            f"'{traces[rank].path}' and '{trace.path}' are both of rank {rank}; give them one at a time"
+        )
+    traces[rank] = trace
+
+
+def _list_files(paths: Sequence[str | Path]) -> list[Path]:
+    files: list[Path] = []
+    for name in paths:
+        if not str(name):
+            raise TraincastError("'' is no trace; give the path of a file or a folder")
+        path = Path(name)
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = sorted(entry for entry in path.iterdir() if entry.name.endswith(SUFFIXES) and entry.is_file())
+        if not inside:
+            raise TraincastError(f"folder '{path}' holds no trace ({', '.join(SUFFIXES)})")
+        files += inside
+    return files
+
+
+def _rank_in_name(path: Path, default: int) -> int:
+    named = _RANK.search(path.name)
+    return int(named[1]) if named else default

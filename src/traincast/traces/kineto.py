@@ -9,12 +9,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traincast.traces.duplicates import remove_duplicates
-from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, make_blank_events
+from traincast.traces.events import (
+    CATEGORIES,
+    DEVICE_KINDS,
+    EVENT,
+    MEMORY,
+    MOMENT,
+    Kind,
+    TimelineTrace,
+    make_blank_events,
+)
 from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
-from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
-from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.traces.tables import LIMIT, UNREADABLE, Interner, RowSink, Table, TableBuilder
+from traincast.utils.arrays import IndexArray
 from traincast.utils.errors import escape_text
 
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
@@ -43,7 +51,7 @@ class _KinetoSink(RowSink):
         self.device = -1  # that the first kernel ran on
         self._recorded: dict[bytes, int] = {}
         self._streams: Interner[str] = Interner("streams")  # that have a name but no number
-        self.memory = TableBuilder(MEMORY)
+        self.memory, self.python = TableBuilder(MEMORY), TableBuilder(MOMENT)
         self.unread: Counter[str] = Counter()
 
     def add_batch(self, raw: bytes) -> bool:
@@ -68,22 +76,37 @@ class _KinetoSink(RowSink):
 
     def _sort_events(self, events: list[Event]) -> None:
         """Keeps what took time, forward passes of modules, and allocations."""
-        allocations = []
+        allocations, python = [], []
         for event in events:
-            if event.cat == _PYTHON and event.name.startswith(_MODULE):
-                event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
+            if event.cat == _PYTHON:
+                python.append(event)
+                if event.name.startswith(_MODULE):
+                    event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
             elif event.name == _ALLOCATION and event.ph in ("i", "I"):
                 allocations.append(event)
         self._keep_events([event for event in events if event.ph == "X" and event.cat in _CODES])
         self._count_unread(events)
         if allocations:
             self._keep_memory(allocations)
+        if python:
+            self._keep_python(python)
 
     def _count_unread(self, events: list[Event]) -> None:
         others = Counter(e.cat for e in events if e.ph == "X" and e.cat not in _CODES and e.cat not in _NOT_COUNTED)
         for category, count in others.items():
             if category in self.unread or len(self.unread) < _MOST_CATEGORIES:
                 self.unread[category] += count
+
+    def _keep_python(self, events: list[Event]) -> None:
+        """The moments at which Python's tracer saw calls begin and end."""
+        if self.nanoseconds is None:
+            self.nanoseconds = abs(events[0].ts) >= _NANOSECONDS_FROM
+        times = np.array([moment for event in events for moment in (event.ts, event.ts + event.dur)])
+        largest = 1000 * _LARGEST_US if self.nanoseconds else _LARGEST_US
+        times = times[abs(times) <= largest]
+        rows = np.empty(len(times), dtype=MOMENT)
+        rows["time"] = self._convert_clock(times)
+        self.python.append_block(rows)
 
     def _keep_memory(self, events: list[Event]) -> None:
         """Rows of allocations on devices; those that make no sense are left out."""
@@ -264,6 +287,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
         notes=tuple(notes),
         unread=tuple((escape_text(name)[:40], count) for name, count in sink.unread.most_common()),
         memory=sink.memory.finish_table(),
+        python=np.sort(sink.python.finish_table()["time"]),
     )
 
 
@@ -278,3 +302,29 @@ def _find_device_name(properties: Any, number: int) -> str:
     same = [str(device.get("name", "")) for device in listed if device.get("id") == number]
     # AMD's kernels name agents, which count the host's processors too: where all devices are alike it is one of them
     return escape_text(same[0] if same else names.pop() if len(names) == 1 else "")
+
+
+def remove_duplicates(events: Table) -> tuple[Table, int]:
+    """The events without those that equal an earlier one in everything, and how many were left out.
+
+    Where nothing that ran on a device comes twice, nothing else is looked at: a file holds all of a run twice, or
+    nothing of it.
+    """
+    device = np.flatnonzero(np.isin(events["kind"], DEVICE_KINDS))
+    looked_at = device if len(device) else np.arange(len(events))
+    if not len(_find_duplicates(events, looked_at)):
+        return events, 0
+    again = _find_duplicates(events, np.arange(len(events)))
+    return np.delete(events, again), len(again)
+
+
+def _find_duplicates(events: Table, rows: IndexArray) -> IndexArray:
+    """Those of these rows that equal an earlier one. What took no time and has no number may well come twice."""
+    numbered = np.any([events[column][rows] >= 0 for column in ("correlation", "external")], axis=0)
+    rows = rows[numbered | (events["duration"][rows] > 0)]
+    order = rows[np.lexsort([events[column][rows] for column in ("duration", "name", "track", "start")])]
+    first, second = order[:-1], order[1:]
+    alike = events["start"][first] == events["start"][second]
+    first, second = first[alike], second[alike]
+    equal = np.array(events[first] == events[second], dtype=np.bool_)
+    return np.sort(second[equal])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from traincast.traces.rows import UNREADABLE, Int
+from traincast.traces.tables import UNREADABLE, Int
 
 Time = Int | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.traces.events import EVENT, Kind, TimelineTrace, make_blank_events
-from traincast.traces.rows import LIMIT
-from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.traces.tables import LIMIT, Interner, Table, TableBuilder
 from traincast.utils.errors import TraincastError, escape_text
 
 MAGIC = b"SQLite format 3\x00"

@@ -9,17 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from traincast.ir.ops import Scalar, Signature, TensorSpec
-from traincast.traces.arguments import RecordedArguments, make_contiguous_tensor, parse_arguments
-from traincast.traces.events import Kind
-from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.outputs import (
+from traincast.traces.arguments import (
+    RecordedArguments,
     derive_outputs,
     find_reduced_dims,
     infer_sized_output,
     infer_window,
+    make_contiguous_tensor,
+    parse_arguments,
     split_out,
 )
+from traincast.traces.events import Kind
+from traincast.traces.execution import ExecutionTrace
+from traincast.traces.link import Linked
 from traincast.utils.arrays import BoolArray, IntArray
 
 _CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")

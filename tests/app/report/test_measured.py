@@ -61,6 +61,7 @@ T2 before launch             0.030      2     15.0       10.0    20.0  aten::mm
 T3 after launch              0.050      2     25.0       20.0    30.0  aten::mm
 T4 runtime calls             0.013      3      4.3        6.0     6.0  launch
 T5 ops without launch        0.020      1     20.0       20.0    20.0  aten::view
+  without what recording adds: 0.020 ms of a step
 
 Critical path (share of the steps' time, what would save most first)
   host                                     100.0%  ██████████████████████████████
@@ -110,7 +111,7 @@ Twice as fast, the run over all ranks is shorter by
 
 # what each section of a prediction shows; its figures are those of kernel models and host profiles
 SECTIONS = (
-    "Prediction on v100 (host profile study-2022): GMAE ",
+    "Prediction on v100 (host profile study-2022 times 1.29): GMAE ",
     "step  measured ms  predicted ms   error  = walk  + kernels  + overheads",
     "Kernels, per step",
     "family       measured ms  predicted ms  error  changes the step by ms",
@@ -157,13 +158,12 @@ def test_a_prediction_is_shown_section_by_section(small):
     assert page.partition("\n\n")[2].startswith(PAGE)
 
 
-def test_a_scaled_host_is_compared_with_the_one_as_shipped(small):
+def test_a_scaled_host_says_so(small):
     question = TraceOptions(platform=load_platform("v100"), host="study-2022", host_scale=2.0)
 
     page = format_measured(analyse_traces([small], question), full=True)
 
     assert "Prediction on v100 (host profile study-2022 times 2.00): GMAE " in page
-    assert "+ overheads  host as shipped" in page
 
 
 def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from traincast.costs.host.profile import parse_host_profile
-from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import Overheads, pool_overheads
+from traincast.traces.overheads.extraction import Distribution, Overheads
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.fitting.host_profile import build_host_profile
+from traincast_evaluation.fitting.host_profile import build_host_profile, pool_overheads
 
 
 def overheads(**samples):

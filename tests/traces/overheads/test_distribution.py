@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.overheads.extraction import Distribution
 
 
 def test_mean_below_a_limit_leaves_out_what_is_longer():

@@ -143,7 +143,6 @@ def test_replacing_measured_overheads_by_equal_ones_changes_nothing(tmp_path):
 def test_a_slower_host_makes_the_prediction_longer(tmp_path):
     tied = linked(tmp_path, product_step())
     assert predicted(tied, scale=4.0).steps[0].full > predicted(tied).steps[0].full
-    assert predicted(tied, scale=4.0).steps[0].unscaled == predicted(tied).steps[0].full
 
 
 def test_long_work_between_ops_is_the_users_own(tmp_path):
@@ -296,7 +295,7 @@ def test_a_predicted_trace_has_the_document_of_every_prediction(trace_file):
 
 
 def test_the_verb_gives_the_shares_as_json(trace_file, capsys):
-    assert main(["trace", str(trace_file), "--on", "v100", "--host-scale", "auto", "--json"]) == 0
+    assert main(["trace", str(trace_file), "--on", "v100", "--host", "platform", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["ranks"][0]
     assert document["critical_path"]["twice_as_fast_saves"]["gemm"] > 0.2
     first = document["prediction"]["steps"][0]

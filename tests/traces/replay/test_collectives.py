@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.traces.timelines import write_two_ranks
-from traincast.traces.collectives import Collective
-from traincast.traces.matched_collectives import Match
+from traincast.traces.collectives import Collective, Match
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.collectives import find_world_size, make_collective_ops
-from traincast.traces.replay.predicted_together import compute_message_bytes
+from traincast.traces.replay.together import compute_message_bytes
+from traincast.traces.replay.workload import find_world_size, make_collective_ops
 
 
 def call(kind, sent, received=-1, **more):

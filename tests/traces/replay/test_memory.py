@@ -11,7 +11,8 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.simulator import blocks
-from traincast.traces.replay import steady, timeline
+from traincast.traces.replay import steps as steady
+from traincast.traces.replay import timeline
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.timeline import make_timeline_instructions
 

@@ -8,8 +8,7 @@ import pytest
 from tests.traces.timelines import event, kernel, launch, linked, step, write_two_ranks
 from traincast.simulator.critical import PathPart, Segment
 from traincast.traces.replay.analysis import analyse_traces
-from traincast.traces.replay.labels import BACKLOG, HOST, LATE, Labels
-from traincast.traces.replay.path import make_path_report, sort_by_gain
+from traincast.traces.replay.path import BACKLOG, HOST, LATE, Labels, make_path_report, sort_by_gain
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.utils.errors import TraincastError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.traces.replay.shares import StepShares, compute_gmae
+from traincast.traces.replay.attribution import StepShares, compute_gmae
 
 
 def shares(measured=10.0, **stages):

@@ -10,8 +10,7 @@ from tests.traces.timelines import event, kernel, launch, linked, small_events, 
 from traincast.simulator.many_ranks import simulate_rank
 from traincast.simulator.rank_group import Clocks
 from traincast.simulator.schedule import Code
-from traincast.traces.replay.labels import GRAPH, Labels
-from traincast.traces.replay.path import make_path_report
+from traincast.traces.replay.path import GRAPH, Labels, make_path_report
 from traincast.traces.replay.steps import compute_exposed_communication, simulate_replay
 from traincast.traces.replay.timeline import STEP_EDGE, make_timeline_instructions
 

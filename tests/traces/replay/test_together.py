@@ -10,10 +10,9 @@ from tests.traces.timelines import event, kernel, launch, linked, rank_events, s
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
 from traincast.traces.breakdown import compute_breakdown
-from traincast.traces.collectives import find_collectives
+from traincast.traces.collectives import find_collectives, match_collectives
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions

@@ -8,13 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traincast.costs.host.names import ISSUERS, PYTHON, get_current_name
-from traincast.traces.overheads.distribution import Distribution
-from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Overheads, pool_overheads
+from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Distribution, Overheads
 from traincast.utils.errors import TraincastError
 
 _MIN_SAMPLES = 3  # fewer do not make a mean that outliers could be told from
 _DEFAULTS = ("*", "*Backward")  # stand for ops nobody measured
 _RUNTIME = ("launch", "memcpy", "memset")
+
+
+def pool_overheads(overheads: Sequence[Overheads]) -> Overheads:
+    """All samples of several traces together."""
+    table: dict[tuple[str, str], Distribution] = {}
+    for key, distribution in (entry for one in overheads for entry in one.table.items()):
+        table[key] = table[key].merge_with(distribution) if key in table else distribution
+    return Overheads(table)
 
 
 def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import numpy as np
 from traincast.costs.host.profile import HostProfile, parse_host_profile
 from traincast.hardware.catalog import find_device_by_name
 from traincast.hardware.platform import Platform, load_platform
-from traincast.traces.join import join_execution
+from traincast.traces.execution import join_execution
+from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
-from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
 from traincast.traces.replay.kernels import KEPT, Known, TracedKernels
 from traincast.traces.replay.steps import simulate_replay
@@ -37,8 +37,8 @@ _LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
 _OWN_TIMES, _OWN_PROFILE = "own host times", "own host profile"
 _HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
 _MODELLED = 0.7  # share of kernel time from shapes, from which on a trace's kernels count
-_SCALED = ", scaled"  # the profile made slower or faster as the trace's own launch calls say
-_HOSTS = (*(f"{host}{scaled}" for host in _LEFT_OUT for scaled in ("", _SCALED)), _OWN_TIMES, _OWN_PROFILE)
+_SHIPPED = ", as shipped"  # others are made slower or faster as the trace's own launch calls say
+_HOSTS = (*_LEFT_OUT, f"{_LEFT_OUT[0]}{_SHIPPED}", _OWN_TIMES, _OWN_PROFILE)
 _GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
 
 
@@ -48,7 +48,7 @@ class _Traced:
 
     `steps` says whether it has steps: a trace of one iteration counts, one that begins with the set-up of the device
     does not. `modelled` says that less than half of its kernel time is kept as measured. `on_device` are the kernels
-    that are no copies to or from the host, `interval` the one of the mean step with the host's own times."""
+    that are no copies to or from the host, `intervals` those of the mean step with each host."""
 
     folder: str
     names: list[str]
@@ -58,7 +58,7 @@ class _Traced:
     device: str
     kernels: TracedKernels
     on_device: BoolArray
-    interval: tuple[float, float]
+    intervals: dict[str, tuple[float, float]]
     modelled: bool
     steps: bool
 
@@ -177,17 +177,15 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
     platform = load_platform(device)
     overheads = measure_overheads(linked)
     predicted: dict[str, list[float]] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     profiles = _make_host_profiles(platform, linked, overheads) | others.profiles(source, _name_generation(device))
     for host, profile in profiles.items():
         scale = compute_host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
         made = attribute_error(
             linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES, explain=False
         )
-        predicted[host] = [1e3 * step.unscaled for step in made.steps]
-        if host == _OWN_TIMES:
-            interval = made.interval
-        if host in _LEFT_OUT:
-            predicted[f"{host}{_SCALED}"] = [1e3 * step.full for step in made.steps]
+        predicted[host] = [1e3 * step.full for step in made.steps]
+        intervals[host] = (1e3 * made.interval[0], 1e3 * made.interval[1])
         kernels = made.kernels  # whatever the host
     name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
     kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
@@ -201,7 +199,7 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
         device=device,
         kernels=kernels,
         on_device=~np.array(copies, dtype=np.bool_),
-        interval=(1e3 * interval[0], 1e3 * interval[1]),
+        intervals=intervals,
         steps=linked.marked or folder in _ITERATIONS,
         modelled=kept < 0.5 * float(kernels.measured.sum()),
     )
@@ -210,7 +208,7 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
 def _make_host_profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
     """The host profiles of a prediction by their names in `_HOSTS`; a trace without launches has none of its own."""
     other = choose_profile(platform, linked)
-    profiles = {_LEFT_OUT[0]: other, _OWN_TIMES: other}
+    profiles = {_LEFT_OUT[0]: other, f"{_LEFT_OUT[0]}{_SHIPPED}": other, _OWN_TIMES: other}
     try:
         built = build_host_profile([overheads], {})
     except TraincastError:
@@ -242,18 +240,23 @@ def _summarise_traced(group: str, traced: list[tuple[_Traced, list[float]]]) -> 
 
 
 def _summarise_intervals(traced: list[_Traced]) -> list[ErrorRow]:
-    """The mean step of every trace with its own host times, and whether it lies in its 90 % interval."""
-    means = [float(np.mean(one.measured)) for one in traced]
-    predicted = [float(np.mean(one.predicted[_OWN_TIMES])) for one in traced]
-    low, high = (np.array([one.interval[side] for one in traced]) for side in (0, 1))
-    inside = (np.array(means) >= low) & (np.array(means) <= high)
-    names = [one.names[0].rpartition(" step")[0] for one in traced]
-    return [
-        compute_error_row(
-            _SUITE, f"predicted, {_OWN_TIMES}, by trace", predicted, means, names, inside=inside,
-            half_widths=50 * (high - low) / np.array(predicted),
+    """The mean step of every trace, with its own host times and with the platform's, and whether it lies in its 90 %
+    interval."""
+    rows = []
+    for host in (_OWN_TIMES, _LEFT_OUT[0]):
+        means, predicted = (
+            np.array([float(np.mean(steps)) for steps in column])
+            for column in ([one.measured for one in traced], [one.predicted[host] for one in traced])
         )
-    ]  # fmt: skip
+        low, high = np.array([one.intervals[host] for one in traced]).T
+        rows.append(
+            compute_error_row(
+                _SUITE, f"predicted, {host}, by trace", predicted.tolist(), means.tolist(),
+                [one.names[0].rpartition(" step")[0] for one in traced], inside=(means >= low) & (means <= high),
+                half_widths=50 * (high - low) / predicted,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:

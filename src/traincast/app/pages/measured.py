@@ -104,7 +104,7 @@ def make_result_section(report: TraceReport) -> Section:
     ]
     blocks = [make_paragraph(line) for line in state_traces(report)]
     if rank.attribution:
-        blocks.append(_make_predicted_line(rank))
+        blocks.insert(0 if rank.attribution.is_forecast else len(blocks), _make_predicted_line(rank))
     notes = [note for one in report.ranks for note in one.notes] + list(
         report.together.notes if report.together else ()
     )

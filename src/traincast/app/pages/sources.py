@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from traincast.traces.formats import SUFFIXES
-from traincast.traces.source import ByteSource
+from traincast.traces.scan import ByteSource
 from traincast.utils.errors import TraincastError
 
 _SNIFFED = 1 << 16  # bytes: a configuration of a model names itself in its first lines

@@ -88,18 +88,16 @@ def _format_set_up(attribution: Attribution) -> list[str]:
 
 
 def _format_steps(attribution: Attribution) -> str:
-    """The shares of each step's error; where the host profile was scaled, also the error without that."""
-    shares = ("= walk", "+ kernels", "+ overheads", "host as shipped")
-    header = ("step", "measured ms", "predicted ms", attribution.difference, *shares)
-    columns = len(header) - (attribution.host_scale == 1.0)
+    """The shares of each step's error."""
+    header = ("step", "measured ms", "predicted ms", attribution.difference, "= walk", "+ kernels", "+ overheads")
     rows = [
         (
             str(s.number), format_milliseconds(s.measured), format_milliseconds(s.full), f"{s.error:+.1%}",
-            *(f"{share:+.1%}" for share in s.compute_shares().values()), f"{s.unscaled / s.measured - 1:+.1%}",
-        )[:columns]
+            *(f"{share:+.1%}" for share in s.compute_shares().values()),
+        )
         for s in attribution.steps[:MOST_STEPS]
     ]  # fmt: skip
-    shown = format_table(header[:columns], rows, right=range(columns))
+    shown = format_table(header, rows, right=range(len(header)))
     rest = len(attribution.steps) - len(rows)
     return f"{shown}\n  {rest} more in the JSON" if rest else shown
 

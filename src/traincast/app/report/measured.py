@@ -11,7 +11,7 @@ from traincast.app.report.measured_profile import format_communication, format_p
 from traincast.app.report.measured_ranks import format_together
 from traincast.app.report.measured_verdict import PART_NAMES, state_traces
 from traincast.traces.breakdown import NO_OP, REASONS, StepBreakdown
-from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.overheads.extraction import Distribution
 from traincast.traces.replay.compare import find_slowest_rank
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table, shorten_name
@@ -27,7 +27,10 @@ def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) 
     """The verdict, where the step goes and what holds it; `full` a page per rank with at most `top` rows of each table,
     and the figures over ranks."""
     rank = find_slowest_rank(report)
-    pages = ["\n".join([*state_traces(report), *(format_forecast(rank.attribution) if rank.attribution else ())])]
+    said = format_forecast(rank.attribution) if rank.attribution else []
+    measured = state_traces(report)
+    forecast = rank.attribution is not None and rank.attribution.is_forecast
+    pages = ["\n".join([*said, *measured] if forecast else [*measured, *said])]
     if full:
         pages += [_format_rank(rank, top) for rank in report.ranks]
     else:
@@ -167,7 +170,10 @@ def _format_overheads(rank: RankReport) -> str:
              f"{1e6 * whole.total / whole.count:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}",
              shorten_name(largest, 36) or "-")
         )  # fmt: skip
-    return format_table(header, rows, right=(1, 2, 3, 4, 5))
+    cost = rank.overheads.cost
+    recorded = cost.sum_seconds(rank.linked) if cost else 0.0
+    note = f"\n  without what recording adds: {format_milliseconds(recorded)} ms of a step" if recorded else ""
+    return f"{format_table(header, rows, right=(1, 2, 3, 4, 5))}{note}"
 
 
 def _format_slowdowns(rank: RankReport) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from traincast.app.report.measured_path import format_gains
 from traincast.app.report.measured_profile import format_shared_communication
-from traincast.traces.replay.path_together import RanksPath
-from traincast.traces.replay.predicted_together import TracedRanksPrediction
+from traincast.traces.replay.path import RanksPath
 from traincast.traces.replay.results import TogetherReport
-from traincast.traces.replay.together import RanksReplay
+from traincast.traces.replay.together import RanksReplay, TracedRanksPrediction
 from traincast.utils.display.text import count_of, format_bar, format_milliseconds, format_table, shorten_name
 
 _SHORT = 5  # rows on the first screen
@@ -114,8 +113,9 @@ def _format_prediction(numbers: Sequence[int], prediction: TracedRanksPrediction
         for number, steps in zip(numbers, prediction.steps, strict=True)
         for s in steps
     ]  # fmt: skip
+    known = f"GMAE {prediction.gmae:.1%} of" if prediction.difference == "error" else "a forecast of"
     return "\n".join([
         f"Predicted together (collectives on {prediction.topology}; ranks begin when they did): "
-        f"GMAE {prediction.gmae:.1%} of {len(rows)} steps",
+        f"{known} {len(rows)} steps",
         format_table(header, rows, right=range(len(header))),
     ])  # fmt: skip

@@ -26,8 +26,8 @@ def state_traces(report: TraceReport) -> list[str]:
     if not report.is_one_job:
         many = count_of(len(report.ranks), "trace")
         return [
-            f"{many} that are no ranks of one job: not all have collectives; each is a step of its own.",
-            f"Slowest is {rank.linked.trace.path.name}, {lines[0]}",
+            f"Slowest of {many} is {rank.linked.trace.path.name}, {lines[0]}",
+            "They are no ranks of one job: not all have collectives; each is a step of its own.",
             *_state_culprit(rank),
             *(f"note: {note}" for note in (report.together.notes if report.together else ())),
         ]

@@ -17,7 +17,7 @@ from traincast.app.server.fields import UPLOAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.traces.replay.results import TraceReport
-from traincast.traces.rows import ENDS_EARLY
+from traincast.traces.tables import ENDS_EARLY
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -19,8 +18,82 @@ import numpy as np
 from traincast.costs.host.names import get_issuer
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
-from traincast.traces.overheads.distribution import Distribution
-from traincast.utils.arrays import BoolArray, IntArray
+from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+
+_LOWEST, _RATIO, _BINS = 1e-8, 1.05, 480  # seconds; the last bin begins at 130 s
+
+
+def _make_zeros() -> FloatArray:
+    return np.zeros(_BINS)
+
+
+@dataclass(eq=False, slots=True)
+class Distribution:
+    """Times in seconds. Quantiles are exact to half a bin (2.5 %), means exact."""
+
+    counts: FloatArray = field(default_factory=_make_zeros)
+    sums: FloatArray = field(default_factory=_make_zeros)
+    squares: FloatArray = field(default_factory=_make_zeros)
+
+    @staticmethod
+    def from_samples(seconds: FloatArray) -> Distribution:
+        """The distribution of these times; negative ones count as zero."""
+        values = np.maximum(np.asarray(seconds, dtype=np.float64), 0.0)
+        place = np.log(np.maximum(values, _LOWEST) / _LOWEST) / np.log(_RATIO)
+        bins = np.minimum(place.astype(np.int64), _BINS - 1)
+        return Distribution(
+            np.bincount(bins, minlength=_BINS).astype(np.float64),
+            np.bincount(bins, weights=values, minlength=_BINS).astype(np.float64),
+            np.bincount(bins, weights=values * values, minlength=_BINS).astype(np.float64),
+        )
+
+    def merge_with(self, other: Distribution) -> Distribution:
+        """Both together, every sample counted alike."""
+        return Distribution(self.counts + other.counts, self.sums + other.sums, self.squares + other.squares)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return int(self.counts.sum())
+
+    @property
+    def total(self) -> float:
+        """Sum of all samples, outliers included."""
+        return float(self.sums.sum())
+
+    def compute_quantile(self, share: float) -> float:
+        """The time below which this share of the samples is."""
+        reached = np.cumsum(self.counts)
+        place = int(np.searchsorted(reached, share * reached[-1], side="left"))
+        while self.counts[place] == 0:
+            place += 1
+        return float(self.sums[place] / self.counts[place])
+
+    def compute_mean_below(self, limit: float) -> float:
+        """Mean in seconds of the samples under `limit` seconds, to half a bin."""
+        edges = _LOWEST * _RATIO ** np.arange(_BINS)
+        counted = self.counts[edges < limit].sum()
+        return float(self.sums[edges < limit].sum() / counted) if counted else 0.0
+
+    def compute_robust_moments(self) -> tuple[float, float]:
+        """Mean and standard deviation without outliers: samples over 1.5 interquartile ranges beyond the quartiles."""
+        if not self.count:
+            return 0.0, 0.0
+        low, high = self.compute_quantile(0.25), self.compute_quantile(0.75)
+        reach = 1.5 * max(high - low, 0.05 * high)
+        centre = np.divide(self.sums, self.counts, out=np.zeros(_BINS), where=self.counts > 0)
+        kept = (self.counts > 0) & (centre >= low - reach) & (centre <= high + reach)
+        count = self.counts[kept].sum()
+        mean = self.sums[kept].sum() / count
+        return float(mean), float(np.sqrt(max(self.squares[kept].sum() / count - mean * mean, 0.0)))
+
+    def summarise_us(self) -> dict[str, float]:
+        """Count, robust mean and deviation, and quantiles, in microseconds, for people and files."""
+        mean, deviation = self.compute_robust_moments()
+        figures = {"mean": mean, "std": deviation, "median": self.compute_quantile(0.5)}
+        figures |= {f"p{round(100 * share):02d}": self.compute_quantile(share) for share in (0.05, 0.25, 0.75, 0.95)}
+        return {"count": self.count, **{name: round(1e6 * value, 3) for name, value in figures.items()}}
+
 
 # what the profiler adds, as the DLRM study measured it; a trace in which ops take less than this bounds it
 _OP_COST_NS, _CALL_COST_NS = 2_000.0, 4_000.0
@@ -51,20 +124,22 @@ class ProfilerCost:
     call: float
     frame: float = 0.0
 
+    def sum_seconds(self, linked: Linked) -> float:
+        """What recording adds to a mean step, in seconds."""
+        rows = linked.host[linked.step[linked.host] >= 0]
+        kinds = linked.events["kind"][rows]
+        counts = np.isin(kinds, (Kind.OP, Kind.ANNOTATION)).sum(), (kinds == Kind.RUNTIME).sum()
+        frames = linked.events["frames"][rows].sum()
+        return 1e-9 * float(self.op * counts[0] + self.call * counts[1] + self.frame * frames) / len(linked.steps)
+
 
 @dataclass(eq=False, slots=True)
 class Overheads:
     """Distributions by (type, name): types "T1" by who issues the next op (`host.names`); "T2", "T3", "T5", "alone" by
-    op; "T4" by runtime call."""
+    op; "T4" by runtime call. `cost` is what was taken off for recording (None where several traces are pooled)."""
 
     table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
-
-    def merge_with(self, other: Overheads) -> Overheads:
-        """The samples of both."""
-        table = dict(self.table)
-        for key, distribution in other.table.items():
-            table[key] = table[key].merge_with(distribution) if key in table else distribution
-        return Overheads(table)
+    cost: ProfilerCost | None = None
 
     def select_type(self, kind: str) -> dict[str, Distribution]:
         """Distributions of one type by name, those with the most time first."""
@@ -132,15 +207,8 @@ def measure_overheads(linked: Linked, cost: ProfilerCost | None = None) -> Overh
     cost = estimate_profiler_cost(linked) if cost is None else cost
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     _Extraction(linked, cost, samples).extract_all()
-    return Overheads({key: Distribution.from_samples(1e-9 * np.array(values)) for key, values in samples.items()})
-
-
-def pool_overheads(overheads: Iterable[Overheads]) -> Overheads:
-    """All samples of several traces together."""
-    result = Overheads()
-    for one in overheads:
-        result = result.merge_with(one)
-    return result
+    table = {key: Distribution.from_samples(1e-9 * np.array(values)) for key, values in samples.items()}
+    return Overheads(table, cost)
 
 
 class _Extraction:

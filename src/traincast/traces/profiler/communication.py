@@ -9,8 +9,7 @@ import numpy as np
 
 from traincast.costs.collectives.calls import get_bus_factor
 from traincast.ir.collectives import COLLECTIVES
-from traincast.traces.collectives import Collective
-from traincast.traces.matched_collectives import Matches
+from traincast.traces.collectives import Collective, Matches
 
 # those whose size is that of the whole, which other ranks have parts of before or after
 _OF_THE_OUTPUT = ("all_gather",)

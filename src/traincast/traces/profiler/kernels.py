@@ -1,4 +1,4 @@
-"""Kernels by name: how often, how long, what share of the device's time."""
+"""Kernels by name, streams by themselves, and launches: how far the host runs ahead, how long launched work waits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.traces.events import Kind
+from traincast.traces.intervals import Intervals
+from traincast.traces.launch_queue import LaunchQueue
 from traincast.traces.link import Linked
-from traincast.utils.arrays import IntArray
+from traincast.utils.arrays import FloatArray, IntArray, group_positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +57,166 @@ def find_kernels_in_steps(linked: Linked) -> IntArray:
     """Kernels, copies and memsets that belong to a step, by start."""
     rows: IntArray = linked.device[linked.step[linked.device] >= 0]
     return rows
+
+
+_MOST_POINTS = 1_000  # of a curve: the highest of as many stretches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRow:
+    """One stream in all steps, seconds: busy, and idle from its first kernel to its last; `gap_longest` is the longest
+    time between two of its kernels. `bytes` are those of its copies, `bytes_per_second` while they ran."""
+
+    device: int
+    stream: int
+    kernels: int
+    total: float
+    idle: float
+    gap_longest: float
+    bytes: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePoint:
+    """The most launches that waited behind a call in a stretch of time, seconds after the first step began."""
+
+    seconds: float
+    waiting: int
+
+
+def make_stream_rows(linked: Linked) -> tuple[StreamRow, ...]:
+    """The streams of a trace, the busiest first."""
+    rows = find_kernels_in_steps(linked)
+    made = [_make_row(linked, rows[places]) for _, places in group_positions(linked.stream[rows])]
+    return tuple(sorted(made, key=lambda row: -row.total))
+
+
+def _make_row(linked: Linked, rows: IntArray) -> StreamRow:
+    events = linked.events
+    busy = Intervals.from_spans(events["start"][rows], linked.end[rows])
+    gaps = busy.start[1:] - busy.end[:-1]
+    copies = rows[(events["kind"][rows] == Kind.MEMCPY) & (events["bytes"][rows] > 0)]
+    moved, took = int(events["bytes"][copies].sum()), 1e-9 * float(events["duration"][copies].sum())
+    return StreamRow(
+        device=int(events["device"][rows[0]]), stream=int(events["stream"][rows[0]]), kernels=len(rows),
+        total=1e-9 * busy.total, idle=1e-9 * float(gaps.sum()), gap_longest=1e-9 * float(gaps.max(initial=0)),
+        bytes=moved, bytes_per_second=moved / took if took else 0.0,
+    )  # fmt: skip
+
+
+def make_queue_points(linked: Linked, queue: LaunchQueue) -> tuple[QueuePoint, ...]:
+    """How many launches waited, by the most of each of a thousand stretches; nothing where none was recorded."""
+    calls = np.flatnonzero(linked.is_launch & (linked.step >= 0))
+    if not len(calls) or not linked.launched:
+        return ()
+    calls = calls[np.argsort(linked.events["start"][calls], kind="stable")]
+    edges = np.unique(np.linspace(0, len(calls), min(len(calls), _MOST_POINTS) + 1).astype(np.int64))
+    origin = linked.steps[0].start
+    return tuple(
+        QueuePoint(
+            seconds=1e-9 * (int(linked.events["start"][calls[low]]) - origin),
+            waiting=int(queue.waiting[calls[low:high]].max()),
+        )
+        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    )
+
+
+_SHORT_NS = 10_000  # about what a launch takes its host: shorter kernels cannot keep the device busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """One step. `waiting_*` are launches in the queue before each call, `delay_*` seconds from the begin of a call to
+    that of its kernel, `held` the calls that a full queue held. `short` are kernels below 10 us, `short_seconds` their
+    time. `late` are kernels that waited longer than they ran."""
+
+    number: int
+    calls: int
+    kernels: int
+    waiting_mean: float
+    waiting_most: int
+    held: int
+    delay_median: float
+    delay_p95: float
+    short: int
+    short_seconds: float
+    late: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRow:
+    """Launches of one graph, told by how its first node is called and by the number of its nodes; seconds in all
+    steps. `idle` is the time between its nodes in which none of them ran."""
+
+    name: str
+    launches: int
+    nodes: int
+    device: float
+    span: float
+    idle: float
+
+
+def make_launch_rows(linked: Linked, queue: LaunchQueue) -> tuple[LaunchRow, ...]:
+    """The launches of every step; nothing where none was recorded."""
+    rows = find_kernels_in_steps(linked)
+    rows = rows[linked.launch[rows] >= 0]
+    if not len(linked.device) or not linked.launched:
+        return ()
+    return tuple(
+        _make_launch_row(linked, queue, step.number, rows[linked.step[rows] == index])
+        for index, step in enumerate(linked.steps)
+    )
+
+
+def _make_launch_row(linked: Linked, queue: LaunchQueue, number: int, rows: IntArray) -> LaunchRow:
+    calls = np.unique(linked.launch[rows])
+    lengths = linked.events["duration"][rows]
+    short = (linked.events["kind"][rows] == Kind.KERNEL) & (lengths < _SHORT_NS)
+    delay = linked.events["start"][rows] - linked.events["start"][linked.launch[rows]]
+    return LaunchRow(
+        number=number,
+        calls=len(calls),
+        kernels=len(rows),
+        waiting_mean=float(queue.waiting[calls].mean()) if len(calls) else 0.0,
+        waiting_most=int(queue.waiting[calls].max(initial=0)),
+        held=int(queue.held[calls].sum()),
+        delay_median=_compute_quantile(delay, 0.5),
+        delay_p95=_compute_quantile(delay, 0.95),
+        short=int(short.sum()),
+        short_seconds=1e-9 * float(lengths[short].sum()),
+        late=int((delay > lengths).sum()),
+    )
+
+
+def _compute_quantile(nanoseconds: IntArray, share: float) -> float:
+    return 1e-9 * float(np.quantile(nanoseconds, share)) if len(nanoseconds) else 0.0
+
+
+def make_graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
+    """The graphs that were launched, those with most device time first."""
+    rows = find_kernels_in_steps(linked)
+    rows = rows[linked.launch[rows] >= 0]
+    rows = rows[linked.is_graph_launch[linked.launch[rows]]]
+    launched: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        launched.setdefault(int(linked.launch[row]), []).append(row)
+    found: dict[tuple[str, int], list[FloatArray]] = {}
+    for nodes in launched.values():
+        found.setdefault((linked.get_name(nodes[0]), len(nodes)), []).append(_sum_node_times(linked, nodes))
+    totals = {key: np.sum(times, axis=0) for key, times in found.items()}
+    return tuple(
+        GraphRow(
+            name=f"graph of {nodes} nodes that begins with {name}", launches=len(found[name, nodes]), nodes=nodes,
+            device=float(device), span=float(span), idle=float(idle),
+        )
+        for (name, nodes), (device, span, idle) in sorted(totals.items(), key=lambda item: -item[1][0])
+    )  # fmt: skip
+
+
+def _sum_node_times(linked: Linked, nodes: list[int]) -> FloatArray:
+    """Device seconds of the nodes, from the first one's begin to the last one's end, and without any of them."""
+    start, end = linked.events["start"][nodes], linked.end[nodes]
+    reached = np.maximum.accumulate(end)
+    idle = float(np.maximum(start[1:] - reached[:-1], 0).sum())
+    return 1e-9 * np.array([float(linked.events["duration"][nodes].sum()), float(reached[-1] - start[0]), idle])

@@ -10,12 +10,21 @@ from traincast.traces.collectives import Collective
 from traincast.traces.launch_queue import launch_queue
 from traincast.traces.link import Linked
 from traincast.traces.profiler.communication import CommunicationRow, SharedCommunicationRow, make_communication_rows
-from traincast.traces.profiler.kernels import KernelRow, make_kernel_rows
-from traincast.traces.profiler.launches import GraphRow, LaunchRow, make_graph_rows, make_launch_rows
+from traincast.traces.profiler.kernels import (
+    GraphRow,
+    KernelRow,
+    LaunchRow,
+    QueuePoint,
+    StreamRow,
+    make_graph_rows,
+    make_kernel_rows,
+    make_launch_rows,
+    make_queue_points,
+    make_stream_rows,
+)
 from traincast.traces.profiler.memory import MemoryPoint, MemoryRow, make_memory_points, make_memory_rows
 from traincast.traces.profiler.places import PlaceRow, make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import RateRow, make_rate_rows
-from traincast.traces.profiler.streams import QueuePoint, StreamRow, make_queue_points, make_stream_rows
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.results import Records
 

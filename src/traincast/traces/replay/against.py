@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,7 +31,6 @@ from traincast.utils.errors import TraincastError
 
 _BEGINS = re.compile(rb'\s*\{\s*"schema"\s*:')  # no trace does
 _GRADIENT = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|^autograd::engine")
-_IDLE = "idle"
 
 
 def is_saved_prediction(path: Path) -> bool:
@@ -60,19 +58,17 @@ def read_prediction(path: Path) -> PredictionDocument:
 def compare_with_prediction(predicted: PredictionDocument, report: TraceReport) -> TraceComparison:
     """What of the measured step of the slowest rank is not as predicted, matched by name."""
     rank = find_slowest_rank(report)
-    step = 1e-3 * predicted.iteration_ms
-    exposed = 1e-3 * (predicted.exposed_comm_ms or 0.0)
-    active = step if predicted.device_active_ms is None else 1e-3 * predicted.device_active_ms
-    parts = {"compute": active - exposed, "exposed_comm": exposed, _IDLE: step - active}
-    mean = partial(compute_mean_step, rank)
-    measured = {"compute": mean("compute"), "exposed_comm": mean("exposed_comm"), _IDLE: mean("idle")}
+    step, exposed = predicted.iteration_ms, predicted.exposed_comm_ms or 0.0
+    active = step if predicted.device_active_ms is None else predicted.device_active_ms
+    parts = {"compute": active - exposed, "exposed_comm": exposed, "idle": step - active}
+    measured = {name: 1e3 * compute_mean_step(rank, name) for name in parts}
     modules = _sum_modules(rank.linked, set(predicted.by_module or ()))
     return TraceComparison(
         names=(f"the prediction of {predicted.workload} on {predicted.platform}", rank.linked.trace.path.name),
-        step=(step, mean("step")),
+        step=(1e-3 * step, compute_mean_step(rank, "step")),
         kernels=(predicted.kernels, rank.median_step.kernels),
         interval=tuple(1e-3 * limit for limit in predicted.interval_ms) if predicted.interval_ms else (),
-        parts=list_changes(_name_times(parts), _name_times(measured)),
+        parts=list_changes(_read_times(parts), _read_times(measured)),
         families=list_changes(_read_times(predicted.per_family), sum_families(rank)),
         ops=list_changes(_read_times(predicted.by_op), _sum_ops(rank)),
         modules=list_changes(_read_times(predicted.by_module or {}), modules) if modules else (),
@@ -81,10 +77,6 @@ def compare_with_prediction(predicted: PredictionDocument, report: TraceReport) 
 
 def _read_times(milliseconds: dict[str, float]) -> Times:
     return {(name, ""): (None, 1e-3 * value) for name, value in milliseconds.items()}
-
-
-def _name_times(seconds: dict[str, float]) -> Times:
-    return {(name, ""): (None, value) for name, value in seconds.items()}
 
 
 def _sum_ops(rank: RankReport) -> Times:

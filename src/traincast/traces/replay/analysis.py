@@ -9,34 +9,34 @@ from pathlib import Path
 import numpy as np
 
 from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform
+from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.breakdown import combine_ranks, compute_breakdown
-from traincast.traces.collectives import find_collectives
+from traincast.traces.collectives import find_collectives, match_collectives
 from traincast.traces.events import Kind
-from traincast.traces.join import join_execution
+from traincast.traces.execution import join_execution
+from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace
-from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.communication import make_shared_communication_rows
 from traincast.traces.profiler.tables import profile_tables
-from traincast.traces.ranks import RankTraces, read_ranks
+from traincast.traces.replay.against import compare_with_prediction, is_saved_prediction, read_prediction
 from traincast.traces.replay.attribution import Attribution, attribute_error, choose_profile, compute_host_scale
+from traincast.traces.replay.compare import TraceComparison, compare_reports
 from traincast.traces.replay.notes import (
     launch_notes,
     note_devices,
     note_execution,
     note_missing_ranks,
+    note_recording,
     note_slow_steps,
     replay_notes,
     step_notes,
 )
-from traincast.traces.replay.path import make_path_report
-from traincast.traces.replay.path_together import find_ranks_path
-from traincast.traces.replay.predicted_together import predict_ranks
+from traincast.traces.replay.path import find_ranks_path, make_path_report
 from traincast.traces.replay.results import RankReport, TogetherReport, TraceReport
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import TimelineInstructions, make_timeline_instructions
-from traincast.traces.replay.together import replay_ranks
+from traincast.traces.replay.together import predict_ranks, replay_ranks
 from traincast.traces.signatures import SignatureReader
 from traincast.traces.slowdowns import compute_slowdowns
 from traincast.utils.errors import TraincastError
@@ -49,14 +49,14 @@ PLATFORM_HOST = "platform"
 class TraceOptions:
     """What else to find out: the prediction on `platform`, and gains of ops or families in `twice`.
 
-    The host's times are the trace's own, or with `host` those of that profile ("platform": the platform's own), made
-    `compute_host_scale` times slower (as the trace's launch calls say if None; without `host` the platform's profile).
+    The host's times are the trace's own, or with `host` those of that profile ("platform": the platform's own),
+    `host_scale` times as long (None: as the trace's own launch calls say; without `host` the platform's profile).
     Steps begin at ops or annotations called `step_marker` (see `traces.markers`).
     """
 
     platform: Platform | None = None
     host: str | None = None
-    host_scale: float | None = 1.0
+    host_scale: float | None = None
     twice: tuple[str, ...] = ()
     step_marker: str = ""
 
@@ -130,6 +130,7 @@ def _analyse_rank(traces: RankTraces, linked: Linked, request: TraceOptions, *, 
         attribution = _predict_rank(linked, instructions, reader, overheads, request.platform, request)
     steps = tuple(compute_breakdown(linked))
     notes += note_slow_steps(steps)
+    notes += note_recording(linked, overheads.cost, steps) if overheads.cost else []
     if made and alone:
         notes += note_missing_ranks([(rank, linked.trace.world_size)])
     return RankReport(
@@ -163,7 +164,39 @@ def _predict_rank(
         raise TraincastError(
             f"'{linked.trace.path}' has no launches of its kernels: nothing can be predicted; record CPU activities too"
         )
-    own_host = request.host is None and request.host_scale == 1.0
     profile = choose_profile(platform, linked, None if request.host == PLATFORM_HOST else request.host)
+    if request.host is None and request.host_scale is None:
+        return attribute_error(linked, instructions, reader, platform, profile, own_host=True)
     scale = compute_host_scale(overheads, profile) if request.host_scale is None else request.host_scale
-    return attribute_error(linked, instructions, reader, platform, profile, scale, own_host=own_host)
+    return attribute_error(linked, instructions, reader, platform, profile, scale)
+
+
+def analyse_trace_files(
+    files: Sequence[str | Path],
+    *,
+    on: str | Platform | None,
+    host: str | None,
+    host_scale: float | None,
+    twice: Sequence[str],
+    step_marker: str = "",
+) -> TraceReport:
+    """What the traces say, and with a platform `on` how a prediction of them compares."""
+    if on is None and (host is not None or host_scale is not None):
+        raise TraincastError("`host` and `host_scale` belong to a prediction: add `on`")
+    platform = load_platform(on) if isinstance(on, str) else on
+    request = TraceOptions(
+        platform=platform, host=host, host_scale=host_scale, twice=tuple(twice), step_marker=step_marker
+    )
+    return analyse_traces(files, request)
+
+
+def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
+    """What changed from one traced run, or from the saved prediction of a run, to another."""
+    request, first = TraceOptions(step_marker=step_marker), Path(before)
+    predicted = read_prediction(first) if is_saved_prediction(first) else None
+    if is_saved_prediction(Path(after)):
+        raise TraincastError(f"'{after}' is a prediction: give it first and the traced run second")
+    report = analyse_traces([after], request)
+    if predicted is not None:
+        return compare_with_prediction(predicted, report)
+    return compare_reports(analyse_traces([before], request), report)

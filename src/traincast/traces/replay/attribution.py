@@ -7,7 +7,8 @@ overheads. Each difference is one share, so the shares add up to the error of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,13 +25,58 @@ from traincast.traces.overheads.extraction import Overheads
 from traincast.traces.replay.host import TYPES, TracedHost, pool_host
 from traincast.traces.replay.kernels import KEPT as KEPT_KERNELS
 from traincast.traces.replay.kernels import Known, TracedKernels, predict_kernels
-from traincast.traces.replay.shares import StepShares, compute_gmae
-from traincast.traces.replay.steady import compute_steady_seconds, select_marked_steps
-from traincast.traces.replay.steps import Replay, compute_device_work, simulate_replay
+from traincast.traces.replay.steps import (
+    Replay,
+    compute_device_work,
+    compute_steady_seconds,
+    select_marked_steps,
+    simulate_replay,
+)
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import FloatArray
 from traincast.utils.metrics import Z90
+
+_LEAST_ERROR = 1e-4  # errors below 0.01 % count as that: one that happens to be zero must not make the mean zero
+
+
+def compute_gmae(errors: Sequence[float]) -> float:
+    """Geometric mean of the absolute relative errors; those below 0.01 % count as that."""
+    return math.exp(sum(math.log(max(abs(error), _LEAST_ERROR)) for error in errors) / len(errors)) if errors else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShares:
+    """One step in seconds: `measured`, and `stages` in which more and more of it is predicted, by what was added last.
+
+    The first stage is "walk" (replayed with measured times), the last one the full prediction.
+    """
+
+    number: int
+    measured: float
+    stages: Mapping[str, float]
+
+    @property
+    def replayed(self) -> float:
+        """Seconds of the step simulated with measured times."""
+        return self.stages["walk"]
+
+    @property
+    def full(self) -> float:
+        """Seconds of the step wholly predicted."""
+        return list(self.stages.values())[-1]
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of the full prediction."""
+        return self.full / self.measured - 1.0 if self.measured else 0.0
+
+    def compute_shares(self) -> dict[str, float]:
+        """What each stage adds to the relative error; together they are the error."""
+        moments = [self.measured, *self.stages.values()]
+        changes = zip(self.stages, moments[1:], moments, strict=False)
+        return {name: (after - before) / self.measured if self.measured else 0.0 for name, after, before in changes}
+
 
 OWN_HOST = "of this trace"
 """What the host profile of a prediction is called whose host times are the measured ones."""
@@ -46,29 +92,12 @@ _REPLAY_SIGMA = 0.02  # of a step that is simulated with its own times, and of o
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
-@dataclass(frozen=True, kw_only=True)
-class TracedShares(StepShares):
-    """One step of a rank, replayed and predicted alone. Stages: walk, kernels, overheads.
-
-    `unscaled` is the full prediction with the host profile as it is, not scaled to this host; seconds.
-    """
-
-    unscaled: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The step in milliseconds; shares are relative to the measured step."""
-        return {
-            "number": self.number, "measured_ms": 1e3 * self.measured, "replayed_ms": 1e3 * self.replayed,
-            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"], "predicted_ms": 1e3 * self.full,
-            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.compute_shares(),
-        }  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attribution:
     """The prediction of a traced run and where its error comes from.
 
-    `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
+    `steps` have the stages walk, kernels, overheads. `circular` says that the host profile was measured in this very
+    trace, so that the overheads' share means little.
     `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
@@ -86,7 +115,7 @@ class Attribution:
     circular: bool
     kernels: TracedKernels
     host: TracedHost
-    steps: tuple[TracedShares, ...]
+    steps: tuple[StepShares, ...]
     predicted: TimelineInstructions
     complete: TimelineInstructions
     full: Replay
@@ -157,7 +186,18 @@ class Attribution:
             "interval_ms": [1e3 * seconds for seconds in self.interval],
             "modelled": self.kernels.modelled,
             "steady_step_ms": 1e3 * self.steady,
-            "steps": [step.to_dict() for step in self.steps],
+            "steps": [
+                {
+                    "number": step.number,
+                    "measured_ms": 1e3 * step.measured,
+                    "replayed_ms": 1e3 * step.replayed,
+                    "with_predicted_kernels_ms": 1e3 * step.stages["kernels"],
+                    "predicted_ms": 1e3 * step.full,
+                    "error": step.error,
+                    "shares": step.compute_shares(),
+                }
+                for step in self.steps
+            ],
             "kernels_by_family": _convert_to_ms(self.sum_by_family()),
             "kernels_by_op": _convert_to_ms(self.sum_by_op()),
             "step_change_by_family_ms": {name: 1e3 * s for name, s in self.change_by_family.items()},
@@ -242,19 +282,15 @@ def attribute_error(
     own_host: bool = False,
     explain: bool = True,
 ) -> Attribution:
-    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
+    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the profile slower. With
     `own_host` the host's times are those of the trace, and `profile` is not used. Unless `explain`, what each family
     and each type of overhead changes is left out."""
     kernels = predict_kernels(linked, reader, platform.device, own_host=own_host)
-    host, shipped = (pool_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
-    if own_host:
-        host, shipped = host.as_measured(), shipped.as_measured()
+    host = pool_host(linked, instructions, profile.scaled(scale))
+    host = host.as_measured() if own_host else host
     predicted = replace(instructions, kernel_seconds=_replace_kernel_seconds(linked, instructions, kernels, None))
-    unscaled, complete = (
-        replace(predicted, host_seconds=pooled.replace_measured(instructions.host_seconds, *OVERHEAD_TYPES))
-        for pooled in (shipped, host)
-    )
-    variants = (instructions, predicted, unscaled, complete)
+    complete = replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, *OVERHEAD_TYPES))
+    variants = (instructions, predicted, complete)
     simulations = [simulate_replay(linked, variant) for variant in variants]
     floors = [compute_device_work(linked, variant) for variant in variants]
     families = _list_family_variants(linked, instructions, kernels) if explain else ()
@@ -331,23 +367,22 @@ def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floo
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
-    """The stages of every step, from simulations as measured, with predicted kernels, and with two hosts.
+def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
+    """The stages of every step, from simulations as measured, with predicted kernels, and with another host.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
     work that it gives to a stream, except by as much as the measured one is.
     """
-    seconds = [simulated.walked for simulated in simulations]
-    ahead = np.minimum(seconds[0] / np.maximum(floors[0], 1e-12), 1.0)
-    stages = [seconds[0], *(np.maximum(s, ahead * floor) for s, floor in zip(seconds[1:], floors[1:], strict=True))]
+    walk, *others = (simulated.walked for simulated in simulations)
+    ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
     return tuple(
-        TracedShares(
+        StepShares(
             number=step.number,
             measured=step.measured,
-            stages={"walk": float(replayed), "kernels": float(kernels), "overheads": float(full)},
-            unscaled=float(as_shipped),
+            stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
         )
-        for step, replayed, kernels, as_shipped, full in zip(simulations[0].steps, *stages, strict=True)
+        for step, *lengths in zip(simulations[0].steps, *(stage.tolist() for stage in stages), strict=True)
     )
 
 

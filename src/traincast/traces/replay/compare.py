@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -168,14 +169,24 @@ def _sum_host(linked: Linked) -> Times:
 
 def _sum_ops(linked: Linked) -> Times:
     """Kernel time by the innermost op whose shapes were recorded, else by the innermost op, else by the kernel."""
-    rows = find_kernels_in_steps(linked)
-    op = _find_innermost(linked, rows)
-    described = {number: format_shapes(linked.trace.details[number]) for number in _find_details(linked, op)}
-    keys = (
-        (linked.get_name(at), described[int(linked.events["details"][at])]) if at >= 0 else (linked.get_name(row), "")
-        for row, at in zip(rows.tolist(), op.tolist(), strict=True)
-    )
-    return _sum_by_key(keys, linked, rows)
+    rows, found = find_kernels_in_steps(linked), dict[int, int]()
+    shapes = cache(lambda number: format_shapes(linked.trace.details[number]))
+
+    def find_op(above: int) -> int:
+        if above not in found:
+            ops = [op for op in (above, *linked.iterate_enclosing(above)) if linked.events["kind"][op] == Kind.OP]
+            found[above] = next((op for op in ops if linked.events["details"][op] > 0), ops[0] if ops else -1)
+        return found[above]
+
+    def name_op(row: int) -> tuple[str, str]:
+        launch = int(linked.launch[row])
+        above = int(linked.parent[launch]) if launch >= 0 else -1
+        op = find_op(above) if above >= 0 else -1
+        if op < 0:
+            return linked.get_name(row), ""
+        return linked.get_name(op), shapes(int(linked.events["details"][op]))
+
+    return _sum_by_key(map(name_op, rows.tolist()), linked, rows)
 
 
 def _sum_calls(linked: Linked) -> Times:
@@ -197,28 +208,6 @@ def _sum_calls(linked: Linked) -> Times:
     launch = linked.launch[rows]
     above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
     return sum_by_name((name_path(row) or "(no op)" for row in above.tolist()), linked, rows)
-
-
-def _find_details(linked: Linked, ops: IntArray) -> list[int]:
-    numbers: list[int] = np.unique(linked.events["details"][ops[ops >= 0]]).tolist()
-    return numbers
-
-
-def _find_innermost(linked: Linked, rows: IntArray) -> IntArray:
-    is_op = linked.events["kind"] == Kind.OP
-    described = is_op & (linked.events["details"] > 0)
-    launch = linked.launch[rows]
-    above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
-    first, found = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
-    for _ in range(_DEEPEST):
-        at = np.maximum(above, 0)
-        inside = above >= 0
-        first = np.where(inside & is_op[at] & (first < 0), above, first)
-        found = np.where(inside & described[at] & (found < 0), above, found)
-        above = np.where(inside & (found < 0), linked.parent[at], -1)
-        if not (above >= 0).any():
-            break
-    return np.where(found >= 0, found, first)
 
 
 def sum_by_name(names: Iterable[str], linked: Linked, rows: IntArray) -> Times:

@@ -9,18 +9,19 @@ from dataclasses import replace
 import numpy as np
 
 from traincast.traces.breakdown import PARTS, StepBreakdown, find_device_steps
-from traincast.traces.calls import number_processes
+from traincast.traces.execution import ExecutionTrace, compute_shape_mismatch
 from traincast.traces.intervals import Intervals
-from traincast.traces.join import compute_shape_mismatch
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.overheads.extraction import ProfilerCost
 from traincast.traces.replay.steps import Replay
+from traincast.traces.tree import number_processes
 from traincast.utils.arrays import IntArray
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
 _LAUNCH_KERNEL = re.compile(r"(?:cuda|hip|cu)\w*Launch\w*Kernel\w*")
 _LOST = 0.05  # share of launches without a kernel that some profilers leave at the end of a trace
 _SLOW, _LEAST_STEPS, _MOST_SLOW = 1.25, 3, 3  # times the median; steps of which a median means something; named
+_RECORDING = 0.05  # of a step
 _WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
@@ -173,6 +174,19 @@ def _explain_slow_step(step: StepBreakdown, usual: StepBreakdown) -> str:
     return (
         f"step {step.number} {1e3 * step.step:.4g} ms ({1e3 * longer:+.4g} ms of it {part.replace('_', ' ')}{before})"
     )
+
+
+def note_recording(linked: Linked, cost: ProfilerCost, steps: Sequence[StepBreakdown]) -> list[str]:
+    """How much of a step the profiler itself takes, where that is worth a word."""
+    seconds, mean = cost.sum_seconds(linked), sum(step.step for step in steps) / len(steps)
+    if seconds < _RECORDING * mean:
+        return []
+    frame = f" and {1e-3 * cost.frame:.1f} us per frame of a stack" if cost.frame else ""
+    return [
+        f"recording takes about {1e3 * seconds:.3g} ms of the host in a step of {1e3 * mean:.3g} ms "
+        f"({1e-3 * cost.op:.1f} us per op, {1e-3 * cost.call:.1f} us per runtime call{frame}): T1 to T5 are without "
+        "it, steps and idle time with it"
+    ]
 
 
 def note_missing_ranks(ranks: Sequence[tuple[int, int | None]]) -> list[str]:

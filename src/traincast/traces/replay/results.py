@@ -13,18 +13,16 @@ import numpy as np
 
 from traincast.traces.breakdown import PARTS, RanksBreakdown, StepBreakdown
 from traincast.traces.collectives import Collective
+from traincast.traces.execution import ExecutionTrace
 from traincast.traces.link import Linked
-from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.overheads.extraction import TYPES, Overheads
 from traincast.traces.profiler.communication import SharedCommunicationRow
 from traincast.traces.profiler.tables import ProfileTables, convert_rows
 from traincast.traces.replay.attribution import Attribution
-from traincast.traces.replay.path import PathReport
-from traincast.traces.replay.path_together import RanksPath
-from traincast.traces.replay.predicted_together import TracedRanksPrediction
+from traincast.traces.replay.path import PathReport, RanksPath
 from traincast.traces.replay.steps import Replay
 from traincast.traces.replay.timeline import TimelineInstructions
-from traincast.traces.replay.together import RanksReplay
+from traincast.traces.replay.together import RanksReplay, TracedRanksPrediction
 from traincast.traces.slowdowns import Slowdown
 from traincast.utils.arrays import IntArray
 from traincast.utils.display.text import format_milliseconds
@@ -61,6 +59,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything about the rank, in milliseconds and microseconds as the names say."""
+        cost = self.overheads.cost
         return {
             "rank": self.rank,
             "file": str(self.linked.trace.path),
@@ -74,6 +73,13 @@ class RankReport:
             ],
             "overheads_us": {
                 kind: {name: d.summarise_us() for name, d in self.overheads.select_type(kind).items()} for kind in TYPES
+            },
+            "profiler_cost_us": cost
+            and {
+                "op": 1e-3 * cost.op,
+                "call": 1e-3 * cost.call,
+                "frame": 1e-3 * cost.frame,
+                "step": 1e6 * cost.sum_seconds(self.linked),
             },
             "collectives": [_convert_collective(collective) for collective in self.collectives],
             "beside_collectives": {

@@ -11,17 +11,18 @@ import numpy as np
 
 from traincast.costs.host.names import get_current_name
 from traincast.ir.builder import ProgramBuilder
-from traincast.ir.ops import Phase, Scalar, Signature
+from traincast.ir.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM
+from traincast.ir.ops import Phase, Scalar, Signature, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.workload import COVERS, LOADER, TF32_ARITHMETIC, Workload
 from traincast.traces.classify import find_kernel_family
+from traincast.traces.collectives import Collective, Match
 from traincast.traces.link import Linked
 from traincast.traces.profiler.ops import infer_framework_version, make_version_context
-from traincast.traces.replay.collectives import find_world_size, make_collective_ops
 from traincast.traces.replay.results import RankReport, TraceReport
-from traincast.traces.replay.sizes import describe_coverage, infer_mode, infer_sizes
 from traincast.traces.replay.step_ops import StepOp, list_step_ops
 from traincast.traces.replay.timeline import JOIN_NS
+from traincast.traces.replay.together import compute_message_bytes
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -45,7 +46,7 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     Ops whose shapes were not recorded stand in as empty kernels; `meta` says which, and what else is assumed.
     """
     first = report.ranks[0]
-    number = _find_median_step(first) if step is None else step
+    number = first.median_step.number if step is None else step
     world = find_world_size(report)
     ops, notes = make_collective_ops(report, world, number)
     ranks = [_make_rank_step(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
@@ -65,11 +66,6 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
         tf32=_find_tf32(report),
         meta=_make_meta(report, number, ranks, notes) | ({LOADER: loader[0]} if loader else {}),
     )
-
-
-def _find_median_step(rank: RankReport) -> int:
-    order = np.argsort([step.seconds for step in rank.linked.steps], kind="stable")
-    return rank.linked.steps[int(order[len(order) // 2])].number
 
 
 def _make_rank_step(rank: RankReport, number: int, collectives: dict[int, Signature]) -> _RankStep:
@@ -242,3 +238,144 @@ def _make_meta(report: TraceReport, step: int, ranks: Sequence[_RankStep], notes
         "assumed": "row-major tensors where the trace has no strides; memory: largest op only",
         **({"notes": "; ".join(notes)} if notes else {}),
     }
+
+
+_PRODUCTS = re.compile(r"aten::(?:addmm|mm)$")
+_CONVOLUTIONS = re.compile(r"aten::(?:convolution|_convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
+_ATTENTION = re.compile(
+    r"scaled_dot_product|(?:flash|efficient|varlen|unified|paged)_attention|reshape_and_cache|rotary"
+)
+_LENGTH_FIRST = re.compile(r"aten::_(?:flash|efficient)_attention_forward$")  # samples, tokens, heads, width
+_GRADIENT = re.compile(
+    r"Backward\d*$|AccumulateGrad|CppNode|autograd::|Optimizer\.|backward|[_a-z]bwd|dgrad|wgrad|multi_tensor_apply"
+)
+_TOLD = 0.995  # share of kernel time with sizes from which nothing need be said
+
+
+def infer_sizes(signatures: Iterable[Signature], linked: Linked) -> tuple[int, int, str]:
+    """Samples of a step, tokens of a sample (0 where there are none), and what is to be said about them.
+
+    Products have samples x tokens as rows. How they divide is told by attention (samples, heads, tokens, width), by
+    lookups of a table of samples x tokens, or by the images of a convolution; where tokens are in one long row, as
+    servers have them, it is not told, and the step counts as one sample.
+    """
+    rows, images, pairs = Counter[int](), Counter[int](), Counter[tuple[int, int]]()
+    for signature in signatures:
+        if not signature.inputs or not signature.inputs[-1 if signature.name == "aten::embedding" else 0].shape:
+            continue
+        shape = signature.inputs[0].shape
+        if _PRODUCTS.match(signature.name):
+            operand = signature.inputs[1] if signature.name == "aten::addmm" else signature.inputs[0]
+            rows[operand.shape[0] if operand.shape else 0] += 1
+        elif _CONVOLUTIONS.match(signature.name):
+            images[shape[0]] += 1
+        elif signature.name == "aten::embedding" and len(signature.inputs[-1].shape) == 2:
+            pairs[signature.inputs[-1].shape[0], signature.inputs[-1].shape[1]] += 1
+        elif _ATTENTION.search(signature.name) and len(shape) == 4:
+            pairs[shape[0], shape[1] if _LENGTH_FIRST.match(signature.name) else shape[2]] += 1
+    most = max(rows.most_common(1)[0][0], 1) if rows else 1
+    for (samples, tokens), _ in pairs.most_common():
+        if samples * tokens == most:
+            return samples, tokens, ""
+    if images:
+        return max(images.most_common(1)[0][0], 1), 0, ""
+    if any(_ATTENTION.search(name) for name in linked.trace.names):
+        return 1, most, f"GEMMs have {most} rows: tokens, and the trace does not say of how many samples"
+    return most, 0, ""
+
+
+def infer_mode(linked: Linked) -> str:
+    """ "training" where something of a gradient or an optimizer was recorded, else "inference"."""
+    return "training" if any(_GRADIENT.search(name) for name in linked.trace.names) else "inference"
+
+
+def describe_coverage(covered: float, total: float) -> str:
+    """What of the kernel time (seconds) a workload has the sizes of, in a line of its own; "" where it has all."""
+    share = covered / total if total else 1.0
+    if share >= _TOLD:
+        return ""
+    return (
+        f"{share:.0%} of the kernel time: the other {1 - share:.0%} ({1e3 * (total - covered):.3g} ms) has no shapes "
+        "and counts as empty kernels, so a prediction is too short by about that; record with record_shapes=True"
+    )
+
+
+def find_world_size(report: TraceReport) -> int:
+    """How many ranks the run had, as far as the traces say."""
+    sizes = [rank.linked.trace.world_size or 1 for rank in report.ranks]
+    sizes += [rank.rank + 1 for rank in report.ranks]
+    sizes += [max((c.group_size for c in rank.collectives), default=1) for rank in report.ranks]
+    return max(sizes)
+
+
+def make_collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dict[int, Signature]], list[str]]:
+    """For every rank the ops of the collective kernels of step number `step` by event, and what to know about them."""
+    calls = [[c for c in rank.collectives if _find_communicator(rank, c) == step] for rank in report.ranks]
+    together = report.together.replay if report.together else None
+    matches = together.matches.collectives if together else ()
+    notes = []
+    complete = len(report.ranks) == world
+    if not complete:
+        notes.append(f"{len(report.ranks)} of {world} ranks were traced; the others are taken to run the same")
+    everyone = tuple(range(world))
+    matched = {(m, call.row): match for match in matches for m, call in zip(match.members, match.calls, strict=True)}
+    groups = sorted({_find_group(c, everyone) for made in calls for c in made} - {("", everyone)})
+    numbers = {group: number + 1 for number, group in enumerate(groups)}
+    ops: list[dict[int, Signature]] = []
+    for index, rank in enumerate(report.ranks):
+        signatures = {}
+        for call in calls[index]:
+            _, members = group = _find_group(call, everyone)
+            if not complete and members != everyone:
+                raise TraincastError(
+                    f"rank {rank.rank} talks to ranks {members} of {world}; give the traces of all ranks for a workload"
+                )
+            match = matched.get((index, call.row), Match(members=(index,), calls=(call,)))
+            signature = _make_signature(call, match, members, numbers.get(group, 0), splits=complete)
+            if signature is not None:
+                signatures[call.row] = signature
+        ops.append(signatures)
+    left_out = sum(map(len, calls)) - sum(map(len, ops))
+    if left_out:
+        notes.append(f"{left_out} collectives of unknown kind or size stand in as empty kernels")
+    return ops, notes
+
+
+def _find_communicator(rank: RankReport, call: Collective) -> int:
+    return rank.linked.steps[call.step].number if call.step >= 0 else -1
+
+
+def _find_group(call: Collective, everyone: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """A process group: the world, however it is called, or what the trace says."""
+    members = call.group_ranks or everyone
+    return ("" if members == everyone else call.group, members)
+
+
+def _make_signature(
+    call: Collective, match: Match, members: tuple[int, ...], communicator: int, *, splits: bool
+) -> Signature | None:
+    record, kind = COLLECTIVES.get(call.kind), call.kind
+    nbytes = BARRIER_BYTES if kind == "barrier" else compute_message_bytes(match, len(members))
+    if record is None or not record.matched or nbytes < 0:
+        return None
+    ends: tuple[tuple[str, Scalar], ...] = ()
+    if record.rooted:
+        ends = (("root", members[0]),)  # not recorded
+    if kind in UNEVEN_FORM and splits and len(call.in_splits) == len(call.out_splits) == len(members):
+        kind = UNEVEN_FORM[kind]
+        sent, received = (
+            _convert_to_bytes(call.in_splits, call.message_bytes),
+            _convert_to_bytes(call.out_splits, call.output_bytes),
+        )
+        ends, nbytes = (("send_splits", sent), ("recv_splits", received)), call.message_bytes
+    scalars: tuple[tuple[str, Scalar], ...] = (
+        ("collective", kind), ("group", members), ("communicator", communicator), ("bytes", nbytes), *ends,
+        ("async_op", True),
+    )  # fmt: skip
+    buffer = TensorSpec((max(nbytes // 4, 1),), (1,), "float32")
+    return Signature(f"c10d::{record.ops[0]}", (buffer,), (buffer,), scalars, (("tensors", 1),))
+
+
+def _convert_to_bytes(splits: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
+    whole = sum(splits)
+    return tuple(nbytes * n // whole for n in splits) if whole else splits

@@ -56,10 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host-scale",
-        type=_parse_scale,
-        default=1.0,
+        type=float,
         metavar="N",
-        help="how many times as slow as the profile's the host is; 'auto' tells it from the trace's launch calls",
+        help="how many times as slow as the profile's the host is (default: as the trace's launch calls say)",
     )
     parser.add_argument(
         "--twice",
@@ -86,10 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--full", action="store_true", help="all tables, of every rank")
     parser.add_argument("--tables-out", type=parse_path, metavar="DIR", help="all tables as files in this folder")
     parser.add_argument("--tables-format", choices=FORMATS, default=FORMATS[0], help="of those files (default csv)")
-
-
-def _parse_scale(text: str) -> float | None:
-    return None if text == "auto" else float(text)
 
 
 def _parse_rows(text: str) -> int:

@@ -29,8 +29,8 @@ ROW_KNOTS, COL_KNOTS = 23, 29  # up to 2**22 rows and 2**14 columns, what was me
 LEAST_TRAFFIC = 1.8  # one read and one write, on a card that does better than its kind
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
-# of rows in 16 bits that are not aligned: H100, rows of 5,185 and 3,137 (docs/evidence/traces.md)
-_ELEMENTS_PER_CLOCK, _STREAMED = 2.85, 0.87
+# of a block's load and of the rest of a row, in 16 bits and not aligned: H100, 5,185 and 3,137 columns
+_BLOCK, _LOAD_CYCLES, _ROW_CYCLES = 1024.0, 640.0, 2250.0
 _SM_THREADS = 2048.0
 _TILE = 32.0  # rows and columns
 _COLUMN_CYCLES = 1800.0  # of one tile, a trip to memory and the sums: timm's small Transformers on PyTorch 1.10
@@ -117,25 +117,27 @@ class SoftmaxModel(ParametricModel[RowParameters]):
         """Device time of every call."""
         rows, cols = calls["rows"], calls["cols"]
         seconds, known, sigma = self.parameters_.seconds(
-            compute_softmax_features, device, rows, cols, _count_softmax_bytes(calls, device)
+            compute_softmax_features, device, rows, cols, calls.item_bytes()
         )
+        seconds = np.maximum(seconds, _compute_unaligned_seconds(calls, device))
         backward = calls.is_kind("backward", "log_backward") & (cols <= _WARP_COLS)
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
         return _make_estimate(seconds, sigma, derived, _measure_factor_outside(cols, self.parameters_), known=known)
 
 
-def _count_softmax_bytes(calls: Calls, device: Device) -> FloatArray:
-    """Bytes of an element by which a softmax takes its time.
+def _compute_unaligned_seconds(calls: Calls, device: Device) -> FloatArray:
+    """Seconds of softmax rows in 16 bits that are not aligned; 0 for others.
 
-    PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element. An
-    SM takes so many a cycle, whatever their bytes: on H100 two take as long as four, on a card with less memory rate
-    for its SMs they do not.
+    PyTorch keeps a row in shared memory where its vectors fit it. Else a block of 1,024 threads goes through it three
+    times, vector by vector as far as those fill the block, then element by element, and waits for each load.
     """
-    item = calls.item_bytes()
-    unaligned = (calls["cols"] > _WARP_COLS) & ((item * calls["cols"]) % _VECTOR_BYTES != 0)
-    moved = _STREAMED * device.dram_bandwidth / (_ELEMENTS_PER_CLOCK * device.num_sms * get_clock_hz(device))
-    return np.where(unaligned, np.maximum(item, min(4.0, moved)), item)
+    item, cols = calls.item_bytes(), calls["cols"]
+    unaligned = (cols > _WARP_COLS) & (item < 4.0) & ((item * cols) % _VECTOR_BYTES != 0)
+    whole, rest = np.divmod(cols, _BLOCK * _VECTOR_BYTES / item)
+    cycles = 3.0 * _LOAD_CYCLES * (whole + np.ceil(rest / _BLOCK)) + _ROW_CYCLES
+    together = device.num_sms * _SM_THREADS / _BLOCK
+    return np.where(unaligned, calls["rows"] * cycles / (together * get_clock_hz(device)), 0.0)
 
 
 class NormModel(KernelModel):
