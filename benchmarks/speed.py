@@ -72,6 +72,26 @@ def rebatch(repeats: int) -> dict[str, object]:
     return result("re-batch and predict gpt3-xl", "100 ms", median, 0.1)
 
 
+def memory(repeats: int) -> dict[str, object]:
+    """Whether a step fits, beside its prediction: both as commands."""
+    step = ("bert-large", "--on", "a100-80gb")
+    took = [[process_seconds("-m", "traincast", name, *step) for name in ("fits", "predict")] for _ in range(repeats)]
+    fits, predict = (statistics.median(column) for column in zip(*took, strict=True))
+    return result("fits bert-large", "1.5 x predict", fits, 1.5 * predict)
+
+
+def layers(_: int) -> dict[str, object]:
+    from dataclasses import replace
+
+    import traincast
+    from traincast.models.transformers.reading import load_transformer
+
+    deep = replace(load_transformer("llama3-8b"), layers=1000, name="1,000 layers")
+    layout = {"on": "dgx-h100", "gpus": 64, "tp": 8, "fsdp": 2, "micro_batch": 1}
+    median = seconds(lambda: traincast.predict(deep, **layout).memory.to_dict())
+    return result("1,000 layers, time and memory", "10 s", median, 10.0)
+
+
 def capture(repeats: int) -> dict[str, object]:
     from traincast.capturing import capture_step
     from traincast_evaluation.zoo.build.recipes import RECIPES
@@ -116,7 +136,10 @@ def result(what: str, against: str, measured_s: float, limit_s: float) -> dict[s
     return {"what": what, "against": against, "ratio": round(measured_s / limit_s, 3)}
 
 
-BENCHMARKS = {"cold": cold_predict, "warm": warm_predict, "rebatch": rebatch, "capture": capture, "price": price}
+BENCHMARKS = {
+    "cold": cold_predict, "warm": warm_predict, "rebatch": rebatch, "memory": memory, "layers": layers,
+    "capture": capture, "price": price,
+}  # fmt: skip
 
 
 def main() -> int:

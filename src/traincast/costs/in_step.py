@@ -37,8 +37,7 @@ class InStep:
     Host (`costs.host.profile` applies it): `module_us`: microseconds of Python per module call; `routing_us`: those
     of one call in a mixture's token dispatcher, where token counts reach the host and decide sizes.
 
-    Communication (`simulator.parallelism` applies them): `async_tp`: the share of tensor-parallel collectives that
-    PyTorch's GEMMs in parts hide, net of what parts lose. `beside`: the share of a collective's time by which kernels
+    Communication (`simulator.parallelism` applies them): `beside`: the share of a collective's time by which kernels
     that overlap with it take longer. `stall_us`: microseconds that a device idles around a collective that nothing
     overlaps with: ranks do not arrive together.
     """
@@ -53,7 +52,6 @@ class InStep:
     untuned: float
     ring: float
     narrow_loads: float
-    async_tp: float
     beside: float
     stall_us: float
     routing_us: float

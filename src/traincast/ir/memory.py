@@ -37,8 +37,7 @@ class MemoryEvents:
     """Blocks of one rank's step, by tick of the host: `nbytes` of each, the tick at which it is `born` (-1: before the
     step), and that at which it is `gone` (`ticks`: it outlives the step). One that is there before the step `appears`
     in the first step at that tick (-1: before it). `category` is an index into `CATEGORIES`, `label` into `labels` (the
-    module it belongs to), `stream` that on which it is allocated; `used_until` is the tick of its last use on another
-    stream (-1: none). `host` are the blocks in host memory (None: none)."""
+    module it belongs to), `stream` that on which it is allocated. `host` are the blocks in host memory (None: none)."""
 
     nbytes: IntArray
     born: IntArray
@@ -47,7 +46,6 @@ class MemoryEvents:
     category: IntArray
     label: IntArray
     stream: IntArray
-    used_until: IntArray
     labels: tuple[str, ...]
     ticks: int
     host: MemoryEvents | None = None
@@ -114,7 +112,7 @@ class MemoryEvents:
 
     def add_blocks(self, nbytes: IntArray, *, labels: tuple[str, ...] | None = None, **columns: Any) -> MemoryEvents:
         """The step with blocks that libraries work in; `columns` (`born`, `gone`, ...) have a value for each or all."""
-        given = {"appears": -1, "category": CATEGORIES.index("workspace"), "stream": 0, "used_until": -1, **columns}
+        given = {"appears": -1, "category": CATEGORIES.index("workspace"), "stream": 0, **columns}
         joined: dict[str, Any] = {
             name: np.concatenate((getattr(self, name), np.broadcast_to(np.asarray(values, np.int64), nbytes.shape)))
             for name, values in {"nbytes": nbytes, **given}.items()
@@ -156,19 +154,19 @@ class EventWriter:
         """Blocks of these sizes; `gone` None: they outlive the step."""
         sizes = np.atleast_1d(np.asarray(nbytes)).astype(np.int64)
         number = self._labels.setdefault(label, len(self._labels))
-        rows = np.empty((8, len(sizes)), dtype=np.int64)
-        columns = (sizes, born, _MOST_TICKS if gone is None else gone, appears, category, number, stream, -1)
+        rows = np.empty((7, len(sizes)), dtype=np.int64)
+        columns = (sizes, born, _MOST_TICKS if gone is None else gone, appears, category, number, stream)
         for row, values in zip(rows, columns, strict=True):
             row[:] = values
         self._rows.append(rows[:, sizes > 0])
 
     def build_events(self) -> MemoryEvents:
         """All blocks so far."""
-        rows = np.concatenate(self._rows, axis=1) if self._rows else np.zeros((8, 0), dtype=np.int64)
-        nbytes, born, gone, appears, category, label, stream, until = rows
+        rows = np.concatenate(self._rows, axis=1) if self._rows else np.zeros((7, 0), dtype=np.int64)
+        nbytes, born, gone, appears, category, label, stream = rows
         return MemoryEvents(
             nbytes=nbytes, born=born, gone=np.minimum(gone, self.tick), appears=appears, category=category,
-            label=label, stream=stream, used_until=until, labels=tuple(self._labels), ticks=self.tick,
+            label=label, stream=stream, labels=tuple(self._labels), ticks=self.tick,
         )  # fmt: skip
 
 
@@ -179,12 +177,12 @@ def list_memory_events(program: Program) -> MemoryEvents:
     """The device blocks of a program: op i allocates at tick 2 i and frees at tick 2 i + 1. Optimizer state and
     gradients that are there before the step appear in the first step where they are first used."""
     mine = np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
-    first, last_foreign, module = _find_uses(program)
+    first, module = _find_uses(program)
     late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
     late &= program.columns.storage_alloc < 0
     events = _make_events(
         program, mine, program.storage_nbytes, appears=np.where(late, 2 * first, -1)[mine], label=module[mine],
-        stream=_find_streams(program)[mine], used_until=last_foreign[mine], labels=program.names,
+        stream=_find_streams(program)[mine], labels=program.names,
         host=_list_host_blocks(program),
     )  # fmt: skip
     return _add_temporaries(events, program)
@@ -215,7 +213,7 @@ def _list_host_blocks(program: Program) -> MemoryEvents | None:
         np.maximum.at(sizes, c.tensor_storage[tensor][touched], np.array(nbytes, dtype=np.int64))
     mine = np.flatnonzero(on_host & (sizes > 0))
     zeros = np.zeros(len(mine), dtype=np.int64)
-    same = {"appears": zeros - 1, "label": zeros, "stream": zeros, "used_until": zeros - 1}
+    same = {"appears": zeros - 1, "label": zeros, "stream": zeros}
     return _make_events(program, mine, sizes, labels=("",), **same)
 
 
@@ -258,22 +256,15 @@ def _find_streams(program: Program) -> IntArray:
     return np.where(c.storage_alloc >= 0, calling[np.maximum(c.storage_alloc, 0)], 0).astype(np.int64)
 
 
-def _find_uses(program: Program) -> tuple[IntArray, IntArray, IntArray]:
-    """Of every storage: the first op that touches it (the number of ops: none), the tick of the last one on another
-    stream than its own (-1: none), and the module of the first."""
+def _find_uses(program: Program) -> tuple[IntArray, IntArray]:
+    """Of every storage: the first op that touches it (the number of ops: none), and the module of that one."""
     c, ops = program.columns, program.num_ops
     first = np.full(len(c.storage_bytes), ops, dtype=np.int64)
-    foreign = np.full(len(c.storage_bytes), -1, dtype=np.int64)
-    streams = _find_streams(program)
     for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
-        op, storage = np.repeat(np.arange(ops), np.diff(pointer)), c.tensor_storage[tensor]
-        np.minimum.at(first, storage, op)
-        if c.op_stream.any():
-            other = c.op_stream[op] != streams[storage]
-            np.maximum.at(foreign, storage[other], 2 * op[other])
+        np.minimum.at(first, c.tensor_storage[tensor], np.repeat(np.arange(ops), np.diff(pointer)))
     module = np.zeros(len(first), dtype=np.int64)
     module[first < ops] = c.op_module[first[first < ops]]
-    return first, foreign, module
+    return first, module
 
 
 @dataclass(frozen=True, eq=False)

@@ -249,20 +249,22 @@ class _Cutter:
         host_begin, launch_begin = self.base, self.base + len(host_order)
         num_columns = launch_begin + len(launch_order)
         blocks: list[Block] = []
-        owner = np.full(num_columns, -1, dtype=np.intp)
+        owner = [-1] * num_columns
+        issues, columns = column[launch_order + self.base], column.tolist()
+        nothing = issues[:0]
         host_at, launch_at = 0, 0
         for run in runs:
             length = sum(len(block) for block in run.pieces)
-            issue = np.empty(0, dtype=np.intp)
+            issue = nothing
             if run.kind == BlockKind.HOST:
                 first, begin, host_at = host_at, host_begin + host_at, host_at + length
             else:
                 first, begin, launch_at = launch_at, launch_begin + launch_at, launch_at + length
-                issue = column[np.concatenate(run.pieces) + self.base]
-            waits = tuple([int(column[name]) for name in run.waits])
-            after = int(column[run.after]) if run.after >= 0 else -1
+                issue = issues[first:launch_at]
+            waits = tuple([columns[name] for name in run.waits])
+            after = columns[run.after] if run.after >= 0 else -1
             ahead = run.kind == BlockKind.HOST and all(self._ahead(c, blocks, owner) for c in (*waits, after))
-            owner[begin : begin + length] = len(blocks)
+            owner[begin : begin + length] = [len(blocks)] * length
             blocks.append(Block(run.kind, begin, begin + length, first, waits, issue, after, run.held, ahead))
         successors, needs = _list_block_edges(blocks, owner)
         held = [(int(host_order[b.first]), b.after) for b in blocks if b.held]
@@ -275,22 +277,26 @@ class _Cutter:
             streams=tuple(tuple(column[list(stream)].tolist()) for stream in self.streams),
             events=tuple(tuple(column[list(event)].tolist()) for event in self.events),
             meetings={int(launch_order[b.first]): i for i, b in enumerate(blocks) if b.kind == BlockKind.MEETING},
-            owner=owner,
+            owner=np.array(owner, dtype=np.intp),
             held=np.array([i for i, _ in held], dtype=np.intp),
             held_after=np.array([after for _, after in held], dtype=np.intp),
         )  # fmt: skip
 
-    def _ahead(self, column: int, blocks: list[Block], owner: IndexArray) -> bool:
+    def _ahead(self, column: int, blocks: list[Block], owner: list[int]) -> bool:
         """Whether a value is a thread's own clock, which nothing on the device can delay."""
         return blocks[owner[column]].ahead if owner[column] >= 0 else column < self.schedule.num_threads
 
 
-def _list_block_edges(blocks: list[Block], owner: IndexArray) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def _list_block_edges(blocks: list[Block], owner: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     successors: list[list[int]] = [[] for _ in blocks]
     needs = []
     for b, block in enumerate(blocks):
-        columns = [*block.waits, *block.issue[:1].tolist(), *([block.after] if block.after >= 0 else [])]
-        sources = {int(owner[column]) for column in columns} - {-1, b}
+        sources = {owner[column] for column in block.waits}
+        if len(block.issue):
+            sources.add(owner[block.issue[0]])
+        if block.after >= 0:
+            sources.add(owner[block.after])
+        sources -= {-1, b}
         for source in sources:
             successors[source].append(b)
         needs.append(len(sources))

@@ -226,6 +226,9 @@ class _Dataflow:
 
     def _arrive(self, group: int, block: int, rows: Rows) -> None:
         """Ranks have come to a collective; whichever collectives are complete end."""
+        if self.walks[group].group.size == 1:
+            self._arrive_alone(group, block)
+            return
         collective = self.meetings.collective[self.agenda.entry[group, block][rows]]
         simulation = self.walks[group]
         np.maximum.at(self.last, collective, simulation.starts[simulation.blocks.blocks[block].first, rows])
@@ -234,6 +237,19 @@ class _Dataflow:
         if len(complete):
             entries = np.concatenate([self.agenda.members[m] for m in complete.tolist()])
             for part in _group_by_key(entries, self.agenda.keys(entries)):
+                self._end(part)
+
+    def _arrive_alone(self, group: int, block: int) -> None:
+        """As `_arrive` for a rank group of one rank: without arrays."""
+        simulation = self.walks[group]
+        collective = int(self.meetings.collective[self.agenda.entry[group, block][0]])
+        start = simulation.starts[simulation.blocks.blocks[block].first, 0]
+        self.last[collective] = max(self.last[collective], start)
+        self.missing[collective] -= 1
+        if self.missing[collective] == 0:
+            for part in _group_by_key(
+                self.agenda.members[collective], self.agenda.keys(self.agenda.members[collective])
+            ):
                 self._end(part)
 
     def _end(self, entries: IntArray) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from traincast.costs.collectives.calls import get_bus_factor
 from traincast.costs.collectives.links import (
-    TREE_SLOWDOWN,
+    FLAGS_SLOWDOWN,
     LinkModel,
     NetworkCoefficients,
     NodeCoefficients,
@@ -97,8 +97,19 @@ def test_small_messages_over_many_nodes_take_a_tree_and_large_ones_the_ring():
     x = 1e9 * get_bus_factor("all_reduce", 64) / 20e9
     assert small == pytest.approx(10e-6 + 5e-6 * 2 * 4, rel=1e-3), "log2 of 16 nodes, there and back"
     assert large == pytest.approx(10e-6 + 63 * 5e-6 + 2.0 * x)
-    assert TREE_SLOWDOWN * x > x
-    assert seconds("all_gather", 8) == pytest.approx(10e-6 + 63 * 5e-6, rel=1e-3), "no tree gathers"
+    assert FLAGS_SLOWDOWN * x > x
+
+
+def test_a_short_gather_pays_the_network_as_often_as_it_changes_nodes():
+    def seconds(message):
+        return MODEL.across("all_gather", size(message), 64, 16, NODE, floor=10e-6, rate=80e9)[0]
+
+    mates = MODEL.node["all_gather"].hops * NODE.link_latency * 48
+    assert seconds(8) == pytest.approx(10e-6 + 15 * 5e-6 + mates, rel=1e-3)
+    x = 1e9 * get_bus_factor("all_gather", 64) / 20e9
+    assert seconds(1e9) == pytest.approx(10e-6 + 63 * 5e-6 + 2.0 * x), "all ranks step together"
+    sizes = 2.0 ** np.arange(3, 30)
+    assert np.all(np.diff([seconds(one) for one in sizes]) >= 0.0)
 
 
 def test_the_model_survives_being_written_down():

@@ -21,7 +21,7 @@ from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING
 H100 = load_platform("h100").device
 NUMBERS = replace(
     SHIPPED,
-    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna3 16": 0.9, "blackwell 8": 0.99},
+    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna 16": 0.9, "blackwell 8": 0.99},
     grouped=1.6, grouped_narrow=0.7, batched=0.5, rowwise=1.8, untuned=1.7, ring=1.25, flash2=0.5,
 )  # fmt: skip
 

@@ -40,9 +40,9 @@ def read(tmp_path, monkeypatch):
 
 def get_scenario(case) -> tuple[Scenario, Platform]:
     assert isinstance(case, Case)
-    assert isinstance(case.question, Scenario)
-    assert isinstance(case.question.on, Platform)
-    return case.question, case.question.on
+    scenario = case.question if isinstance(case.question, Scenario) else case.question().scenario
+    assert isinstance(scenario.on, Platform)
+    return scenario, scenario.on
 
 
 def test_a_row_decides_its_host_its_links_and_its_version(read):
@@ -52,6 +52,12 @@ def test_a_row_decides_its_host_its_links_and_its_version(read):
     assert platform.topology is not None and not platform.topology.peer_access
     assert scenario.workload.framework_version == "1.13"
     assert case.name.endswith(lambda_rows.HELD_BACK)
+
+
+def test_bert_reduces_its_gradients_after_backward(read):
+    several, one = read({}, {"num_gpus": "1.0"})
+    assert several.question().bucket_mb > 1e4, "one bucket holds all"
+    assert isinstance(one.question, Scenario)
 
 
 def test_processes_of_transformer_xl_exchange_nothing(read):

@@ -109,7 +109,7 @@ def test_rows_of_other_programs_say_why_they_are_left_out(shared_data: Path) -> 
     reasons = [case.reason for case in cases if isinstance(case, LeftOut)]
     assert len(cases) == 56 and not any(case.fitted for case in cases if isinstance(case, Case))
     assert any("'QLoRA' is not modelled" in reason for reason in reasons)
-    assert any("no dimensions of model 'Llama2 34b'" in reason for reason in reasons)
+    assert any("no description of model 'DeepSeek-V4 flash, 16 layers'" in reason for reason in reasons)
 
 
 def _is_extra(case: Case | LeftOut) -> bool:

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from traincast.costs.in_step import SHIPPED, load_shipped_tables, make_in_step
@@ -14,7 +15,13 @@ from traincast.models.transformers.reading import make_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast_evaluation.suites.cases import Case
-from traincast_evaluation.suites.llm_fit import ConstantsFit, compute_half_errors, compute_log_error, list_predictable
+from traincast_evaluation.suites.llm_fit import (
+    ConstantsFit,
+    LinearFit,
+    compute_half_errors,
+    compute_log_error,
+    list_predictable,
+)
 from traincast_evaluation.suites.training_request import TrainingRequest
 
 SMALL = make_transformer(
@@ -57,6 +64,21 @@ def test_only_the_fitted_half_is_looked_at(cases) -> None:
     spoiled = [case if case.fitted else replace(case, measured_ms=99 * case.measured_ms) for case in cases]
     plain, same = (ConstantsFit(some, SHIPPED, ("hopper 16",)).run(rounds=1) for some in (cases, spoiled))
     assert plain == same
+
+
+def test_a_group_left_out_is_told_by_the_others_only(cases) -> None:
+    fit = LinearFit(cases, SHIPPED, ("hopper 16", "rowwise"))
+    members = [i < 2 for i in range(len(cases))]
+    row = fit.leave_out("first", members)
+    assert row.steps == 2 and row.own == ()
+    assert row.left_out < 0.5 * row.shipped, "the others have the same clock"
+    spoiled = [replace(c, measured_ms=9 * c.measured_ms) if left else c for c, left in zip(cases, members, strict=True)]
+    told = np.array([True, False])
+    shift = [LinearFit(some, SHIPPED, fit.moved)._fit(~np.array(members), told) for some in (cases, spoiled)]
+    assert shift[0] == pytest.approx(shift[1])
+    alone = LinearFit(cases[:2], SHIPPED, fit.moved).leave_out("all", [True, True])
+    assert alone.own == ("hopper 16",), "no other step tells it: kernels run as they do alone"
+    assert alone.bias < row.bias
 
 
 def test_a_number_stays_above_what_can_be() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,6 +111,41 @@ def test_products_norms_and_attention_are_those_of_a_capture(make, model, joined
     piece = build_layer_block(plain, Shard(batch=2, seq_len=32), Style(joined=joined), experts=False)
     families = ("gemm", "attention", "norm")
     assert _kernels(piece.program, phase, families) == _kernels(captured, phase, families)
+
+
+class _NormByOps(nn.Module):
+    """RMSNorm as Hugging Face writes it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+class _LlamaByOps(_Llama):
+    """A layer as Hugging Face writes it, without its rotary positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.ffn_norm = _NormByOps(64), _NormByOps(64)
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_a_norm_by_ops_moves_the_bytes_of_a_capture(phase) -> None:
+    captured = capture_once(_step(_LlamaByOps), 8, 512)
+    plain = replace(LLAMA, layers=1, norm="rms_by_ops", position="none")
+    piece = build_layer_block(plain, Shard(batch=8, seq_len=512), Style(joined=False), experts=False)
+
+    def moved(program: Program) -> float:
+        kernels = _kernels(program, phase, ("elementwise", "reduction"))
+        places = {"elementwise": (1, 2), "reduction": (2, 3)}  # of bytes read and written
+        return sum(count * sum(values[i] for i in places[family]) for (family, _, _, values), count in kernels.items())
+
+    assert moved(piece.program) == pytest.approx(moved(captured), rel=0.1)
 
 
 def test_a_step_frees_what_it_made_and_keeps_every_weight() -> None:

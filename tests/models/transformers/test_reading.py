@@ -57,7 +57,9 @@ def test_flops_are_six_a_weight_and_token_plus_attention() -> None:
 
 def test_yaml_and_hugging_face_describe_the_same(tmp_path) -> None:
     short = tmp_path / "tiny.yaml"
-    short.write_text("layers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 128\nvocab: 100\nseq_len: 32\n")
+    short.write_text(
+        "layers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 128\nvocab: 100\nseq_len: 32\nnorm: rms_by_ops\n"
+    )
     folder = tmp_path / "tiny"
     folder.mkdir()
     config = {
@@ -90,7 +92,7 @@ def test_hugging_face_mixtures_and_latent_attention(tmp_path) -> None:
         ({"layers": 0}, "'layers' is 0; give an integer from 1"),
         ({"hidden": 65}, "'hidden' 65 is no multiple of 'heads' 4"),
         ({"kv_heads": 3}, "'heads' 4 is no multiple of 'kv_heads' 3"),
-        ({"norm": "batch"}, "'norm' is 'batch'; choose from rms, layer"),
+        ({"norm": "batch"}, "'norm' is 'batch'; choose from rms, rms_by_ops, layer"),
         ({"tied": 1}, "'tied' is 1; give true or false"),
         ({"width": 3}, "unknown field 'width'"),
         ({"experts": {"count": 4, "top_k": 8, "ffn": 8}}, "each token goes to 8 of 4 experts"),

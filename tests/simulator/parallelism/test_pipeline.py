@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_stages
+from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_parts
 
 
 def _simulated(forward: list[float], backward: list[float], micro_batches: int) -> float:
@@ -64,6 +64,6 @@ def test_chunks_and_zero_bubble_shorten_the_ramp() -> None:
 
 @pytest.mark.parametrize(("layers", "stages", "chunks"), [(80, 8, 1), (126, 8, 8), (61, 16, 1), (94, 8, 4), (5, 4, 1)])
 def test_all_layers_are_on_some_stage(layers: int, stages: int, chunks: int) -> None:
-    counts = split_layers_into_stages(layers, stages, chunks)
-    assert sum(counts) == layers and len(counts) == stages
-    assert max(counts) - min(counts) <= chunks
+    counts = split_layers_into_parts(layers, stages, chunks)
+    assert sum(counts) == layers and len(counts) == stages * chunks
+    assert max(counts) - min(counts) <= 1

@@ -11,6 +11,7 @@ import numpy as np
 
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
@@ -42,7 +43,7 @@ class Case:
 
     name: str
     group: str
-    question: Scenario | TrainingRequest | Callable[[], Scenario]
+    question: Scenario | TrainingRequest | Callable[[], Scenario | Resolved]
     measured_ms: float
     measured_active_ms: float | None = None
     measured_memory_gb: float | None = None
@@ -131,8 +132,10 @@ def _predict_case(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
         if isinstance(case.question, TrainingRequest):
             return _make_training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
-        scenario = case.question if isinstance(case.question, Scenario) else case.question()
-        result = predict(scenario.replace(roofline_only=roofline_only))
+        asked = case.question if isinstance(case.question, Scenario) else case.question()
+        scenario = asked if isinstance(asked, Scenario) else asked.scenario
+        scenario = scenario.replace(roofline_only=roofline_only)
+        result = predict(scenario if isinstance(asked, Scenario) else replace(asked, scenario=scenario))
         before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))

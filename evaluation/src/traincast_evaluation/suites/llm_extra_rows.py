@@ -18,7 +18,7 @@ from traincast_evaluation.suites.published import Row
 from traincast_evaluation.suites.training_request import TrainingRequest
 
 _RANK = 16  # of adapters where a source does not say
-_UNMODELLED = ("offload", "QLoRA", "8-bit AdamW", "optimizer in backward", "unpacked", "schedule ")
+_UNMODELLED = ("offload", "QLoRA", "8-bit AdamW", "unpacked", "schedule ")
 """Words of settings that no layout describes."""
 
 
@@ -30,13 +30,15 @@ def make_extra_request(row: Row) -> TrainingRequest:
         raise TraincastError(f"'{row.file}', row {row.number}: '{found}' is not modelled")
     if not row["seq_len"] or not row["global_batch"]:
         raise TraincastError(f"'{row.file}', row {row.number}: the source does not say how large its batch is")
-    model, platform = read_model(row), _read_network(row)
+    # RMSNorm of these frameworks' own classes (or of PyTorch before 2.9), where nothing compiles it
+    model, platform = replace(read_model(row), norm="rms_by_ops"), _read_network(row)
     options: dict[str, Any] = {
         "gpus": row.count("gpus"), "global_batch": row.count("global_batch"), "seq_len": row.count("seq_len"),
         "micro_batch": row.count("micro_batch"), "precision": "fp8" if "fp8" in row["precision"].lower() else "bf16",
         "checkpoint": read_checkpointing(row), "joined": False, **_read_framework(row),
     }  # fmt: skip
     options |= {name: row.count(name) for name in ("tp", "pp", "vp", "cp", "ep") if row[name]}
+    options["update_in_backward"] = "optimizer in backward" in told
     if "lora" in row["task"].lower():
         options["adapter_rank"] = _RANK
     layout = _recompute_if_needed(model, platform, Layout(**options), stated=bool(row["activation_checkpointing"]))
@@ -44,11 +46,11 @@ def make_extra_request(row: Row) -> TrainingRequest:
 
 
 def _read_framework(row: Row) -> dict[str, Any]:
-    """Who launches kernels, and what ranks share: FSDP2 under Transformer Engine's modules (NeMo Automodel), or
-    PyTorch's own kernels, compiled where the row says so."""
+    """Who launches kernels, and what ranks share: FSDP2 under Transformer Engine's modules where the row names them
+    (NeMo Automodel), or PyTorch's own kernels, compiled where it says so."""
     sharded = row.count("gpus") > 1
     common = {"sharding": "zero3" if sharded else "none"}
-    if row["set"] == "nemo_automodel":
+    if row["set"] == "nemo_automodel" and "TE" in row["software"]:
         once = "DeepEP" in row["software"]
         return {**common, "kernels": "fused", "dispatch": "once" if once else "each"}
     kernels = "compiled" if row["compile"] == "yes" else "eager"

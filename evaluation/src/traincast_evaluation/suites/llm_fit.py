@@ -91,6 +91,70 @@ class ConstantsFit:
         return np.array([abs(compute_log_error(self.cases[i], constants)) for i in numbers])
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOutErrors:
+    """Steps of one board or source when none of them takes part in the fit: how many, mean absolute error and bias in
+    percent with the shipped constants and without that group, and which constants no other step tells."""
+
+    group: str
+    steps: int
+    shipped: float
+    left_out: float
+    bias: float
+    own: tuple[str, ...]
+
+
+class LinearFit:
+    """Constants fitted to the first order: how the logarithm of every step moves with that of every constant is told
+    once, then a fit without some steps takes no further estimate. Both halves take part, but for the group left out."""
+
+    _NUDGE, _FARTHEST, _TURNS, _RIDGE = 0.1, 0.5, 60, 1e-3
+
+    def __init__(self, cases: Sequence[Case], start: InStep, moved: Sequence[str]) -> None:
+        self.cases, self.start, self.moved = list(cases), start, tuple(moved)
+        self.errors = np.array([compute_log_error(case, start) for case in self.cases])
+        self.slopes = np.stack([self._find_slope(name) for name in self.moved], axis=1)
+        counts = Counter(name_source(case) for case in self.cases)
+        self.weights = np.array([counts[name_source(case)] ** -0.5 for case in self.cases])
+
+    def _find_slope(self, name: str) -> np.ndarray:
+        numbers = self.start.by_name()
+        trial = make_in_step({**numbers, name: numbers[name] * math.exp(self._NUDGE)})
+        moved = np.array([compute_log_error(case, trial) for case in self.cases])
+        return np.asarray((moved - self.errors) / self._NUDGE)
+
+    def leave_out(self, group: str, members: Sequence[bool]) -> LeftOutErrors:
+        """Errors of the members with constants that all other steps tell. A clock that none of them tells is that of
+        kernels alone."""
+        mine = np.array(members)
+        told = np.abs(self.slopes[~mine]).max(axis=0, initial=0.0) > 1e-9
+        shift = self._fit(~mine, told)
+        for j, name in enumerate(self.moved):
+            if not told[j] and name in self.start.sustained:
+                shift[j] = -math.log(self.start.sustained[name])
+        after = (self.errors + self.slopes @ shift)[mine]
+        own = tuple(
+            name for name, known, j in zip(self.moved, told, self.slopes[mine].T, strict=True) if not known and j.any()
+        )
+        return LeftOutErrors(
+            group=group, steps=int(mine.sum()), shipped=100 * float(np.abs(np.expm1(self.errors[mine])).mean()),
+            left_out=100 * float(np.abs(np.expm1(after)).mean()), bias=100 * float(np.expm1(after).mean()), own=own,
+        )  # fmt: skip
+
+    def _fit(self, rows: np.ndarray, told: np.ndarray) -> np.ndarray:
+        """Shifts of the logarithms of constants with the least weighted sum of absolute errors, by repeated least
+        squares."""
+        slopes, errors, weights = self.slopes[rows][:, told], self.errors[rows], self.weights[rows]
+        shift = np.zeros(int(told.sum()))
+        for _ in range(self._TURNS):
+            near = weights / np.maximum(np.abs(errors + slopes @ shift), 1e-3)
+            normal = slopes.T @ (near[:, None] * slopes) + self._RIDGE * near.sum() * np.eye(len(shift))
+            shift = np.clip(-np.linalg.solve(normal, slopes.T @ (near * errors)), -self._FARTHEST, self._FARTHEST)
+        whole = np.zeros(len(told))
+        whole[told] = shift
+        return whole
+
+
 def compute_log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     request = case.question
@@ -102,6 +166,12 @@ def compute_log_error(case: Case, constants: InStep) -> float:
 def name_source(case: Case) -> str:
     """The table that a case is from."""
     return case.group.partition(",")[0]
+
+
+def name_board(case: Case) -> str:
+    """The GPU that a case ran on."""
+    assert isinstance(case.question, TrainingRequest)
+    return case.question.platform().device.key
 
 
 def list_predictable(cases: Sequence[Case], constants: InStep) -> list[Case]:

@@ -11,7 +11,7 @@ from typing import Any
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import Platform, load_platform
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.reading import load_transformer
+from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.published import Row
@@ -42,20 +42,23 @@ _DEVICES = {  # a word of the device's name -> node, GPU ("": the node's own)
     "MI350X": ("mi350x-platform", ""),
     "MI355X": ("mi355x-platform", ""),
 }
-_FAMILIES = {  # how a model's name begins, in small letters -> the built-in model whose structure it has
-    "deepseekv3": "deepseek-v3", "deepseek-v3": "deepseek-v3", "deepseekv2": "deepseek-v2", "gpt oss": "gpt-oss-120b",
-    "kimi_k2": "deepseek-v3", "kimi k2": "deepseek-v3", "llama3": "llama3-8b", "llama 3": "llama3-8b",
-    "llama2": "llama2-7b", "mpt": "mpt-1b", "gpt-3": "gpt3-175b", "gpt3-175b": "gpt3-175b", "gpt:gpt3": "gpt3-175b",
-    "qwen3_235b": "qwen3-235b-a22b", "qwen3_30b": "qwen3-30b-a3b", "qwen3 moe 30b": "qwen3-30b-a3b", "t5": "t5-11b",
+_FAMILIES = {  # how a model's name begins, letters and digits alone -> the built-in model whose structure it has
+    "deepseekv3": "deepseek-v3", "deepseekv2": "deepseek-v2", "gptoss20b": "gpt-oss-20b", "gptoss": "gpt-oss-120b",
+    "kimik2": "kimi-k2", "llama3": "llama3-8b", "llama234b": "codellama-34b", "llama2": "llama2-7b", "mpt": "mpt-1b",
+    "gpt3": "gpt3-175b", "gptgpt3": "gpt3-175b", "qwen3235b": "qwen3-235b-a22b", "qwen3moe235b": "qwen3-235b-a22b",
+    "qwen330b": "qwen3-30b-a3b", "qwen3moe30b": "qwen3-30b-a3b", "qwen38b": "qwen3-8b", "qwen314b": "qwen3-14b",
+    "qwen332b": "qwen3-32b", "qwen25": "qwen2.5-7b", "mixtral8x7b": "mixtral-8x7b", "mixtral8x22b": "mixtral-8x22b",
+    "t5": "t5-11b",
 }  # fmt: skip
-_OF_MANY_SIZES = ("llama2-7b", "llama3-8b", "mpt-1b", "gpt3-175b")
-"""Families whose rows must state their dimensions."""
+_OF_MANY_SIZES = ("llama2-7b", "llama3-8b", "mpt-1b", "gpt3-175b", "qwen2.5-7b")
+"""Families whose rows must state their dimensions, or a size that is built in."""
 _VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _GRAPHED = {"attn": "attention", "moe_router": "router", "mlp": "feed_forward", "mamba": "mamba"}
 """Transformer Engine's names of modules that are CUDA graphs -> ours."""
 _TITAN_CHUNKS = 2  # of an interleaved schedule that does not say how many
 _TITAN_COMPILES_LOSS = "2025-02"  # when torchtitan began to, after its commit d1f62be
+_TITAN_FUSES_NORM = "2025-10"  # PyTorch 2.9: RMSNorm is one kernel
 
 
 def is_fitted(row: Row) -> bool:
@@ -68,12 +71,7 @@ def is_fitted(row: Row) -> bool:
 def read_model(row: Row) -> Transformer:
     """The Transformer of a row: the structure of its family, its own dimensions where the row names them."""
     name = row["model"].lower()
-    family = next((built_in for prefix, built_in in _FAMILIES.items() if name.startswith(prefix)), None)
-    if family is None:
-        raise TraincastError(f"'{row.file}', row {row.number}: no description of model '{row.label('model')}'")
-    if family in _OF_MANY_SIZES and not row["layers"]:
-        raise TraincastError(f"'{row.file}', row {row.number}: no dimensions of model '{row.label('model')}'")
-    base = load_transformer(family)
+    base = load_transformer(_find_family(row))
     changed: dict[str, Any] = {
         field: row.count(column)
         for field, column in (
@@ -86,8 +84,6 @@ def read_model(row: Row) -> Transformer:
         changed["ffn"] = 4 * changed.get("hidden", base.hidden)
     if base.latent is None and base.head_dim * base.heads == base.hidden:
         changed["head_dim"] = changed.get("hidden", base.hidden) // changed.get("heads", base.heads)
-    if name.startswith("kimi"):
-        changed["experts"] = replace(_require_experts(base), count=384, dense_layers=1)
     if "tokendrop" in name:  # tokens beyond an expert's even share are dropped, and places without one are padded
         changed["experts"] = replace(_require_experts(base), capacity=1.0)
     stated = re.search(r"dense layers (\d+)", row["notes"])
@@ -96,6 +92,21 @@ def read_model(row: Row) -> Transformer:
     if base.latent is not None:
         changed["kv_heads"] = changed.get("heads", base.heads)
     return replace(base, name=row.label("model"), **changed)
+
+
+def _find_family(row: Row) -> str:
+    """The built-in model whose structure, or whose dimensions too, a row's has."""
+    name = row["model"].lower()
+    plain = re.sub("[^a-z0-9]", "", name)
+    family = next((built_in for prefix, built_in in _FAMILIES.items() if plain.startswith(prefix)), "")
+    if not family:
+        raise TraincastError(f"'{row.file}', row {row.number}: no description of model '{row.label('model')}'")
+    if family in _OF_MANY_SIZES and not row["layers"]:
+        size = re.search(r"(\d+)b\b", name)
+        family = f"{family.rpartition('-')[0]}-{size[1]}b" if size else ""
+        if family not in list_built_in_names():
+            raise TraincastError(f"'{row.file}', row {row.number}: no dimensions of model '{row.label('model')}'")
+    return family
 
 
 def _require_experts(model: Transformer) -> Experts:
@@ -131,6 +142,8 @@ def make_request(row: Row) -> TrainingRequest:
         "simumax_b200": _read_simumax_options,
     }.get(row["set"], _read_nvidia_options)
     options |= source(row, options, notes)
+    if row["set"] == "torchtitan_torchao" and row["date"] < _TITAN_FUSES_NORM:
+        model = replace(model, norm="rms_by_ops")
     if "lora" in row["model"].lower():
         options["adapter_rank"] = 16
     if "every 2nd" in row["activation_checkpointing"]:

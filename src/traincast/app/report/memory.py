@@ -35,23 +35,14 @@ def format_fit(fit: Fit) -> str:
         f"{p.trust.sentence}",
         f"{p.workload.name}, batch {p.workload.batch_size}, {count_of(p.gpus, 'GPU')}: "
         f"{memory.allocated_bytes / 1e9:.2f} GB allocated, {memory.reserved_bytes / 1e9:.2f} reserved, "
-        f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f})",
+        f"{memory.used_bytes / 1e9:.2f} used (90 %: {low:.1f} to {high:.1f}){_state_difference(fit)}",
         "",
-        format_table(
-            ("largest at the peak", "module", "line", "blocks", "GB"),
-            [
-                (
-                    one["category"].replace("_", " "),
-                    one["module"] or "-",
-                    one["line"] or "-",
-                    f"{one['count']:,}",
-                    f"{one['gb']:.2f}",
-                )
-                for one in fit.list_culprits(_SHOWN)
-            ],
-            right=(3, 4),
-        ),
     ]
+    rows = [
+        (one["category"].replace("_", " "), one["module"] or "-", one["line"] or "-", f"{one['count']:,}",
+         f"{one['gb']:.2f}") for one in fit.list_culprits(_SHOWN)
+    ]  # fmt: skip
+    lines.append(format_table(("largest at the peak", "module", "line", "blocks", "GB"), rows, right=(3, 4)))
     if not fit.fits:
         lines += ["", format_remedies(fit.remedies)]
     if fit.largest is not None:
@@ -59,6 +50,17 @@ def format_fit(fit: Fit) -> str:
         sure = f" (fits with {found.probability:.0%})" if found.value else ": nothing fits"
         lines += ["", f"largest {found.axis} that fits: {found.text}{sure}"]
     return "\n".join(lines)
+
+
+def _state_difference(fit: Fit) -> str:
+    """Why the verdict has another number than what is used, where it has."""
+    p, memory = fit.prediction, fit.memory
+    if p.left_out_bytes:
+        return f"; {p.left_out_bytes / 1e9:.1f} GB more with all rows of its tables"
+    if fit.fits and memory.used_bytes > memory.limit_bytes:
+        return f"; {memory.required_bytes / 1e9:.1f} are enough, the allocator gives back what it caches"
+    hosted = f"; {memory.host_bytes / 1e9:.1f} GB of host memory"
+    return hosted if memory.host_bytes > 1e9 else ""
 
 
 def _state_help(fit: Fit) -> str:

@@ -16,7 +16,8 @@ from traincast.hardware.topology import EAGER_BYTES, Topology
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.utils.arrays import FloatArray
 
-TREE_SLOWDOWN = 4.0  # trees of small messages use the flag-carrying protocols, at about a quarter of the bandwidth
+FLAGS_SLOWDOWN = 4.0  # small messages use the flag-carrying protocols, at about a quarter of the bandwidth
+FLAGS_BYTES = 65536  # rings over nodes use them up to here: seen on two clusters of A100, Sophia and Polaris
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +84,15 @@ class LinkModel:
         if route is Route.PAIR:
             return np.asarray(floor + estimate_hop(message) + network.slowdown * x)
         ring = floor + estimate_hop(message / ranks) * (ranks - 1) + network.slowdown * x
-        if route is not Route.RING_OR_TREE:
+        if not runs_on_ring(kind):
             return np.asarray(ring)
-        tree = floor + estimate_hop(message) * 2 * np.ceil(np.log2(nodes)) + TREE_SLOWDOWN * network.slowdown * x
-        return np.asarray(np.minimum(ring, tree))
+        flagged = floor + FLAGS_SLOWDOWN * network.slowdown * x
+        if route is Route.RING_OR_TREE:
+            return np.asarray(np.minimum(ring, flagged + estimate_hop(message) * 2 * np.ceil(np.log2(nodes))))
+        # every part of a short message goes its own way, over the network as often as it changes nodes
+        mates = self.node[name_measured_kind(kind)].hops * topology.link_latency * (ranks - nodes)
+        flagged = flagged + estimate_hop(message / ranks) * (nodes - 1) + mates
+        return np.where(message <= FLAGS_BYTES, np.minimum(ring, flagged), ring)
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain data."""

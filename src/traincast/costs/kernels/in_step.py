@@ -81,10 +81,11 @@ def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
     `sustained` is that of the board which was measured; others of its architecture have more or less power for their
     units. Units that wait for their own sums draw less since Ampere; Turing's take as much longer as its others.
     Benchmarks of 8 bits hold casts, so that a step may be faster than they are."""
-    measured = numbers.sustained.get(f"{device.arch} {bits}", 1.0)
+    arch = device.arch.rstrip("0123456789") if device.vendor == "amd" else device.arch  # one set for all CDNA
+    measured = numbers.sustained.get(f"{arch} {bits}", 1.0)
     if device.multiplying_gain > 1.0:
         return 1.0 if device.is_capability_at_least(AMPERE) else measured
-    if measured <= 1.0 and bits != NARROW:
+    if bits != NARROW and (measured <= 1.0 or device.vendor == "amd"):
         return measured
     if device.power_limit_watts is None or device.arch not in _WATTS_PER_TFLOPS:
         return measured
@@ -101,7 +102,8 @@ def _convert_attention_seconds(
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
     flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
-    shares = {TRITON: numbers.triton, FLASH2: numbers.flash2}
+    # on Ampere the second flash attention is what was measured
+    shares = {TRITON: numbers.triton, FLASH2: np.inf if device.arch == "ampere" else numbers.flash2}
     share = np.array([next((shares[w] for w in call.variant.split() if w in shares), np.inf) for call in members])
     ring = np.array([numbers.ring if RING in call.variant.split() else 1.0 for call in members])
     return np.asarray(np.maximum(seconds * factor, flops / (share * rate)) * ring)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NORMS = ("rms", "layer")
+NORMS = ("rms", "rms_by_ops", "layer")
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_new", "relu")
 POSITIONS = ("rotary", "learned", "alibi", "relative", "none")
 GATED = ("swiglu", "geglu")
@@ -47,7 +47,8 @@ class Transformer:
     decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees, in every
     `window_every`-th layer (0: all see everything). `patch_inputs` values of every token are multiplied into the first
     layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample). `joined`:
-    query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op.
+    query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op,
+    "rms_by_ops" RMSNorm, as classes of Hugging Face and PyTorch before 2.9 run it.
     """
 
     name: str

@@ -17,8 +17,8 @@ _SIZES = {  # of a description: what configurations call it
     "vocab": ("vocab_size",),
 }
 _RMS_TYPES = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss",
-    "t5", "phi3", "gemma", "gemma2", "olmo2",
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+    "gpt_oss", "t5", "phi3", "gemma", "gemma2", "olmo2",
 )  # fmt: skip
 _LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gpt_neo", "gptj", "vit", "roberta")
 _ENCODERS = ("bert", "roberta", "vit")
@@ -54,7 +54,7 @@ def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str,
     if config.get("use_sliding_window", True) and isinstance(config.get("sliding_window"), int):
         table["window"] = config["sliding_window"]
         table["window_every"] = 2 if family in ("gpt_oss", "gemma2") else 1
-    if family.startswith("deepseek"):
+    if family.startswith(("deepseek", "kimi")):
         _add_latent(table, config)
     _add_experts(table, config, where)
     return table
@@ -70,7 +70,7 @@ def _count_falcon_kv_heads(config: Mapping[str, Any], table: Mapping[str, Any]) 
 def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, where: str) -> None:
     """Norm, activation, positions, biases, masks and tied tables of a family."""
     layer = family in _LAYER_TYPES
-    table["norm"] = "layer" if layer else "rms"
+    table["norm"] = "layer" if layer else "rms_by_ops"
     hidden_act = str(_take_first_field(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
     gelu = "gelu" in hidden_act or (not hidden_act and layer)
     by_ops = hidden_act in ("gelu_new", "gelu_fast") or (not hidden_act and family in ("gpt2", "gpt_neo", "gptj"))

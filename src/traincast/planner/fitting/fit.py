@@ -9,7 +9,7 @@ from typing import Any
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
 from traincast.planner.fitting.remedies import Remedy, list_remedies
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
-from traincast.simulator.memory.device_memory import DeviceMemory
+from traincast.simulator.memory.device_memory import DeviceMemory, LargestBlock
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import state_memory
 from traincast.simulator.scenario.predict import predict
@@ -81,8 +81,12 @@ class Fit(Result):
     def list_culprits(self, most: int = _LARGEST) -> list[dict[str, Any]]:
         """What takes most at the peak: category, module, the line that makes its largest tensor ("" where the step was
         not captured from code), GB and how many blocks."""
-        lines = self.prediction.workload.lines
-        return [{**one.to_dict(), "line": lines.get(one.module, "")} for one in self.memory.list_largest(most)]
+        lines, missing = self.prediction.workload.lines, self.prediction.left_out_bytes
+        blocks = self.memory.list_largest(most)
+        if missing:
+            blocks = [LargestBlock("embedding_table", "rows that the step does not hold", missing, 1), *blocks][:most]
+        blocks = sorted(blocks, key=lambda one: -one.nbytes)
+        return [{**one.to_dict(), "line": lines.get(one.module, "")} for one in blocks]
 
     def headline(self) -> str:
         """The verdict."""

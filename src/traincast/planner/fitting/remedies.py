@@ -15,7 +15,7 @@ from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 _SHOWN = 6
-_MORE_GPUS = (2, 4, 8)  # over which a step of one GPU is tried to be sharded
+_MORE_GPUS = (2, 4, 8)  # over which a step of fewer GPUs is tried to be sharded
 _JOINED = (
     "loss",
     "sharding",
@@ -94,15 +94,18 @@ def list_remedies(
 
 
 def _join_edits(useful: Sequence[str], before: Prediction) -> Iterator[tuple[str, ...]]:
-    """Edits to be tried together, few first: the strongest of each kind, and more GPUs than one."""
-    if before.gpus == 1:
-        for gpus in _MORE_GPUS:
-            yield (f"gpus={gpus}",)
-            yield f"gpus={gpus}", "sharding=zero3"
+    """Edits to be tried together, few first: the strongest of each kind, and more GPUs."""
+    more = [f"gpus={number}" for number in _MORE_GPUS if number > before.gpus]
+    for gpus in more:
+        yield (gpus,)
+        yield gpus, "sharding=zero3"
     strongest = {text.partition("=")[0]: text for text in useful}
     best = [strongest[name] for name in _JOINED if name in strongest]
     for count in range(2, len(best) + 1):
         yield from combinations(best, count)
+    for gpus in more[-1:]:
+        yield gpus, *(text for text in best if not text.startswith("sharding="))
+        yield gpus, "sharding=zero3", *(text for text in best if not text.startswith(("sharding=", "batch-size=")))
 
 
 def _try_edits(resolved: Resolved, texts: Sequence[str]) -> Remedy | None:

@@ -29,12 +29,11 @@ class Replay:
 
 
 def replay_steps(
-    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED, lag: int = 0
+    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED
 ) -> Replay:
-    """Replays steps on a device that can give `capacity` bytes. A block that another stream used is reused `lag` ticks
-    after that use at the earliest."""
+    """Replays steps on a device that can give `capacity` bytes. Other streams are done with a freed block."""
     allocator = CachingAllocator(settings, capacity)
-    step, missing = _Step(events, allocator, lag), 0
+    step, missing = _Step(events, allocator), 0
     steps = 1
     try:
         step.allocate_resident()
@@ -54,15 +53,13 @@ def replay_steps(
 class _Step:
     """Steps of one rank on one allocator."""
 
-    def __init__(self, events: MemoryEvents, allocator: CachingAllocator, lag: int) -> None:
-        self.events, self.allocator, self.lag = events, allocator, lag
+    def __init__(self, events: MemoryEvents, allocator: CachingAllocator) -> None:
+        self.events, self.allocator = events, allocator
         self.held: list[Block | None] = [None] * len(events.nbytes)
         self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
-        self.until = events.used_until.tolist()
         self.handed_on = _pair_steps(events)
         leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
         self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
-        self.now = 0
 
     def allocate_resident(self) -> None:
         """What is there before the first step, in the order in which it is made."""
@@ -73,8 +70,7 @@ class _Step:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
         held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
-        for tick, number, comes in list_step_events(self.events, first=first):
-            self.now = tick
+        for _, number, comes in list_step_events(self.events, first=first):
             if comes:
                 held[number] = allocator.allocate(sizes[number], streams[number], number)
                 continue
@@ -82,12 +78,7 @@ class _Step:
             if block is None:  # there before the first step only
                 continue
             held[number] = None
-            done = self.until[number] + self.lag
-            if self.lag and self.until[number] >= 0 and done > tick:
-                allocator.record_stream(block, -1)
-                allocator.free(block, lambda done=done: self.now >= done)  # type: ignore[misc]
-            else:
-                allocator.free(block)
+            allocator.free(block)
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None

@@ -12,12 +12,16 @@ from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.ir.ops import Phase
 from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
-from traincast.simulator.parallelism.step import STEP_SIGMA
+from traincast.simulator.prediction.prediction import SHARED_ERROR
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.timeline import Timeline, compute_union_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.metrics import Z90
 from traincast.utils.totals import sum_by_key
+
+STEP_SIGMA = 0.08
+"""Log-sigma of steps beyond what their kernels and collectives err by: 92 % of the steps that constants are fitted on
+are inside their intervals (docs/evidence/many-gpus.md)."""
 
 
 def split_exposed_and_bubble(result: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
@@ -67,7 +71,7 @@ def _list_transfer_seconds(result: Prediction) -> FloatArray:
 def compute_layout_interval(
     result: Prediction, exposed: dict[str, float]
 ) -> tuple[dict[str, float], tuple[float, float]]:
-    """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together, so do the
+    """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together in part, so do the
     collectives that show, and steps by more than either."""
     errors, seconds = result.kernel_errors, result.by_family
     kernels = sum(error for call, error in errors.items() if call.family is not COLLECTIVE)
@@ -75,7 +79,7 @@ def compute_layout_interval(
         error for call, error in errors.items() if call.family is COLLECTIVE and UNIFORM in call.variant.split()
     )
     shown = sum(exposed.values()) / max(seconds.get(COLLECTIVE.name, 0.0), 1e-30)
-    errs = math.hypot(kernels, of_collectives * min(1.0, shown)) / result.iteration
+    errs = SHARED_ERROR * math.hypot(kernels, of_collectives * min(1.0, shown)) / result.iteration
     terms = {"kernels_and_communication": errs, "software_release": STEP_SIGMA}
     spread = math.exp(Z90 * math.hypot(*terms.values()))
     return terms, (result.iteration / spread, result.iteration * spread)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from traincast.costs.in_step import SHIPPED
 from traincast.models.layers.builder import Communicator
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.communication import LayerGroups
@@ -62,13 +61,12 @@ class Groups:
         """The groups that layers communicate in."""
         layout = self.layout
         experts = model.experts if layout.ep * layout.etp > 1 else None
-        by_pytorch = layout.kernels in PYTORCH
         return LayerGroups(
             tp=self.among(TENSOR, layout.tp, 1),
             cp=self.among(SAMPLE, layout.cp, layout.tp),
             ep=self.among(EXPERT, layout.ep, layout.etp) if experts is not None else None,
             overlap_tp=layout.overlap_tp,
-            hidden_tp=SHIPPED.async_tp if by_pytorch else 1 - 1 / layout.tp,
+            hidden_tp=1 - 1 / layout.tp,  # GEMMs in as many parts as ranks: all but the first part's collective
             token_bytes=1 if layout.quantised_tokens else 2,
             cp_gather=layout.cp_gather,
             dispatched=count_token_copies(layout, experts, gpus_per_node) if experts is not None else 0.0,

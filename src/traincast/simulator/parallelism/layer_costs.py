@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,16 +16,7 @@ from traincast.hardware.device import Device
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.variants import MODULE_SCOPE
-from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.communication import LayerGroups
-from traincast.models.transformers.program.step import (
-    LayerBlock,
-    build_embedding_block,
-    build_head_block,
-    build_layer_block,
-    build_optimizer_program,
-)
-from traincast.models.transformers.program.style import Shard, Style
+from traincast.models.transformers.program.step import build_optimizer_program
 from traincast.simulator.prediction.step import list_host_seconds
 from traincast.simulator.schedule import Code, build_schedule
 
@@ -40,96 +31,63 @@ class Pass:
 
     device: float = 0.0
     host: float = 0.0
-    kernels: int = 0
-    spread: float = 0.0  # seconds: what kernels may err by together
     gemm: float = 0.0
     attention: float = 0.0
-    unknown: float = 0.0  # seconds of kernels outside of what was measured
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         """Both one after the other, the other `times` times."""
         return Pass(
             self.device + times * other.device,
             self.host + times * other.host,
-            self.kernels + round(times * other.kernels),
-            self.spread + times * other.spread,
             self.gemm + times * other.gemm,
             self.attention + times * other.attention,
-            self.unknown + times * other.unknown,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """A piece: forward, backward, update of weights, and how many elements of its weights get a gradient."""
+    """A piece: forward, backward, update of weights."""
 
     forward: Pass
     backward: Pass
     update: Pass
-    trained: int
 
 
 class LayerCosts:
-    """Prices pieces for one model on one device and host; equal ones once."""
+    """Prices pieces on one device and host; equal ones once. Their collectives count with the host time of their
+    launches only."""
 
     def __init__(
-        self, model: Transformer, device: Device, host: HostProfile, *, roofline_only: bool = False,
-        in_step: InStep = SHIPPED,
-    ) -> None:  # fmt: skip
-        self.model, self.device, self.host, self.roofline_only = model, device, host, roofline_only
-        self.in_step = in_step
-        self._alone: dict[tuple[object, ...], tuple[_Alone, int]] = {}
-        self._known: dict[tuple[object, ...], LayerCost] = {}
+        self, device: Device, host: HostProfile, *, roofline_only: bool = False, in_step: InStep = SHIPPED
+    ) -> None:
+        self.device, self.host, self.roofline_only, self.in_step = device, host, roofline_only, in_step
+        self._alone: dict[Program, _Alone] = {}
+        self._known: dict[Program, LayerCost] = {}
 
     def with_numbers(self, in_step: InStep) -> LayerCosts:
         """The same pieces where steps add other numbers; what kernels take alone is not priced again."""
         if in_step == self.in_step:
             return self
-        other = LayerCosts(self.model, self.device, self.host, roofline_only=self.roofline_only, in_step=in_step)
+        other = LayerCosts(self.device, self.host, roofline_only=self.roofline_only, in_step=in_step)
         other._alone = self._alone
         return other
 
-    def layer(
-        self, shard: Shard, style: Style, groups: LayerGroups, *, experts: bool, window: int = 0, encoder: bool = False,
-        split: bool = False,
-    ) -> LayerCost:  # fmt: skip
-        """One layer; its collectives count with the host time of their launches only."""
-        key = ("layer", shard, style, groups, experts, window, encoder, split)
-        return self._priced(
-            key,
-            lambda: build_layer_block(
-                self.model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
-            ),
-        )
+    def price(self, program: Program) -> LayerCost:
+        """One piece."""
+        if program not in self._known:
+            if program not in self._alone:
+                self._alone[program] = _Alone(program, self.device, self.host, roofline_only=self.roofline_only)
+            self._known[program] = LayerCost(*self._alone[program].passes(self.in_step))
+        return self._known[program]
 
-    def embedding(self, shard: Shard, style: Style, groups: LayerGroups, *, split: bool = False) -> LayerCost:
-        """What stands before the first layer."""
-        key = ("embedding", shard, style, groups, split)
-        return self._priced(key, lambda: build_embedding_block(self.model, shard, style, groups=groups, split=split))
-
-    def head(self, shard: Shard, style: Style, groups: LayerGroups, *, split: bool = False) -> LayerCost:
-        """What stands after the last layer."""
-        key = ("head", shard, style, groups, split)
-        return self._priced(key, lambda: build_head_block(self.model, shard, style, groups=groups, split=split))
-
-    def optimizer(self, elements: float, optimizer: str, *, master: bool) -> Pass:
+    def price_update(self, elements: float, optimizer: str, *, master: bool) -> Pass:
         """The update of this many weights."""
+        return Pass().plus(self.price(_write_update(optimizer, master)).update, elements / _OPTIMIZER_ELEMENTS)
 
-        def piece() -> LayerBlock:
-            return LayerBlock(build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, optimizer=optimizer), 0)
 
-        cost = self._priced(("optimizer", optimizer, master), piece)
-        return Pass().plus(cost.update, elements / _OPTIMIZER_ELEMENTS)
-
-    def _priced(self, key: tuple[object, ...], write: Callable[[], LayerBlock]) -> LayerCost:
-        if key not in self._known:
-            if key not in self._alone:
-                block = write()
-                alone = _Alone(block.program, self.device, self.host, roofline_only=self.roofline_only)
-                self._alone[key] = (alone, block.trained)
-            alone, trained = self._alone[key]
-            self._known[key] = LayerCost(*alone.passes(self.in_step), trained)
-        return self._known[key]
+@lru_cache(maxsize=16)
+def _write_update(optimizer: str, master: bool) -> Program:
+    return build_optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, optimizer=optimizer)
 
 
 class _Alone:
@@ -157,7 +115,6 @@ class _Alone:
         costs = self.costs
         if not self.roofline_only:
             costs = convert_to_in_step(costs, self.lowered, self.device, in_step)
-        sigma = costs.spread()
         passes = []
         for mine, host, modules in zip(self.calls, self.host, self.modules, strict=True):
             seconds, family = costs.seconds[mine], self.family[mine]
@@ -165,11 +122,8 @@ class _Alone:
                 Pass(
                     device=float(seconds.sum() + len(mine) * self.device.kernel_gap),
                     host=host + modules * self.module_scale * (in_step.module_us - SHIPPED.module_us),
-                    kernels=len(mine),
-                    spread=float((seconds * sigma[mine]).sum()),
                     gemm=float(seconds[family == "gemm"].sum()),
                     attention=float(seconds[family == "attention"].sum()),
-                    unknown=float(seconds[~costs.in_domain[mine]].sum()),
                 )
             )
         forward, backward, update = passes

@@ -13,14 +13,14 @@ from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.orders import BACKWARD, FORWARD, Turn
-from traincast.simulator.parallelism.program import (
+from traincast.simulator.parallelism.parts import (
     BlockTensors,
     Part,
     find_block_tensors,
     make_parts,
     mark_recomputed_ops,
-    order_turns,
 )
+from traincast.simulator.parallelism.program import order_turns
 from traincast.simulator.parallelism.states import StateBytes, count_state_bytes
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray, IntArray

@@ -113,22 +113,6 @@ def _choose_next_turn(
     return min((choice for choice in known if choice[0] <= first), key=lambda choice: (choice[1] != 1, choice[1]))
 
 
-def split_layers_into_stages(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
-    """Layers of every stage over all its chunks. Where they do not divide, the first and last stages get fewer: they
-    also hold the token embedding and the head.
-
-    >>> stage_layers(126, 8)
-    (15, 16, 16, 16, 16, 16, 16, 15)
-    """
-    parts = stages * chunks
-    base, left = divmod(layers, parts)
-    by_part = [base] * parts
-    middle = sorted(range(parts), key=lambda part: abs(2 * part - parts + 1))
-    for part in middle[:left]:
-        by_part[part] += 1
-    return tuple(sum(by_part[stage::stages]) for stage in range(stages))
-
-
 def compute_pipeline_seconds(
     forward: Sequence[float],
     backward: Sequence[float],

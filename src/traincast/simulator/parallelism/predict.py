@@ -49,7 +49,7 @@ def predict_parallel(
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    stages = _make_step_model(model, platform, profile, roofline_only).stages(layout)
+    stages = _list_stages(model, platform, layout, profile, roofline_only=roofline_only)
 
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
@@ -102,8 +102,8 @@ def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     """Micro-batches to simulate, and after how many of them the step repeats itself: a pipeline is in its steady state
     once it has filled; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
-    fewest = 3 if layout.pp == 1 else 2 * layout.pp + (0 if layout.vp > 1 else 2)
-    if layout.accumulation <= fewest + period:
+    fewest = 3 if layout.pp == 1 else 2 * layout.pp if layout.vp > 1 else layout.pp + 2
+    if layout.accumulation <= 2 * fewest - period:  # two short simulations would take as long
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period
 
@@ -120,7 +120,7 @@ def estimate_seconds(
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    return _make_step_model(model, platform, profile, False, in_step).predict(layout)[0].total
+    return _make_step_model(model, platform, layout, profile, in_step=in_step).estimate_seconds()
 
 
 def estimate_used_bytes(
@@ -129,8 +129,7 @@ def estimate_used_bytes(
     """Bytes that the fullest device must hold, without a replay: of the first stage, which keeps most micro-batches, or
     the last, which has the loss."""
     layout = complete_layout(layout, model)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    stages = _make_step_model(model, platform, profile, False).stages(layout)
+    stages = _list_stages(model, platform, layout, host)
     events = _list_events(model, platform, layout, stages, only=(0, layout.pp - 1))
     fullest = max(events, key=lambda one: one.peak_bytes)
     return _make_memory(Memory(fullest), platform, layout).estimate_used_bytes()
@@ -172,12 +171,24 @@ def _make_figures(
 def predict_layout_memory(model: Transformer, platform: Platform, layout: Layout) -> DeviceMemory:
     """Memory of the fullest rank alone: what `predict_parallel` says of it, without simulating the step."""
     layout = complete_layout(layout, model)
-    stages: Sequence[Stage] = ()
-    if layout.schedule == "zero-bubble":  # whose order depends on times
-        profile = load_host_profile(platform.device.host, platform.device.host_slowness)
-        stages = _make_step_model(model, platform, profile, False).stages(layout)
+    stages = _list_stages(model, platform, layout)
     fullest = max(_list_events(model, platform, layout, stages), key=lambda events: events.peak_bytes)
     return _make_memory(Memory(fullest), platform, layout)
+
+
+def _list_stages(
+    model: Transformer,
+    platform: Platform,
+    layout: Layout,
+    host: HostProfile | None = None,
+    *,
+    roofline_only: bool = False,
+) -> list[Stage]:
+    """What every stage costs, for schedules whose order depends on it."""
+    if layout.schedule != "zero-bubble":
+        return []
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    return _make_step_model(model, platform, layout, profile, roofline_only=roofline_only).list_stages()
 
 
 def _list_events(
@@ -242,12 +253,13 @@ class _Held:
 
 
 @lru_cache(maxsize=128)
-def _make_layer_costs(model: Transformer, key: str, held: _Held, roofline_only: bool) -> LayerCosts:
-    return LayerCosts(model, held.platform.device, held.host, roofline_only=roofline_only)
+def _make_layer_costs(key: str, held: _Held, roofline_only: bool) -> LayerCosts:
+    return LayerCosts(held.platform.device, held.host, roofline_only=roofline_only)
 
 
 def _make_step_model(
-    model: Transformer, platform: Platform, host: HostProfile, roofline_only: bool, in_step: InStep = SHIPPED
-) -> StepModel:
-    blocks = _make_layer_costs(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
-    return StepModel(model, platform, blocks, in_step)
+    model: Transformer, platform: Platform, layout: Layout, host: HostProfile, *, roofline_only: bool = False,
+    in_step: InStep = SHIPPED,
+) -> StepModel:  # fmt: skip
+    pieces = _make_layer_costs(platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
+    return StepModel(model, platform, layout, pieces, in_step)

@@ -32,11 +32,12 @@ _MOST_TENSORS = 2048  # more weights than any GPU holds (20 billion with their s
 
 
 def _write_once(write: Callable[..., Program | None]) -> Callable[..., Program | None]:
-    """Writes every snippet once."""
+    """Writes every snippet once for all stages, messages between two of them once for each."""
 
     @wraps(write)
     def look_up(self: Snippets, *arguments: object, **options: object) -> Program | None:
-        key = (write.__name__, arguments, tuple(sorted(options.items())))
+        stage = self.stage if write.__name__ in ("receive", "send") else -1
+        key = (write.__name__, stage, arguments, tuple(sorted(options.items())))
         if key not in self.written:
             self.written[key] = write(self, *arguments, **options)
         return self.written[key]
@@ -45,13 +46,15 @@ def _write_once(write: Callable[..., Program | None]) -> Callable[..., Program |
 
 
 class Snippets:
-    """Writes what one rank of a stage does between its layers; None where a layout needs nothing."""
+    """Writes what one rank of a stage does between its layers; None where a layout needs nothing. `written` are those
+    of all stages."""
 
-    def __init__(self, layout: Layout, groups: Groups, hidden: int, stage: int) -> None:
+    def __init__(
+        self, layout: Layout, groups: Groups, hidden: int, stage: int, written: dict[object, Program | None]
+    ) -> None:
         self.layout, self.groups, self.hidden, self.stage = layout, groups, hidden, stage
         self.first_bucket = _FIRST + 1024
-        self.written: dict[object, Program | None] = {}
-        self._used = False
+        self.written = written
 
     @_write_once
     def receive(self, kind: str, chunk: int) -> Program | None:
@@ -115,14 +118,11 @@ class Snippets:
         if layout.sharding == "zero3" and layout.sharing < layout.dp * layout.cp:
             parts.append(("all_reduce", groups.copies, size * dense / layout.sharing))
         parts.append((kind, groups.expert_data, size * sparse))
-        program = self._between_copies(parts, _REDUCED, "backward")
-        self._used |= program is not None
-        return program
+        return self._between_copies(parts, _REDUCED, "backward")
 
-    def wait_for_reduced(self) -> Program | None:
+    @_write_once
+    def wait_for_reduced(self) -> Program:
         """The compute stream waits for all gradients."""
-        if not self._used:
-            return None
         builder = self._builder("cuda::stream_wait_event", "update")
         _wait_for_event(builder, _REDUCED, 0)
         return builder.build_program()
@@ -133,6 +133,7 @@ class Snippets:
         parts = [("all_gather", self.groups.data, 2 * dense), ("all_gather", self.groups.expert_data, 2 * sparse)]
         return self._between_copies(parts, event, "forward", waits=waits)
 
+    @_write_once
     def update(self, dense: float, sparse: float) -> Program | None:
         """The norm of gradients and Adam over this rank's share of the weights."""
         layout = self.layout

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
+from traincast.ir.ops import Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
 from traincast.ir.symbolic import replace_sizes_by_indices
@@ -75,15 +76,14 @@ class Tables:
             )
         return self.sources[id(program)]
 
-    def module_numbers(self, source: Source, module: str) -> Int32Array:
-        """The numbers of a source's modules under a path."""
-        key = (id(source), module)
+    def modules_of(self, segment: _Segment, source: Source, module: str) -> Int32Array:
+        """The numbers of the modules of a segment's ops under a path."""
+        key = (id(segment), module)
         if key not in self._modules:
             paths = [f"{module}.{name}" if name and module else name or module for name in source.names]
-            used = np.unique(source.program.columns.op_module).tolist()
-            numbers = np.zeros(len(paths), dtype=np.int32)
-            numbers[used] = [self._name(paths[n]) for n in used]
-            self._modules[key] = numbers
+            used, place = np.unique(segment.module, return_inverse=True)
+            numbers = np.array([self._name(paths[n]) for n in used.tolist()], dtype=np.int32)
+            self._modules[key] = numbers[place]
         return self._modules[key]
 
     def segment(self, source: Source, ops: BoolArray) -> _Segment:
@@ -106,11 +106,11 @@ class ProgramWriter:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._columns: dict[str, list[Int32Array]] = {name: [] for name in Columns.names()}
-        self._ops = self._scopes = self._tensors = self._storages = self._inputs = self._outputs = 0
-        self._thread = 0
+        self._ops = self._tensors = self._storages = 0
+        self._placed: list[tuple[_Segment, Unit, str]] = []
         self._lasting: dict[str, Int32Array] = {}
         self._units: list[Unit] = []
+        self._new_storages: list[tuple[Source, BoolArray]] = []
 
     def unit(self, program: Program, owner: str) -> Unit:
         """New tensors for a copy of `program`; copies with one `owner` share their weights."""
@@ -122,14 +122,12 @@ class ProgramWriter:
             fresh = np.ones_like(source.lasting)
         storage[fresh] = self._storages + np.arange(int(fresh.sum()), dtype=np.int32)
         self._storages += int(fresh.sum())
-        for name, column in (("storage_bytes", source.storage_bytes), ("storage_kind", c.storage_kind)):
-            self._columns[name].append(column[fresh])
+        self._new_storages.append((source, fresh))
         if owner in self._lasting:
             storage[source.lasting] = self._lasting[owner]
         else:
             self._lasting[owner] = storage[source.lasting]
         unit = Unit(source, self._tensors, storage)
-        self._columns["tensor_storage"].append(storage[c.tensor_storage])
         self._tensors += len(c.tensor_storage)
         self._units.append(unit)
         return unit
@@ -137,43 +135,41 @@ class ProgramWriter:
     def write(self, unit: Unit, ops: BoolArray, module: str) -> None:
         """Copies the marked ops of a unit's source, in their scopes, under the path `module`."""
         segment = self.tables.segment(unit.source, ops)
-        if not segment.scopes:
-            return
-        c = self._columns
-        c["op_signature"].append(segment.signature)
-        c["op_module"].append(self.tables.module_numbers(unit.source, module)[segment.module])
-        c["op_stream"].append(segment.stream)
-        c["input_tensor"].append(segment.inputs + np.int32(unit.tensors))
-        c["input_ptr"].append(segment.input_ends + np.int32(self._inputs))
-        c["output_tensor"].append(segment.outputs + np.int32(unit.tensors))
-        c["output_ptr"].append(segment.output_ends + np.int32(self._outputs))
-        c["scope_name"].append(segment.scope_name)
-        c["scope_phase"].append(segment.scope_phase)
-        c["scope_thread"].append(segment.scope_thread)
-        c["scope_ptr"].append(segment.scope_ends + np.int32(self._ops))
-        after = np.full(segment.scopes, -1, dtype=np.int32)
-        after[segment.joins] = self._scopes + segment.joins - 1
-        first = int(segment.scope_thread[0])
-        after[0] = self._scopes - 1 if first != self._thread and self._scopes else -1
-        c["scope_after"].append(after)
-        self._thread = int(segment.scope_thread[-1])
-        unit.begins.append((segment.first, segment.end, self._ops))
-        self._ops += len(segment.signature)
-        self._scopes += segment.scopes
-        self._inputs += len(segment.inputs)
-        self._outputs += len(segment.outputs)
+        if segment.scopes:
+            self._placed.append((segment, unit, module))
+            unit.begins.append((segment.first, segment.end, self._ops))
+            self._ops += len(segment.signature)
 
     def columns(self) -> Columns:
-        """The columns of the program written so far."""
+        """The columns of the program written so far: those of all segments one after the other, with new numbers."""
+        segments = [segment for segment, _, _ in self._placed]
+        ops = np.array([len(segment.signature) for segment in segments], dtype=np.int64)
+        inputs = np.array([len(segment.inputs) for segment in segments], dtype=np.int64)
+        outputs = np.array([len(segment.outputs) for segment in segments], dtype=np.int64)
+        scopes = np.array([segment.scopes for segment in segments], dtype=np.int64)
+        tensors = np.array([unit.tensors for _, unit, _ in self._placed], dtype=np.int64)
         alloc, free = self._lifetimes()
-        zero = np.zeros(1, dtype=np.int32)
-        joined = {
-            name: np.concatenate((zero, *parts) if name.endswith("_ptr") else parts or [zero[:0]])
-            for name, parts in self._columns.items()
-            if name not in ("storage_alloc", "storage_free", "op_forward")
-        }
+        modules = [self.tables.modules_of(segment, unit.source, module) for segment, unit, module in self._placed]
+        threads = _join([segment.scope_thread for segment in segments])
         return Columns(
-            **joined, storage_alloc=alloc, storage_free=free, op_forward=np.full(self._ops, -1, dtype=np.int32)
+            op_signature=_join([segment.signature for segment in segments]),
+            op_module=_join(modules),
+            op_stream=_join([segment.stream for segment in segments]),
+            op_forward=np.full(self._ops, -1, dtype=np.int32),
+            input_tensor=_join_shifted([segment.inputs for segment in segments], tensors, inputs),
+            input_ptr=_join_pointers([segment.input_ends for segment in segments], inputs, ops),
+            output_tensor=_join_shifted([segment.outputs for segment in segments], tensors, outputs),
+            output_ptr=_join_pointers([segment.output_ends for segment in segments], outputs, ops),
+            scope_name=_join([segment.scope_name for segment in segments]),
+            scope_phase=_join([segment.scope_phase for segment in segments]),
+            scope_thread=threads,
+            scope_after=_find_handovers(threads),
+            scope_ptr=_join_pointers([segment.scope_ends for segment in segments], ops, scopes),
+            tensor_storage=_join([unit.storage[unit.source.program.columns.tensor_storage] for unit in self._units]),
+            storage_bytes=_join([source.storage_bytes[fresh] for source, fresh in self._new_storages]),
+            storage_kind=_join([source.program.columns.storage_kind[fresh] for source, fresh in self._new_storages]),
+            storage_alloc=alloc,
+            storage_free=free,
         )
 
     def _lifetimes(self) -> tuple[Int32Array, Int32Array]:
@@ -211,6 +207,29 @@ def make_programs(tables: Tables, columns: Sequence[Columns], *, batch_size: int
     )  # fmt: skip
 
 
+def _join(parts: Sequence[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+
+
+def _join_shifted(parts: Sequence[Int32Array], offsets: np.ndarray, counts: np.ndarray) -> Int32Array:
+    """All parts one after the other, the numbers of each higher by its offset."""
+    return _join(parts) + np.repeat(offsets, counts).astype(np.int32)
+
+
+def _join_pointers(ends: Sequence[Int32Array], held: np.ndarray, counts: np.ndarray) -> Int32Array:
+    """Pointers of all parts: `ends` of each from its own begin, `held` how many things a part points at."""
+    zero = np.zeros(1, dtype=np.int32)
+    return np.concatenate((zero, _join_shifted(ends, np.cumsum(held) - held, counts)))
+
+
+def _find_handovers(threads: Int32Array) -> Int32Array:
+    """The scope that each one comes after: the one before, where another thread ran that."""
+    after = np.full(len(threads), -1, dtype=np.int32)
+    changes = 1 + np.flatnonzero(np.diff(threads))
+    after[changes] = changes - 1
+    return after
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Segment:
     """The columns of some ops of a source, under the long program's numbers but for where it begins."""
@@ -226,7 +245,6 @@ class _Segment:
     scope_phase: Int32Array
     scope_thread: Int32Array
     scope_ends: Int32Array
-    joins: Int32Array  # scopes inside that another thread hands over to
     scopes: int
     first: int
     end: int
@@ -246,7 +264,6 @@ def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
     kept = counts[following] > 0
     inputs, input_ends = _take_tensors(c.input_ptr, c.input_tensor, chosen)
     outputs, output_ends = _take_tensors(c.output_ptr, c.output_tensor, chosen)
-    thread = c.scope_thread[scopes[kept]]
     return _Segment(
         signature=source.signature[c.op_signature[chosen]],
         module=c.op_module[chosen],
@@ -257,9 +274,8 @@ def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
         output_ends=output_ends,
         scope_name=source.scope_name[c.scope_name[scopes[kept]]],
         scope_phase=c.scope_phase[scopes[kept]],
-        scope_thread=thread,
+        scope_thread=c.scope_thread[scopes[kept]],
         scope_ends=np.cumsum(counts[kept]).astype(np.int32),
-        joins=(1 + np.flatnonzero(np.diff(thread))).astype(np.int32),
         scopes=int(kept.sum()),
         first=int(chosen[0]) if len(chosen) else 0,
         end=int(chosen[-1]) + 1 if len(chosen) else 0,
@@ -279,13 +295,9 @@ def _take_tensors(pointer: Int32Array, tensor: Int32Array, chosen: np.ndarray) -
     return tensor[place].astype(np.int32), ends.astype(np.int32)
 
 
+@lru_cache(maxsize=1024)
 def mark_ops_between(program: Program, first: int, end: int) -> BoolArray:
     """The ops from `first` to before `end`, marked."""
     marked = np.zeros(program.num_ops, dtype=np.bool_)
     marked[first:end] = True
     return marked
-
-
-def mark_ops_of_phases(program: Program, phases: Sequence[Phase]) -> BoolArray:
-    """The ops of these phases, marked."""
-    return np.isin(program.op_phase, phases)

@@ -2,60 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from traincast.costs.in_step import InStep
+from traincast.ir.program import Program
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.sizes import (
-    count_embedding_parameters,
-    count_head_parameters,
-    count_layer_parameters,
-)
-from traincast.simulator.parallelism.communication import CommunicationCosts, Price
-from traincast.simulator.parallelism.groups import Groups, count_token_copies, make_head_style, make_shard, make_style
+from traincast.simulator.parallelism.communication import CommunicationCosts
+from traincast.simulator.parallelism.groups import count_token_copies, make_shard, make_style
 from traincast.simulator.parallelism.layer_costs import LayerCost, LayerCosts, Pass
-from traincast.simulator.parallelism.layout import PYTORCH, Layout
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.parts import Part
 
 _HALF = 2  # bytes of an activation on the wire
 
 
 @dataclass(frozen=True, slots=True)
 class UnitPass:
-    """One way of a micro-batch through a unit: kernels, exposed communication by group, and how many collectives."""
+    """One way of a micro-batch through a unit: kernels, and seconds of communication that nothing hides."""
 
     kernels: Pass
-    exposed: dict[str, float] = field(default_factory=dict)
-    exchanges: int = 0
-    spread: float = 0.0  # seconds that collectives may err by
+    exposed: float = 0.0
 
     @property
     def device(self) -> float:
         """Seconds on the device."""
-        return self.kernels.device + sum(self.exposed.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Elements on this rank that get a gradient: among those that all tokens meet, and among experts."""
-
-    dense: float = 0.0
-    sparse: float = 0.0
+        return self.kernels.device + self.exposed
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer, or what stands before or after them: forward and backward of one micro-batch, and its weights.
+    """A part with what one micro-batch takes, forward and backward; `weight_part` are the seconds of backward that only
+    make gradients of weights."""
 
-    `dense` weights are copied over all data-parallel ranks, `sparse` ones (experts) over those that hold the same.
-    Elements on this rank, before any sharding over data-parallel ranks.
-    """
-
+    part: Part
     forward: UnitPass
     backward: UnitPass
-    dense: float
-    sparse: float
-    weight_part: float  # seconds of backward that only make gradients of weights
-    trained: Share  # of the weights: what gets gradients
+    weight_part: float
 
 
 class StageUnits:
@@ -66,76 +48,24 @@ class StageUnits:
     ) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, blocks, exchanges, c
         self.shard, self.style = make_shard(layout), make_style(layout)
-        node = exchanges.topology.gpus_per_node if exchanges.topology is not None else 1
-        self.groups, self.split = Groups(layout).in_layers(model, node), layout.schedule == "zero-bubble"
-        self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
+        self._units: dict[tuple[Program, bool, bool], Unit] = {}
 
-    def layer(self, number: int, place: int, *, encoder: bool = False) -> Unit:
-        """A layer of the decoder (or of the encoder) at this place of its stage or chunk."""
-        experts = not encoder and self.model.has_experts(number)
-        window = 0 if encoder else self.model.window_of(number)
-        frozen = (encoder and self.layout.frozen_layers > 0) or number < self.layout.frozen_layers
-        again = self.layout.recomputes(number, place) and not frozen
-        key = (experts, window, encoder, again)
-        if (key, frozen) not in self._layers:
-            unit = self._layer(number, *key)
-            self._layers[key, frozen] = _drop_backward(unit) if frozen else unit
-        return self._layers[key, frozen]
+    def unit(self, part: Part) -> Unit:
+        """A part priced; of equal ones the first stands for all."""
+        key = (part.piece.program, part.again, part.frozen)
+        if key not in self._units:
+            self._units[key] = self._price(part)
+        return self._units[key]
 
-    def embedding(self) -> Unit:
-        """What stands before the first layer."""
-        cost = self.pieces.embedding(self.shard, self.style, self.groups, split=self.split)
-        weights = count_embedding_parameters(self.model) / self.layout.tp
-        reduced = self._after_tables()
-        unit = Unit(
-            UnitPass(self._launched(cost.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
-            UnitPass(self._launched(cost.backward)),
-            weights, 0.0, 0.0, self._trained(weights, 0.0),
-        )  # fmt: skip
-        return _drop_backward(unit) if self.layout.frozen_layers else unit
-
-    def head(self) -> Unit:
-        """What stands after the last layer."""
-        cost = self.pieces.head(self.shard, make_head_style(self.layout), self.groups, split=self.split)
-        weights = count_head_parameters(self.model) / self.layout.tp
-        if self.model.tied and self.layout.pp > 1:
-            weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table
-        gathered = self.exchanges.tensor("all_gather", self._message())[0] if self.shard.sequence else 0.0
-        exposed = {"tp": gathered} if gathered else {}
-        return Unit(
-            UnitPass(self._launched(cost.forward), exposed, int(gathered > 0)),
-            UnitPass(self._launched(cost.backward), exposed, int(gathered > 0)),
-            weights, 0.0, 0.5 * cost.backward.gemm,
-            self._trained(weights, 0.0),
-        )  # fmt: skip
-
-    def _trained(self, dense: float, sparse: float, *, adapters: float = 0.0) -> Share:
-        """What gets gradients: all weights, or the adapters alongside them."""
-        return Share(adapters, 0.0) if self.layout.adapter_rank else Share(dense, sparse)
-
-    def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
-        cost = self.pieces.layer(
-            self.shard, self.style, self.groups, experts=experts, window=window, encoder=encoder, split=self.split
-        )
+    def _price(self, part: Part) -> Unit:
+        cost = self.pieces.price(part.piece.program)
         forward, backward = self._launched(cost.forward), self._launched(cost.backward)
-        to, back = self._exchanged(cost, experts=experts)
-        recomputed, repeats = self._recomputed(forward) if again else (Pass(), 0.0)
-        whole = UnitPass(
-            backward.plus(recomputed),
-            {name: back.exposed.get(name, 0.0) + repeats * to.exposed.get(name, 0.0) for name in back.exposed},
-            back.exchanges + round(repeats * to.exchanges),
-            back.spread,
-        )
-        all_dense, all_sparse = count_layer_parameters(self.model, number)
-        dense, sparse = all_dense / self.layout.tp, all_sparse / (self.layout.ep * self.layout.etp)
-        return Unit(
-            UnitPass(forward, to.exposed, to.exchanges, to.spread),
-            whole,
-            dense,
-            sparse,
-            0.5 * backward.gemm,
-            self._trained(dense, sparse, adapters=cost.trained),
-        )
+        to, back = self._exchanged(cost, part)
+        if part.frozen:  # below all that is trained: no gradient comes down to it
+            return Unit(part, UnitPass(forward, to), UnitPass(Pass()), 0.0)
+        recomputed, repeats = self._recomputed(forward) if part.again else (Pass(), 0.0)
+        whole = UnitPass(backward.plus(recomputed), back + repeats * to)
+        return Unit(part, UnitPass(forward, to), whole, 0.5 * backward.gemm)
 
     def _launched(self, kernels: Pass) -> Pass:
         """Kernels as they are launched: the host does nothing where one graph replays all."""
@@ -154,109 +84,92 @@ class StageUnits:
         """Bytes of all tokens of a micro-batch in the residual stream."""
         return float(self.shard.tokens * self.model.hidden * (4 if self.layout.wide else _HALF))
 
-    def _after_tables(self) -> Price:
-        """The collective that joins the parts of the token embedding."""
-        kind = "reduce_scatter" if self.shard.sequence else "all_reduce"
-        return self.exchanges.tensor(kind, self._message())
+    def _exchanged(self, cost: LayerCost, part: Part) -> tuple[float, float]:
+        """Seconds of exposed communication of a part, forward and backward."""
+        if part.label == "embedding":
+            return self.exchanges.tensor(
+                "reduce_scatter" if self.shard.sequence else "all_reduce", self._message()
+            ), 0.0
+        if part.label == "head":
+            gathered = self.exchanges.tensor("all_gather", self._message()) if self.shard.sequence else 0.0
+            return gathered, gathered
+        experts = part.sparse > 0
+        ways = [
+            self._tensor_parallel(cost, halves=1 if experts and self.layout.etp == 1 else 2),
+            self._sample_parallel(cost),
+            self._expert_parallel(cost) if experts else (0.0, 0.0),
+        ]
+        return sum(way[0] for way in ways), sum(way[1] for way in ways)
 
-    def _exchanged(self, cost: LayerCost, *, experts: bool) -> tuple[UnitPass, UnitPass]:
-        """Exposed communication of a layer, forward and backward."""
-        ways = [UnitPass(Pass(), {}), UnitPass(Pass(), {})]
-        for name, part in (
-            ("tp", self._tensor_parallel(cost, halves=1 if experts and self.layout.etp == 1 else 2)),
-            ("cp", self._sample_parallel(cost)),
-            ("ep", self._expert_parallel(cost) if experts else None),
-        ):
-            if part is None:
-                continue
-            for i, (seconds, number, spread) in enumerate(part):
-                before = ways[i]
-                ways[i] = UnitPass(
-                    Pass(), {**before.exposed, name: seconds}, before.exchanges + number, before.spread + spread
-                )
-        return ways[0], ways[1]
-
-    def _tensor_parallel(self, cost: LayerCost, *, halves: int) -> list[tuple[float, int, float]] | None:
+    def _tensor_parallel(self, cost: LayerCost, *, halves: int) -> tuple[float, float]:
         """Of attention and feed-forward (`halves`): a gather before and a scatter after, or one sum."""
         layout = self.layout
         if layout.tp == 1:
-            return None
+            return 0.0, 0.0
         whole = self._message()
         if not self.shard.sequence:
-            total, sigma = self.exchanges.tensor("all_reduce", whole)
-            each = [halves * total, halves * total]
-            numbers = [halves, halves]
+            total = halves * self.exchanges.tensor("all_reduce", whole)
+            each, numbers = [total, total], [halves, halves]
         else:
-            gather, sigma = self.exchanges.tensor("all_gather", whole / (2 if layout.quantised_tokens else 1))
-            scatter = self.exchanges.tensor("reduce_scatter", whole)[0]
-            each = [halves * (gather + scatter), halves * (2 * gather + scatter)]
-            numbers = [2 * halves, 3 * halves]
+            gather = self.exchanges.tensor("all_gather", whole / (2 if layout.quantised_tokens else 1))
+            scatter = self.exchanges.tensor("reduce_scatter", whole)
+            each, numbers = [halves * (gather + scatter), halves * (2 * gather + scatter)], [2 * halves, 3 * halves]
         hidden = [0.0, 0.0]
         if layout.overlap_tp == "all":
-            for i, way in enumerate((cost.forward, cost.backward)):
-                # GEMMs in as many parts as there are ranks: all but the first part of a collective can hide
-                share = self.constants.async_tp if layout.kernels in PYTORCH else 1 - 1 / layout.tp
-                hidden[i] = min(each[i] * share, way.gemm)
+            # GEMMs in as many parts as there are ranks: all but the first part of a collective can hide
+            hidden = [
+                min(total * (1 - 1 / layout.tp), way.gemm)
+                for total, way in zip(each, (cost.forward, cost.backward), strict=True)
+            ]
         elif layout.overlap_tp == "backward":
-            parts = each[1] * (2 / 3 if self.shard.sequence else 1.0)
-            hidden[1] = min(parts, 0.5 * cost.backward.gemm)
-        return [
-            (
-                total - away + self.constants.beside * away + self._stalled(number if not away else 0),
-                number,
-                total * sigma,
-            )
+            hidden[1] = min(each[1] * (2 / 3 if self.shard.sequence else 1.0), 0.5 * cost.backward.gemm)
+        to, back = (
+            total - away + self.constants.beside * away + self._stalled(number if not away else 0)
             for total, away, number in zip(each, hidden, numbers, strict=True)
-        ]
+        )
+        return to, back
 
     def _stalled(self, exchanges: int) -> float:
         """Seconds that the device stands still around collectives that nothing runs alongside."""
         return 1e-6 * self.constants.stall_us * exchanges
 
-    def _sample_parallel(self, cost: LayerCost) -> list[tuple[float, int, float]] | None:
+    def _sample_parallel(self, cost: LayerCost) -> tuple[float, float]:
         """Keys and values on their way round the ranks of a sample, alongside attention; with their gradients
         backward."""
         layout, model = self.layout, self.model
         if layout.cp == 1:
-            return None
+            return 0.0, 0.0
         width = 2 * max(1, model.kv_heads // layout.tp) * model.head_dim
         if model.latent is not None:
             width = max(1, model.heads // layout.tp) * (model.head_dim * 2 + model.latent.rope_dim)
         part = float(self.shard.tokens * width * _HALF)
-        ways = []
-        for factor, kernels in ((1, cost.forward), (2, cost.backward)):
-            if layout.cp_gather:
-                seconds, sigma = self.exchanges.sample("all_gather", factor * part * layout.cp)
-                ways.append((seconds, factor, seconds * sigma))
-                continue
-            step, sigma = self.exchanges.sample("send_recv", factor * part)
-            block = kernels.attention / layout.cp
-            shown = (layout.cp - 1) * (max(0.0, step - block) + self.constants.beside * min(step, block))
-            ways.append((shown, layout.cp - 1, shown * sigma))
-        return ways
+        if layout.cp_gather:
+            to, back = (self.exchanges.sample("all_gather", factor * part * layout.cp) for factor in (1, 2))
+            return to, back
+        to, back = (
+            self._ring(self.exchanges.sample("send_recv", factor * part), kernels.attention / layout.cp)
+            for factor, kernels in ((1, cost.forward), (2, cost.backward))
+        )
+        return to, back
 
-    def _expert_parallel(self, cost: LayerCost) -> list[tuple[float, int, float]] | None:
+    def _ring(self, step: float, block: float) -> float:
+        """What a ring shows whose every step sends beside a block of attention."""
+        return (self.layout.cp - 1) * (max(0.0, step - block) + self.constants.beside * min(step, block))
+
+    def _expert_parallel(self, cost: LayerCost) -> tuple[float, float]:
         """Tokens sent to their experts and back, each way of the micro-batch."""
         layout, experts = self.layout, self.model.experts
         if layout.ep * layout.etp == 1 or experts is None:
-            return None
+            return 0.0, 0.0
         narrow = 0.75 if self.style.narrow else 1.0  # 8-bit tokens out, 16-bit results back
         sent = float(self.shard.rows * self._copies(experts) * self.model.hidden * _HALF)
-        out, sigma = self.exchanges.experts("all_to_all", sent)
-        total = 2 * narrow * out
-        ways = []
-        for kernels in (cost.forward, cost.backward):
-            hidden = min(total, 0.5 * kernels.device) if layout.overlap_ep else 0.0
-            shown = total - hidden + self.constants.beside * hidden + self._stalled(0 if layout.overlap_ep else 2)
-            ways.append((shown, 2, total * sigma))
-        return ways
+        total = 2 * narrow * self.exchanges.experts("all_to_all", sent)
+        hidden = [min(total, 0.5 * way.device) if layout.overlap_ep else 0.0 for way in (cost.forward, cost.backward)]
+        stalled = self._stalled(0 if layout.overlap_ep else 2)
+        to, back = (total - away + self.constants.beside * away + stalled for away in hidden)
+        return to, back
 
     def _copies(self, experts: Experts) -> float:
         """Copies of a token that leave for experts."""
         topology = self.exchanges.topology
         return count_token_copies(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
-
-
-def _drop_backward(unit: Unit) -> Unit:
-    """A unit below all that is trained: no gradient comes down to it."""
-    return replace(unit, backward=UnitPass(Pass()), weight_part=0.0, trained=Share())

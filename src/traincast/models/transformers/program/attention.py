@@ -24,7 +24,7 @@ def write_attention(
     heads = Heads(q_heads, kv_heads, model.head_dim, causal and model.causal, window)
     query, key, value = _project_qkv(graph, x, model, heads)
     if model.qk_norm:
-        query, key = (_normalise_heads(graph, ref, model.head_dim) for ref in (query, key))
+        query, key = (_normalise_heads(graph, ref, model.head_dim, model.norm) for ref in (query, key))
     if model.position == "rotary":
         query, key = (write_rotary(graph, ref, model.head_dim) for ref in (query, key))
     mixed = _write_scores_and_values(graph, query, key, value, heads, shard)
@@ -59,12 +59,12 @@ def _split_columns(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> t
     return query, key, value
 
 
-def _normalise_heads(graph: Graph, x: Ref, width: int) -> Ref:
+def _normalise_heads(graph: Graph, x: Ref, width: int, kind: str) -> Ref:
     """A norm of every head on its own."""
     rows, whole = x.shape
     by_head = graph.builder.add_view(x, (rows * whole // width, width))
     graph.node("ViewBackward0", [x], [by_head], [], lambda grads: [_view_as_heads(graph, grads[0], (rows, whole))])
-    normed = write_norm(graph, by_head, "rms")
+    normed = write_norm(graph, by_head, kind)
     flat = graph.builder.add_view(normed, (rows, whole))
     shape = (rows * whole // width, width)
     graph.node("ViewBackward0", [normed], [flat], [], lambda grads: [_view_as_heads(graph, grads[0], shape)])
@@ -80,9 +80,9 @@ def _write_latent_attention(graph: Graph, x: Ref, model: Transformer, latent: La
     """Attention whose keys and values are told from one small vector a token (DeepSeek)."""
     heads = max(1, model.heads // shard.tp)
     key_dim = latent.nope_dim + latent.rope_dim
-    small = write_norm(graph, write_linear(graph, x, latent.q_rank), "rms") if latent.q_rank else x
+    small = write_norm(graph, write_linear(graph, x, latent.q_rank), model.norm) if latent.q_rank else x
     query = write_rotary(graph, write_linear(graph, small, heads * key_dim), key_dim)
-    compressed = write_norm(graph, write_linear(graph, x, latent.kv_rank + latent.rope_dim), "rms")
+    compressed = write_norm(graph, write_linear(graph, x, latent.kv_rank + latent.rope_dim), model.norm)
     narrow = graph.builder.add_view(compressed, (compressed.shape[0], latent.kv_rank), (compressed.shape[1], 1))
     shape = compressed.shape
     graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_pad_gradient(graph, grads[0], shape)])

@@ -13,7 +13,12 @@ _BUFFER = StorageKind.BUFFER
 
 
 def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
-    """RMSNorm ("rms") or LayerNorm ("layer") over the last dimension, as one kernel."""
+    """RMSNorm ("rms") or LayerNorm ("layer") over the last dimension, as one kernel; "rms_by_ops" is one where a vendor
+    or a compiler makes it."""
+    if kind == "rms_by_ops":
+        if not graph.style.fused:
+            return _write_rms_norm_by_ops(graph, x)
+        kind = "rms"
     shape, width, dtype = x.shape, x.shape[-1], graph.style.stream
     weight = graph.weight(width)
     shift = graph.weight(width) if kind == "layer" and bias else None
@@ -40,6 +45,55 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     node = "FusedRmsNormBackward0" if kind == "rms" else "NativeLayerNormBackward0"
     graph.node(node, [x], [result], [x, *moments], backward)
     graph.drop(*moments, *([x] if x is not given else []))
+    return result
+
+
+def _write_rms_norm_by_ops(graph: Graph, x: Ref) -> Ref:
+    """RMSNorm a kernel for each step of arithmetic: in fp32 up to the product with the weight."""
+    shape, width, dtype = x.shape, x.shape[-1], graph.style.stream
+    each = (*shape[:-1], 1)
+    weight = graph.weight(width)
+
+    def run(
+        op: str, *inputs: Ref, to: tuple[int, ...] = shape, dtype: str = "float32", spent: Sequence[Ref] = ()
+    ) -> Ref:
+        result = graph.new(*to, dtype=dtype)
+        over: Scalars = [("dim", (-1,)), ("keepdim", True)] if op in ("mean", "sum") else []
+        names = ("self", "other") if len(inputs) > 1 else ("self",)
+        graph.op(f"aten::{op}", list(zip(names, inputs, strict=True)), [result], over)
+        graph.drop(*spent)
+        return result
+
+    graph.scope("aten::rms_norm")
+    wide = graph.copy_as(x, "float32")
+    squares = run("pow", wide)
+    scale = run("rsqrt", run("mean", squares, to=each, spent=[squares]), to=each)
+    scaled = graph.move_as(run("mul", wide, scale), dtype)
+    result = run("mul", scaled, weight, dtype=dtype)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        if graph.wants(weight):
+            product = run("mul", grad, scaled, dtype=dtype)
+            summed = graph.new(width, dtype=dtype)
+            graph.op("aten::sum", [("self", product)], [summed], [("dim", (0,)), ("keepdim", False)])
+            graph.drop(product)
+            graph.accumulate(weight, summed)
+        above = graph.move_as(run("mul", grad, weight, dtype=dtype), "float32")
+        by_scale = run("mul", above, wide)
+        to_scale = run("sum", by_scale, to=each, spent=[by_scale])
+        direct = run("mul", above, scale, spent=[above])
+        spread = run("div", to_scale, spent=[to_scale])  # of the mean, over all elements again
+        power = run("pow", wide)  # of the square: to the power of one, twice
+        doubled = run("mul", power, spent=[power])
+        through = run("mul", spread, doubled, spent=[spread, doubled])
+        below = run("add", direct, through, spent=[direct, through])
+        return [graph.move_as(below, x.spec.dtype)]
+
+    kept = list({ref.storage: ref for ref in (wide, scale, scaled)}.values())
+    graph.node("FusedRmsNormBackward0", [x], [result], kept, backward)
+    graph.drop(*kept)
     return result
 
 

@@ -50,7 +50,7 @@ def build_inference_workload(model: Transformer, *, batch_size: int, seq_len: in
     return Workload(name=model.name, programs=(builder.build_program(),), mode="inference", meta={"optimizer": ""})
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def build_layer_block(
     model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
     groups: LayerGroups = ALONE, split: bool = False,
@@ -65,7 +65,7 @@ def build_layer_block(
     return _finish_block(graph, result)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=2048)
 def build_embedding_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> LayerBlock:
@@ -75,7 +75,7 @@ def build_embedding_block(
     return _finish_block(graph, result)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=2048)
 def build_head_block(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> LayerBlock:
