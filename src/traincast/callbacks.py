@@ -60,7 +60,7 @@ class _Listener:
         """Training has ended: the verdict is printed by rank 0."""
         self.result = self.watch.finish()
         if self.result is not None and _is_first_rank():
-            print(self.result.box())
+            print(f"\n{self.result.box()}")  # below a progress bar
 
 
 @spell_out_keywords
@@ -129,6 +129,7 @@ def watch_torchtitan(
     listener = _Listener(_predict_asked(workload, on, scenario))
 
     def timed(*args: Any, **kwargs: Any) -> Any:
+        listener.watch.pause()  # between two steps it saves and validates
         result = step(*args, **kwargs)
         listener.note_step(int(getattr(trainer, "step", 0)))
         return result

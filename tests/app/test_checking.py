@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -116,28 +117,51 @@ def tool_environment(folder):
     }
 
 
-def run_action(folder, **inputs):
-    """Runs the check step of the composite action as a runner does: inputs become its environment."""
+def run_action(folder, step, **inputs):
+    """Runs a step of the composite action as a runner does: inputs become its environment."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = action["runs"]["steps"][-1]
+    (found,) = [one for one in action["runs"]["steps"] if one["name"] == step]
     values = {name: declared.get("default", "") for name, declared in action["inputs"].items()} | inputs
-    named = {key: value.replace("${{ inputs.", "").replace(" }}", "") for key, value in step["env"].items()}
+    named = {key: value.replace("${{ inputs.", "").replace(" }}", "") for key, value in found["env"].items()}
     environment = tool_environment(folder) | {key: str(values[name]) for key, name in named.items()}
     return subprocess.run(
-        ["bash", "-e", "-c", step["run"]], cwd=folder, env=environment, capture_output=True, text=True
+        ["bash", "-e", "-c", found["run"]], cwd=folder, env=environment, capture_output=True, text=True
     )
 
 
 def test_the_github_action_writes_its_summary_and_fails_when_a_step_got_slower(repository):
-    passed = run_action(repository, baseline="perf.json")
+    passed = run_action(repository, "Check", baseline="perf.json")
     assert passed.returncode == 0, passed.stderr
     write_scenario(repository, 18)
-    failed = run_action(repository, baseline="perf.json", scenarios="resnet.yaml")
+    failed = run_action(repository, "Check", baseline="perf.json", scenarios="resnet.yaml")
 
     assert failed.returncode == 1
     summary = (repository / "summary.md").read_text()
     assert "### Traincast: passed" in summary and "### Traincast: failed" in summary
     assert ElementTree.parse(repository / "traincast-junit.xml").getroot().get("failures") == "1"
+
+
+def test_the_github_action_installs_a_wheel_that_then_checks(repository, monkeypatch):
+    wheels, venv = repository / "dist", repository / "venv"
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
+    subprocess.run([*build, str(ROOT)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    # what the wheel needs is here already: the index is not asked
+    needed = [str(Path(found.origin).parents[1]) for name in ("numpy", "msgspec", "yaml") if (found := find_spec(name))]
+    monkeypatch.setenv("PATH", f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sys.modules[__name__], "tool_environment", lambda folder: {
+        **os.environ, "PYTHONPATH": os.pathsep.join(needed), "PIP_NO_INDEX": "1",
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    })  # fmt: skip
+
+    (wheel,) = wheels.glob("*.whl")
+    installed = run_action(repository, "Install", install=wheel)
+    checked = run_action(repository, "Check", baseline="perf.json")
+
+    assert installed.returncode == 0, installed.stderr
+    assert (venv / "bin" / "traincast").exists()
+    assert checked.returncode == 0, checked.stderr
+    assert "### Traincast: passed" in (repository / "summary.md").read_text()
 
 
 def test_the_pre_commit_hook_checks_the_baseline(repository):

@@ -115,19 +115,22 @@ def test_the_callback_of_lightning_counts_optimizer_steps_once(monkeypatch, caps
     assert "nothing was predicted" in capsys.readouterr().out
 
 
-def test_a_trainer_of_torchtitan_is_watched_and_left_as_it_was(capsys):
+def test_a_trainer_of_torchtitan_is_watched_and_left_as_it_was(clock, capsys):
     class Trainer:
         step = 0
 
         def train_step(self, data):
             self.step += 1
+            clock.seconds += 1.0
             return data
 
     trainer = Trainer()
     with watch_torchtitan(trainer) as listener:
-        assert [trainer.train_step(n) for n in range(6)] == list(range(6))
+        for number in range(6):
+            assert trainer.train_step(number) == number
+            clock.seconds += 100.0  # a checkpoint, which is no part of a step
 
-    assert len(listener.result.seconds) == 2 and trainer.step == 6
+    assert listener.result.seconds == (1.0, 1.0) and trainer.step == 6
     assert "train_step" not in vars(trainer)
     assert "measured" in capsys.readouterr().out
 

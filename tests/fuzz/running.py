@@ -237,7 +237,7 @@ def judge(command: list[str]) -> tuple[int, str]:
 
 def _ask(text: str) -> int:
     """What a worker of the server does with a question, printed as the command line would: the exit code."""
-    from traincast.app.server.rejections import Rejection
+    from traincast.app.server.guard import Rejection
     from traincast.app.server.request import parse_document
     from traincast.app.server.responses import make_result_bytes
     from traincast.utils.errors import TraincastError

@@ -222,8 +222,8 @@ def trace(
 
 def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
     """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
-    ops, matched by name and shape, explain it. `before` may be the JSON of a prediction of the run (`traincast predict
-    --json`): then by op and module. `step_marker` is as in `trace`."""
+    ops, matched by name and shape, explain it. `before` may be the JSON of a prediction of the run (`traincast predict`
+    in JSON): then by op and module. `step_marker` is as in `trace`."""
     from traincast.traces.replay.analysis import compare_traces as answer
 
     return answer(before, after, step_marker=step_marker)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from traincast.utils.errors import TraincastError
 
 _PROGRAM = re.compile(r"(.+\.py)(?::\w+)?")
 _BATCH = 32  # samples, where none are given: the default of captures
+_LAST_LINES = 20  # of what a program printed before its capture failed
 
 if TYPE_CHECKING:
     from traincast.ir.workload import Workload
@@ -39,11 +41,10 @@ def capture_source(scenario: Scenario) -> Scenario:
         return scenario
     if scenario.plan is not None:  # whose tables it places, however many GPUs it is for
         return scenario.replace(workload=capture_recommender(str(source), scenario.batch_size))
-    return scenario.replace(
-        workload=_capture(
-            str(source), scenario.samples_per_pass or _BATCH, scenario.seq_len, mode=scenario.mode or "training"
-        )
-    )
+    # a script has its own batch size, and tells whether it runs at another; a function is asked for one
+    batch_size = None if str(source).endswith(".py") else scenario.samples_per_pass or _BATCH
+    captured = _capture(str(source), batch_size, scenario.seq_len, mode=scenario.mode or "training")
+    return scenario.replace(workload=captured)
 
 
 def capture_recommender(source: str, batch_size: int | None, arguments: Sequence[str] = ()) -> Workload:
@@ -90,13 +91,19 @@ def _capture(
     source: str, batch_size: int | None, seq_len: int | None = None, *, gpus: int | None = None,
     mode: str = "training", arguments: Sequence[str] = (),
 ) -> Workload:  # fmt: skip
-    """The step of a program, captured as `capture` does it; what it prints is no part of the result."""
+    """The step of a program, captured as `capture` does it; what it prints is shown only where that fails."""
     from traincast.app.captures import TIME_LIMIT_S, capture_isolated
+    from traincast.app.cli.progress import show_progress_line
 
     how = {"batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "mode": mode, "name": None,
            "arguments": list(arguments)}  # fmt: skip
-    with redirect_stdout(sys.stderr):
-        return capture_isolated(source, None, None, how, TIME_LIMIT_S)
+    printed = StringIO()
+    try:
+        with show_progress_line(f"capturing {source}") as tell, redirect_stdout(printed), redirect_stderr(printed):
+            return capture_isolated(source, None, tell, how, TIME_LIMIT_S)
+    except TraincastError:
+        sys.stderr.write("".join(printed.getvalue().splitlines(keepends=True)[-_LAST_LINES:]))
+        raise
 
 
 def check_gpu(scenario: Scenario) -> None:

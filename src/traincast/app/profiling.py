@@ -153,7 +153,7 @@ def profile(
                 train(batch)
 
     `out` (.json) keeps the trace, which Perfetto and `traincast trace` read; `on` names the GPU to predict the step on
-    as well; `modules` is a model whose modules are to be named in the trace, so that `traincast trace PREDICTION TRACE
-    --compare` tells modules apart; `say` receives the verdict. On a machine without a GPU the host alone is traced.
+    as well; `modules` is a model whose modules are to be named in the trace, so that a comparison with its
+    prediction tells modules apart; `say` receives the verdict. On a machine without a GPU the host alone is traced.
     Needs torch."""
     return Profiled(steps, out, on, say, modules)

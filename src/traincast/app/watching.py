@@ -11,9 +11,10 @@ from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.verdict import rank_bounds, suggest_remedy
-from traincast.utils.display.text import count_of, format_duration, format_interval
+from traincast.utils.display.text import count_of, format_duration, format_interval, wrap_words
 from traincast.utils.results import Records, Result
 
+_BOX = 84  # characters of a line inside the frame
 WARM_UP = 3
 """Steps at the beginning that do not count: allocations, autotuning, compilation."""
 
@@ -55,7 +56,7 @@ class WatchedSteps(Result):
         if self.measured < low:
             return "faster than predicted: is it the step that was described (batch, dtype, layers)?"
         return f"{format_duration(self.measured - p.iteration)} longer than predicted: " + (
-            "profile it ('with traincast.profile() as p:'), something holds it up that the prediction does not know"
+            "profile it ('with traincast.profile() as p:'), something slows it that the prediction does not know"
         )
 
     def headline(self) -> str:
@@ -76,7 +77,8 @@ class WatchedSteps(Result):
 
     def box(self) -> str:
         """The same in a frame."""
-        lines = ["Traincast", *self.headline().split("\n")]
+        lines = ["Traincast"]
+        lines += [row for line in self.headline().split("\n") for row in wrap_words(line, _BOX, hanging=" " * 10)]
         width = max(map(len, lines))
         rows = [f"│ {line.ljust(width)} │" for line in lines]
         return "\n".join([f"┌{'─' * (width + 2)}┐", *rows, f"└{'─' * (width + 2)}┘"])
@@ -107,14 +109,18 @@ class StepWatch:
 
     prediction: Prediction | None = None
     warm_up: int = WARM_UP
-    _ends: list[float] = field(default_factory=list)
+    _last: float | None = None
+    _seconds: list[float] = field(default_factory=list)
 
     def note_step(self) -> dict[str, float]:
         """A step has ended; gives figures to log (milliseconds and shares), none during the first steps."""
-        self._ends.append(time.perf_counter())
-        if len(self._ends) <= self.warm_up + 1:
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+        if len(self._seconds) <= self.warm_up:
             return {}
-        last = self._ends[-1] - self._ends[-2]
+        last = self._seconds[-1]
         figures = {"traincast/step_ms": 1e3 * last}
         if self.prediction is not None:
             figures["traincast/predicted_ms"] = 1e3 * self.prediction.iteration
@@ -124,14 +130,13 @@ class StepWatch:
         return figures
 
     def pause(self) -> None:
-        """What comes next is no step (an evaluation, a checkpoint): the time until the next step does not count."""
-        if self._ends:
-            self._ends = [now + time.perf_counter() - self._ends[-1] for now in self._ends]
+        """What was done since the last step is none (an evaluation, a checkpoint): its time does not count."""
+        if self._last is not None:
+            self._last = time.perf_counter()
 
     def finish(self) -> WatchedSteps | None:
         """What was measured; None where there were too few steps to say anything."""
-        ends = self._ends[self.warm_up :]
-        seconds = tuple(after - before for before, after in zip(ends, ends[1:], strict=False))
+        seconds = tuple(self._seconds[self.warm_up :])
         return WatchedSteps(seconds=seconds, prediction=self.prediction) if seconds else None
 
 

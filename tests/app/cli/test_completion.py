@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from traincast.app.cli.completion import describe_command, write_script
+from traincast.app.cli.commands.completion import describe_command, write_script
 from traincast.app.cli.main import main
 from traincast.app.cli.registry import list_commands
 

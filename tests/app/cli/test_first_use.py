@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import traincast
@@ -80,3 +82,65 @@ def test_more_tokens_than_a_model_has_positions_for_are_said(asked, tmp_path, mo
     said = [warning for warning in long.warnings if "learned positions" in warning]
     assert [f"has {rows} learned positions" in warning for warning in said] == [True] * (rows is not None)
     assert not any("learned positions" in warning for warning in short.warnings)
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(512, 16), torch.randn(512, 4))
+for x, y in DataLoader(data, batch_size=64):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    print("a line of the script")
+"""
+
+
+def test_a_script_is_predicted_at_its_own_batch_size_or_the_one_given_and_its_prints_are_left_out(tmp_path, capsys):
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    assert main(["predict", str(script), "--on", "v100"]) == 0
+    own = capsys.readouterr()
+    assert main(["predict", str(script), "--on", "v100", "--batch-size", "4096"]) == 0
+    given = capsys.readouterr()
+
+    assert own.out.startswith("train (training) on Tesla V100-SXM2-16GB, batch 64\n")
+    assert given.out.startswith("train (training) on Tesla V100-SXM2-16GB, batch 4096\n")
+    assert own.out.split("\n")[1] != given.out.split("\n")[1]
+    assert "a line of the script" not in own.out + own.err
+
+
+def test_what_a_script_printed_is_shown_where_its_capture_fails(tmp_path, capsys):
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text("print('a line of the script')\nraise ValueError('no data')\n")
+
+    assert main(["predict", str(script), "--on", "v100"]) == 2
+
+    said = capsys.readouterr()
+    assert said.err.startswith("a line of the script\n") and "no data" in said.err
+
+
+def test_text_is_as_wide_as_its_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert main(["compare", "resnet50", "--on", "v100,a100-80gb,h100", "--batch-size", "128"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, shown)) <= 80
+    assert any(line.startswith("a100-80gb  154 ms") for line in shown)
+
+
+def test_a_launch_file_without_a_batch_is_not_guessed_for(tmp_path, capsys):
+    file = tmp_path / "job.yaml"
+    file.write_text("num_processes: 8\ndistributed_type: FSDP\n")
+
+    assert main(["predict", "llama3-8b", "--on", "dgx-h100", "--from", str(file)]) == 2
+    assert "does not state the batch" in capsys.readouterr().err

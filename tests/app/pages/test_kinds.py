@@ -71,7 +71,7 @@ def test_whether_it_fits_has_a_page_with_what_would_help():
     assert [tile.label for tile in page.tiles] == ["Memory", "Used", "Most of it", "Would make it fit"]
     assert page.tiles[0].value == ("Fits" if fit.fits else "Does not fit")
     assert page.tiles[3].value == fit.remedies[0].text
-    assert list(sections(page)) == ["answer", "memory", "largest", "provenance"]
+    assert list(sections(page)) == ["answer", "largest", "memory", "provenance"]
     assert sections(page)["answer"].html.count("<tr>") == len(fit.remedies) + 1
 
 

@@ -36,7 +36,7 @@ def sections(page):
 
 
 def test_sections_come_in_reading_order(page):
-    wanted = ["answer", "why", "timeline", "what-if", "profile", "collectives", "host", "provenance"]
+    wanted = ["answer", "why", "timeline", "what-if", "host", "profile", "collectives", "provenance"]
     assert list(sections(page)) == wanted
 
 

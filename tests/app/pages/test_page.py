@@ -71,7 +71,7 @@ def test_every_section_is_named_and_linked():
     html = page()
 
     assert '<a href="#answer">' in html
-    assert '<section id="answer" class="half" aria-labelledby="answer-title"><h2 id="answer-title">' in html
+    assert '<section id="answer" class="both" aria-labelledby="answer-title"><h2 id="answer-title">' in html
 
 
 def test_html_of_sections_is_kept_as_it_is():

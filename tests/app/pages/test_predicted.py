@@ -80,7 +80,7 @@ def test_without_a_price_no_dollars_are_made_up(result):
     page = make_prediction_page(result)
     html = page.sections[5].html
 
-    assert "$" not in html and page.tiles[3].value.endswith(" GPU h")
+    assert "$" not in html and page.tiles[3].label == "GPU time"
     assert "No price" in html
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
 from traincast.app.report.measured import TOP, format_measured
-from traincast.app.report.measured_path import format_gains
 from traincast.app.report.measured_ranks import format_together
+from traincast.app.report.measured_verdict import format_gains
 from traincast.hardware.platform import load_platform
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 
@@ -112,7 +112,7 @@ Twice as fast, the run over all ranks is shorter by
 # what each section of a prediction shows; its figures are those of kernel models and host profiles
 SECTIONS = (
     "Prediction on v100 (host profile study-2022 times 1.29): GMAE ",
-    "step  measured ms  predicted ms   error  = walk  + kernels  + overheads",
+    "step  measured ms  predicted ms   error  = simulation  + kernels  + overheads",
     "Kernels, per step",
     "family       measured ms  predicted ms  error  changes the step by ms",
     "op (furthest off first)  measured ms  predicted ms  error",
@@ -137,7 +137,7 @@ def test_the_page_of_a_rank(small):
 def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
     lines = format_measured(analyse_traces([small])).splitlines()
 
-    assert lines[1].startswith("Code between ops holds 98% of the critical path")
+    assert lines[1].startswith("Code between ops is 98% of the critical path")
     assert len(lines) < 45
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import traincast
-from traincast.app.report.scaling import format_scaling
+from traincast.app.report.choices import format_scaling
 from traincast.simulator.prediction.scaling import ScalingCurve, ScalingPoint
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.app.report.tracks import untangle_slices
+from traincast.app.report.chrome import untangle_slices
 
 
 def piece(start, length, tid=7, category="kernel"):

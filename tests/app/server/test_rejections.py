@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.app.server.conftest import HERE
-from traincast.app.server.rejections import find_field
+from traincast.app.server.guard import find_field
 
 BASE = {"workload": "dlrm-default", "on": "v100"}
 OCTETS = {"content-type": "application/octet-stream"}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from traincast.app.server.app import _Routes
-from traincast.app.server.rejections import Rejection
+from traincast.app.server.guard import Rejection
 from traincast.app.server.uploads import UploadLimits, Uploads
 
 

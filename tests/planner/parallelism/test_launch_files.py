@@ -35,8 +35,33 @@ def test_sharded_data_parallel_is_read_back(tool, tmp_path):
     assert fields.items() >= sharded.items()
     if tool != "accelerate":
         assert fields.items() >= {"micro_batch": 2, "global_batch": 64}.items()
-    if tool != "deepspeed":
-        assert fields["checkpoint"] == "full"
+    assert fields["checkpoint"] == "full"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("fields", [
+    {"sharding": "zero1"}, {"sharding": "zero2"}, {"checkpoint": "light"}, {"checkpoint": "selective"},
+    {"pp": 2, "vp": 2, "sharding": "zero3"}, {"pp": 2, "vp": 8, "sharding": "zero1"}, {"tp": 2, "checkpoint": "full"},
+])  # fmt: skip
+def test_a_file_states_the_whole_layout_or_is_not_written(tool, fields, tmp_path):
+    laid = layout(gpus=16, micro_batch=1, global_batch=64, **fields)
+    try:
+        found = read_back(tool, laid, tmp_path)
+    except TraincastError:
+        with pytest.raises(TraincastError, match="choose another tool"):
+            write_launch_file(tool, laid, MODEL)
+        return
+    sharded = "zero3" if "fsdp" in found else f"zero{found['zero']}" if "zero" in found else "none"
+    assert sharded == laid.sharding
+    assert found.get("checkpoint", "none") == laid.checkpoint
+    assert [found.get(name, 1) for name in ("tp", "pp", "vp")] == [laid.tp, laid.pp, laid.vp]
+
+
+def test_interleaved_stages_of_megatron_are_read_from_their_layers(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2\n")
+
+    assert read_launch_file(path) == {"pp": 4, "vp": 4}
 
 
 @pytest.mark.parametrize("tool", ["torchtitan", "megatron", "bridge"])

@@ -79,7 +79,7 @@ def test_advice_for_a_step_that_does_not_fit_begins_with_what_makes_it_fit():
     advice = traincast.advise("mpt-1b", on="v100", batch_size=8)
     text = format_advice(advice)
     assert advice.remedies and all(one.prediction.memory.fits for one in advice.remedies)
-    assert text.index("would fit with") < text.index("gain a sample")
+    assert text.index("would fit with") < text.index("gain per sample")
     assert advice.to_dict()["remedies"] and not advice.to_dict()["fits"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.report.platforms import draw_platforms, format_platform_comparison
+from traincast.app.report.choices import draw_platforms, format_platform_comparison
 from traincast.planner.what_if.money import choose_prices, load_list_prices
 from traincast.utils.errors import TraincastError
 

@@ -18,7 +18,7 @@ def test_what_is_left_of_the_gpus_is_data_parallel() -> None:
     layout = complete_layout(Layout(gpus=512, tp=8, pp=4, cp=2, global_batch=64, sharding="zero1"), LLAMA)
     assert (layout.dp, layout.accumulation, layout.sharing, layout.seq_len) == (8, 8, 16, 8192)
     assert layout.described() == (
-        "tp 8, pp 4, cp 2, dp 8, distributed optimizer, micro-batch 1, 8 of them"
+        "tp 8, pp 4, cp 2, dp 8, distributed optimizer, 8 x micro-batch 1"
     )  # fmt: skip
 
 

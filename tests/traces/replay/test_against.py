@@ -65,7 +65,7 @@ def test_the_first_line_says_whether_the_interval_holds_the_step(tmp_path, predi
         )
         assert f"{word} the 90 % interval" in first
     assert "record it with `traincast.profile(modules=model)`" in out
-    assert "fit --from-trace run.json" in out
+    assert "'traincast fit' refines a GPU from run.json" in out
 
 
 @pytest.mark.parametrize(

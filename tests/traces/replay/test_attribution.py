@@ -273,7 +273,7 @@ def test_the_verb_predicts(trace_file, capsys, tmp_path):
     out = tmp_path / "out.json"
     assert main(["trace", str(trace_file), "--on", "v100", "--twice", "gemm", "--full", "--trace-out", str(out)]) == 0
     page = capsys.readouterr().out
-    for text in ("Prediction on v100 (host time of this trace)", "= walk", "Twice as fast", "Critical path"):
+    for text in ("Prediction on v100 (host time of this trace)", "= simulation", "Twice as fast", "Critical path"):
         assert text in page
     events = json.loads(out.read_text())["traceEvents"]
     tracks = [e["args"]["name"] for e in events if e["name"] == "process_name"]

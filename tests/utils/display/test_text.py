@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.utils.display.text import format_bar, format_count, format_milliseconds, format_quantity, format_table
+from traincast.utils.display.text import (
+    format_bar,
+    format_count,
+    format_milliseconds,
+    format_quantity,
+    format_table,
+    use_width,
+    wrap_words,
+)
 
 
 def test_table_aligns_columns():
@@ -50,3 +58,37 @@ def test_count(number, text):
 )
 def test_units_have_the_prefix_of_their_thousands(number, text):
     assert format_quantity(number, "B") == text
+
+
+WIDE = ("plan", "ms", "", "why it takes longer than the first")
+ROWS = [("first", "6.42", "██████████████████████", ""), ("second", "12.84", "███████████", "output exchange 3.13 ms")]
+
+
+def test_a_table_too_wide_for_its_terminal_has_cells_of_several_lines_and_bars_of_the_same_proportion():
+    with use_width(44):
+        lines = format_table(WIDE, ROWS, right=(1,)).splitlines()
+
+    assert max(map(len, lines)) == 44
+    assert lines[0].split() == ["why", "it", "takes"]  # a header stands at the bottom, where its column begins
+    first, second = (line.count("█") for line in lines if line.startswith(("first", "second")))
+    assert abs(first - 2 * second) <= 1  # to the next character
+    assert any(line.endswith("3.13 ms") for line in lines)  # a number keeps its unit
+    assert format_table(WIDE, ROWS, right=(1,)).splitlines()[0].endswith("than the first")
+
+
+def test_columns_that_fit_in_no_line_follow_below_with_the_first_one():
+    header = ("rank", *(f"column{number}" for number in range(6)))
+    with use_width(30):
+        lines = format_table(header, [("rank 0", *("1.5",) * 6)]).splitlines()
+
+    assert max(map(len, lines)) <= 30
+    assert sum(line.startswith("rank 0") for line in lines) == 3
+    assert [word for line in lines for word in line.split() if word.startswith("column")] == list(header[1:])
+
+
+def test_a_row_of_one_cell_is_a_heading_of_those_below():
+    assert format_table(("a", "b"), [("long heading",), ("1", "2")]) == "a  b\n─  ─\n\nlong heading\n1  2"
+
+
+def test_words_are_kept_whole_and_numbers_with_their_units():
+    assert wrap_words("a step of 90 % or 12 ms", 12) == ["a step of", "90 % or", "12 ms"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import sys
 import traceback
 from pathlib import Path
 
-from traincast.app.cli.options import name_options
+from traincast.app.cli.output import fit_lines, get_columns, name_options
 from traincast.app.cli.registry import BAD_INPUT, OK, build_parsers, list_commands, reject_unknown
 from traincast.app.cli.signals import Signals, Terminated, raise_signals
+from traincast.utils.display.text import use_width
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.version import __version__
 
@@ -49,7 +51,8 @@ def _run(argv: list[str], signals: Signals) -> int:
         _prepare_streams()
         try:
             arguments = _parse(argv)
-            return int(arguments.run(arguments))
+            with use_width(get_columns(sys.stdout) or math.inf):
+                return int(arguments.run(arguments))
         finally:
             _flush_output()
     except KeyboardInterrupt:
@@ -145,7 +148,7 @@ def _print_message(message: str, code: int) -> int:
     if len(message) > _MOST_CHARACTERS:
         half = _MOST_CHARACTERS // 2
         message = f"{message[:half]} ... {message[-half:]}"
-    print(f"traincast: {message}", file=sys.stderr)
+    print(fit_lines(f"traincast: {message}", sys.stderr), file=sys.stderr)
     return code
 
 

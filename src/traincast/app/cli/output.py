@@ -1,22 +1,36 @@
-"""Where results go: one JSON document or text on stdout, files through a temporary name."""
+"""Where results go: one JSON document or text on stdout, files through a temporary name. On a terminal text is coloured
+and as wide as the screen."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from traincast.app.cli.colours import colour_text, is_coloured
-from traincast.app.cli.options import name_options
+from traincast.utils.display.text import wrap_words
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
-from traincast.utils.files.writing import check_output
-from traincast.utils.results import Result
+from traincast.utils.files.writing import check_output, write_together
+from traincast.utils.results import Result, encode_csv
 
+TABLE_FORMATS = ("csv", "parquet")
 Shown = TypeVar("Shown", bound=Result)
+_PARAMETER = re.compile(r"`([a-z0-9_]+)(?:='?([^'`]*)'?)?`")
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _OFF = (f"\x1b[{code}m" for code in (1, 2, 31, 32, 33, 0))
+_RULES = (
+    (re.compile(r"^(?:\S.*: )?[\d,.]+ (?:ms|s|min|h|days) per step\b", re.M), _BOLD),
+    (re.compile(r"^Measured:|\bfits, |^passed:|^  ok  ", re.M), _GREEN),
+    (re.compile(r"^Partly extrapolated:|^warning:|^Worth trying:", re.M), _YELLOW),
+    (re.compile(r"\bdoes not fit\b|^Mostly extrapolated:|^failed:|^  FAIL", re.M), _RED),
+    (re.compile(r"^(?:note|settings): .*(?:\n  \S.*)*$|[─ ]*─{2}[─ ]*$", re.M), _DIM),
+)
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
@@ -38,8 +52,30 @@ def print_json(document: Any) -> None:
 def print_text(text: str) -> None:
     """Text on stdout."""
     with _name_stdout_errors():
+        text = fit_lines(text, sys.stdout)
         shown = colour_text(text) if is_coloured(sys.stdout) else text
         sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
+
+
+def get_columns(stream: TextIO) -> int | None:
+    """Columns of a terminal; None of anything else."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def fit_lines(text: str, stream: TextIO) -> str:
+    """Text whose sentences are wrapped at words where a terminal is narrower; commands to copy stay whole."""
+    columns = get_columns(stream)
+    if columns is None:
+        return text
+    return "\n".join(
+        line if len(line) <= columns or line.startswith("  traincast ") else _wrap_line(line, columns)
+        for line in text.split("\n")
+    )
+
+
+def _wrap_line(line: str, columns: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return "\n".join(wrap_words(line.strip(), columns, indent=indent, hanging=f"{indent}  ", long_words=False))
 
 
 @contextmanager
@@ -61,3 +97,59 @@ def print_result(
         print_json(result.to_dict())
     else:
         print_text(name_options(text(result), options or {}))
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether text on a stream is coloured: on a terminal, unless NO_COLOR is set or the terminal is dumb."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def colour_text(text: str) -> str:
+    """The text with escapes for colours.
+
+    >>> colour_text("warning: it is late")
+    '\\x1b[33mwarning:\\x1b[0m it is late'
+    """
+    for pattern, colour in _RULES:
+        text = pattern.sub(lambda match, colour=colour: f"{colour}{match[0]}{_OFF}", text)  # type: ignore[misc]
+    return text
+
+
+def name_options(message: str, options: Mapping[str, str]) -> str:
+    """A message with the parameters it names between backticks written as options of the command.
+
+    >>> name_options("leave out `seq_len`", {"seq_len": "--seq-len"})
+    'leave out --seq-len'
+    >>> name_options("add `mode='inference'` to `predict`", {"mode": "--mode"})
+    'add --mode inference to `predict`'
+    """
+
+    def written(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        if name not in options:
+            return match[0]
+        return options[name] if value is None else f"{options[name]} {value}"
+
+    return _PARAMETER.sub(written, message)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Rejects a folder that is not there, before any work."""
+    if folder is not None and not folder.is_dir():
+        raise TraincastError(f"there is no folder '{format_path(folder)}' for the tables; make it first")
+
+
+def write_tables(result: Result, folder: Path, kind: str) -> list[Path]:
+    """Writes every table of a result that has rows as `NAME.csv` or `NAME.parquet`; returns the files."""
+    contents: dict[Path, bytes] = {}
+    if kind == "parquet":
+        for name, frame in result.frames().items():
+            buffer = io.BytesIO()
+            frame.write_parquet(buffer)
+            contents[folder / f"{name}.parquet"] = buffer.getvalue()
+    else:
+        contents = {folder / f"{name}.csv": encode_csv(rows) for name, rows in result.records().items() if rows}
+    write_together(contents)
+    return list(contents)

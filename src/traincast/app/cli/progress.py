@@ -52,12 +52,12 @@ def show_progress_line(label: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    begin = time.monotonic()
+    begin, terminal = time.monotonic(), sys.stderr  # which a caller may redirect
 
     def show(text: str) -> None:
         line = f"{label}: {text} ({time.monotonic() - begin:.0f} s)"
-        sys.stderr.write(f"\r\x1b[K{line[:_MOST_CHARACTERS]}")
-        sys.stderr.flush()
+        terminal.write(f"\r\x1b[K{line[:_MOST_CHARACTERS]}")
+        terminal.flush()
 
     with _wipe_line():
         yield show

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.app.cli.arguments import parse_whole_numbers
-from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields, make_scenario, read_scenario
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields, read_scenario
 from traincast.utils.errors import TraincastError
 
 OPTIONS = tuple(name for name in list_scenario_fields() if name not in ("workload", "on"))
@@ -87,12 +86,9 @@ def read_scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) 
         value = getattr(args, name, None)
         if value is not None and value is not False:
             values[name] = value
+    if getattr(args, "from_file", None) and not {"micro_batch", "global_batch", "batch_size"} & set(values):
+        raise TraincastError(f"'{args.from_file}' does not state the batch, which the script has; give --micro-batch")
     return values
-
-
-def read_scenario_arguments(args: argparse.Namespace) -> Scenario:
-    """The scenario that options (and a file) describe, with one number of GPUs."""
-    return make_scenario({**read_scenario_values(args), **parse_one_gpu_number(args)})
 
 
 def parse_one_gpu_number(args: argparse.Namespace) -> dict[str, int]:

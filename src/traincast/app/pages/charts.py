@@ -20,6 +20,7 @@ from traincast.utils.arrays import FloatArray
 
 _MOST_POINTS = 600  # of a curve: more than a screen has pixels for
 _MOST_DEVICES = 8  # of one trace: a node has no more
+_LEAST_INTENSITY = 1e-3  # operations per byte: below, a kernel copies
 _NEAR = 0.4  # share of the capacity from which its line is drawn: below, it would only flatten the curve
 Chart = dict[str, Any]
 
@@ -134,7 +135,7 @@ def find_roofline_points(timeline: Timeline) -> list[RooflinePoint]:
     for index in np.argsort(-total, kind="stable").tolist():
         call = timeline.calls[index]
         done = count_work(Calls.of(call.family, [call])) if count[index] and total[index] > 0 else None
-        if done is None or not (done[0][0] > 0 and done[1][0] > 0):
+        if done is None or not done[0][0] > _LEAST_INTENSITY * done[1][0] > 0:
             continue
         each = float(total[index] / count[index])
         points.append(

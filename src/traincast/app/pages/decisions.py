@@ -48,7 +48,7 @@ _PRICED = ("dollars_per_million_samples", "gpu_hours_per_million_samples")
 _SWEEP_COLUMNS = ("iteration_ms", "low_ms", "high_ms", "us_per_sample", "samples_per_s", "memory_gb",
                   "dollars_per_million_samples", "gpu_hours_per_million_samples")  # fmt: skip
 _GOALS: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
-    ("Fastest", "us_per_sample", lambda us: f"{format_number(us)} us", "per sample, "),
+    ("Fastest", "us_per_sample", lambda us: format_duration(1e-6 * us), "per sample, "),
     ("Cheapest", "dollars_per_million_samples", format_dollars, "per million samples, "),
     ("Least GPU time", "gpu_hours_per_million_samples", lambda h: format_duration(3600 * h), "per million samples, "),
     ("Least memory", "memory_gb", lambda gb: f"{format_number(gb)} GB", ""),
@@ -105,17 +105,19 @@ def _make_what_if_row(result: WhatIf, name: str) -> tuple[str, ...]:
 def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
     """A step before and after edits; `price` is dollars of a GPU and hour."""
     title = result.before.headline().split("\n")[0]
+    stacks, changed = _make_parts_html(result)
     blocks = [
         make_paragraph(f"{result.verdict[0].upper()}{result.verdict[1:]}."),
         make_verdict_html(result.after.trust),
         make_table(
             _HEADER, [_make_what_if_row(result, " + ".join(result.edits))], right=(1, 2, 4), caption="The change"
         ),
+        stacks,
         make_warnings_html(result.after.warnings),
     ]
     sections = [
         Section(key="answer", title="What it would bring", html=join_blocks(blocks)),
-        _make_parts_section(result),
+        Section(key="why", title="Why", html=changed),
     ]
     sections += [section for section in make_detail_sections(result.after, price) if section.key != "why"]
     subtitle = f"What if: {', '.join(result.edits)}"
@@ -138,7 +140,8 @@ def _make_change_tiles(result: WhatIf) -> list[Tile]:
     ]  # fmt: skip
 
 
-def _make_parts_section(result: WhatIf) -> Section:
+def _make_parts_html(result: WhatIf) -> tuple[Html, Html]:
+    """Both steps by what they are spent on, and what changes."""
     longest = max(result.before.iteration, result.after.iteration)
     stacks = [
         block
@@ -151,10 +154,8 @@ def _make_parts_section(result: WhatIf) -> Section:
          f"{format_number(abs(after - before))}", make_bar(abs(after - before) / largest, 3 if after > before else 2))
         for name, before, after in result.parts() if abs(after - before) > _SAME * largest
     ]  # fmt: skip
-    changed = make_table(
-        ("part", "before, ms", "after, ms", "change, ms", ""), rows, right=(1, 2, 3), caption="What changes"
-    )
-    return Section(key="why", title="Why", html=join_blocks([*stacks, make_heading("What changes"), changed]))
+    header = ("part", "before, ms", "after, ms", "change, ms", "")
+    return join_blocks(stacks), make_table(header, rows, right=(1, 2, 3), caption="What changes")
 
 
 def make_advice_page(advice: Advice, price: float | None = None) -> Page:

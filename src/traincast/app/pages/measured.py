@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from traincast.app.pages.charts import make_traced_memory_chart
 from traincast.app.pages.elements import (
     Html,
     fold_block,
@@ -18,15 +19,21 @@ from traincast.app.pages.elements import (
 from traincast.app.pages.page import Page, Section, Tile
 from traincast.app.pages.parts import (
     NO_PRICE,
+    format_number,
     make_records_table,
     make_seconds_table,
     make_step_stack,
     make_warnings_html,
 )
-from traincast.app.pages.profiled import make_collectives_sections, make_profile_sections
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.timelines import MOST_SLICES, make_timeline_data
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
+from traincast.app.report.measured_profile import (
+    ProfileTable,
+    make_communication_cells,
+    make_profile_tables,
+    make_shared_communication_cells,
+)
 from traincast.app.report.measured_verdict import state_traces
 from traincast.traces.breakdown import PARTS
 from traincast.traces.replay.compare import find_slowest_rank
@@ -54,12 +61,12 @@ def make_trace_page(report: TraceReport, price: float | None = None) -> Page:
     device = rank.linked.trace.device_name or "unknown device"
     sections = [make_result_section(report), make_why_section(report), make_timeline_section(report)]
     sections += [make_gains_section(report, price)] if rank.linked.launched else []
+    sections += [make_overheads_section(rank)] if rank.overheads.table else []
     sections += [
         *make_attribution_sections(rank),
         *make_profile_sections(rank),
         *make_collectives_sections(report, rank),
     ]
-    sections += [make_overheads_section(rank)] if rank.overheads.table else []
     sections.append(make_software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
         ("Marked steps", _list_marks(rank)),
@@ -91,7 +98,7 @@ def _list_marks(rank: RankReport) -> str:
 
 
 def make_result_section(report: TraceReport) -> Section:
-    """The measured step, how it varies, and how well replay and prediction agree with it."""
+    """The measured step, how it varies, how well replay and prediction agree with it, and its kernels."""
     rank = find_slowest_rank(report)
     lengths = sorted(step.step for step in rank.steps)
     median = rank.median_step
@@ -108,7 +115,13 @@ def make_result_section(report: TraceReport) -> Section:
     notes = [note for one in report.ranks for note in one.notes] + list(
         report.together.notes if report.together else ()
     )
-    blocks += [make_facts(known), make_warnings_html(dict.fromkeys(notes))]
+    blocks += [
+        make_facts(known),
+        make_warnings_html(dict.fromkeys(notes)),
+        make_heading("Kernels"),
+        make_seconds_table("family", median.by_family, "Kernel time by family"),
+        fold_block("by op", make_seconds_table("op", median.by_op, "Kernel time by op")),
+    ]
     if len(report.ranks) > 1:
         blocks.append(_make_ranks_table(report))
     return Section(key="answer", title="Verdict", html=join_blocks(blocks))
@@ -149,7 +162,7 @@ def _make_ranks_table(report: TraceReport) -> Html:
 
 
 def make_why_section(report: TraceReport) -> Section:
-    """The median step of the slowest rank by what it was spent on, its critical path, kernels by family and op."""
+    """The median step of the slowest rank by what it was spent on, and its critical path."""
     rank = find_slowest_rank(report)
     step = rank.median_step
     parts = [(PART_WORDS[name], float(getattr(step, name))) for name in PARTS]
@@ -160,11 +173,6 @@ def make_why_section(report: TraceReport) -> Section:
             _make_shares_table("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
             fold_block("by op", _make_shares_table("op", rank.path.by_op, "The critical path by op")),
         ]
-    blocks += [
-        make_heading("Kernels"),
-        make_seconds_table("family", step.by_family, "Kernel time by family"),
-        fold_block("by op", make_seconds_table("op", step.by_op, "Kernel time by op")),
-    ]
     return Section(key="why", title="Why", html=join_blocks(blocks))
 
 
@@ -271,13 +279,60 @@ def make_overheads_section(rank: RankReport) -> Section:
     """What the host spends around ops, by the five types."""
     rows = rank.to_dict()["overheads_us"]
     flat = [{"type": kind, "op": op, **summary} for kind, ops in rows.items() for op, summary in ops.items()]
+    ranked = sorted(flat, key=lambda row: -row["count"] * row["mean"])[:_MOST_GAINS]
+    longest = [
+        (row["type"], row["op"], f"{row['count']:,}", format_number(row["median"]), format_number(row["p95"]))
+        for row in ranked
+    ]
     html = join_blocks(
         [
             make_paragraph(
                 "T1 is between two ops, T2 before an op's first launch, T3 after its last, T4 is a runtime call, "
                 "T5 is between launches."
             ),
-            fold_block(f"overheads ({len(flat)})", make_records_table(flat, "Host overheads, microseconds")),
+            make_table(
+                ("type", "op", "count", "median, us", "95 % below, us"),
+                longest,
+                right=(2, 3, 4),
+                caption="Host overheads with most time",
+            ),
+            fold_block(f"all overheads ({len(flat)})", make_records_table(flat, "Host overheads, microseconds")),
         ]
     )
     return Section(key="host", title="What the host does", html=html)
+
+
+_MOST_ROWS = 25  # of a table: a page is for reading; the JSON and `records` have them all
+
+
+def make_profile_sections(rank: RankReport) -> list[Section]:
+    """Kernels, rates, modules, annotations, graphs, launches and memory; the first table open, the others behind their
+    titles."""
+    tables = make_profile_tables(rank, _MOST_ROWS)
+    if not tables:
+        return []
+    blocks = [make_paragraph(f"Of rank {rank.rank}; times and counts are of one step."), _make_shown_table(tables[0])]
+    blocks += [fold_block(f"{one.title} ({one.count:,})", _make_shown_table(one)) for one in tables[1:]]
+    charts = make_traced_memory_chart(rank.profile.memory_curve)
+    if charts:
+        label = "Allocated device memory over the traced steps"
+        blocks.append(make_chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
+    html = join_blocks(blocks)
+    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {}, wide=True)]
+
+
+def make_collectives_sections(report: TraceReport, rank: RankReport) -> list[Section]:
+    """Collectives with the bandwidth of their bus, and over ranks what of them was transfer and what was waiting."""
+    shared = make_shared_communication_cells(report.together.exchanges, _MOST_ROWS) if report.together else None
+    own = make_communication_cells(rank, _MOST_ROWS)
+    tables = [_make_shown_table(one) for one in (shared, own) if one is not None and one.count]
+    if not tables:
+        return []
+    note = "Bus GB/s are counted as nccl-tests does; those of one rank include its waiting for the others."
+    html = join_blocks([*tables, make_paragraph(note, "note")])
+    return [Section(key="collectives", title="Exchanges", html=html, wide=True)]
+
+
+def _make_shown_table(one: ProfileTable) -> Html:
+    rest = [make_paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in (one.note, one.left_out) if line]
+    return join_blocks([make_table(one.header, one.rows, right=one.right, caption=one.title), *rest])

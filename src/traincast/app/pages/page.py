@@ -10,6 +10,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from traincast.app.pages.elements import Html, escape_html
@@ -93,13 +94,20 @@ def render_body(page: Page) -> str:
 
 
 def render_sections(page: Page) -> str:
-    """The tiles and the sections alone."""
-    return _render_tiles(page.tiles) + "".join(
-        f'<section id="{escape_html(s.key)}" class="{"both" if s.wide else "half"}" '
-        f'aria-labelledby="{escape_html(s.key)}-title"><h2 id="{escape_html(s.key)}-title">'
-        f"{escape_html(s.title)}</h2>{s.html}</section>"
-        for s in page.sections
-    )
+    """The tiles and the sections alone; those that are not wide share two columns with their neighbours."""
+    html = [_render_tiles(page.tiles)]
+    for wide, group in groupby(page.sections, key=lambda section: section.wide):
+        sections = list(group)
+        alone = wide or len(sections) == 1
+        shown = "".join(_render_section(section, "both" if alone else "half") for section in sections)
+        html.append(shown if alone else f'<div class="columns">{shown}</div>')
+    return "".join(html)
+
+
+def _render_section(section: Section, kind: str) -> str:
+    key = escape_html(section.key)
+    title = f'<h2 id="{key}-title">{escape_html(section.title)}</h2>'
+    return f'<section id="{key}" class="{kind}" aria-labelledby="{key}-title">{title}{section.html}</section>'
 
 
 def _render_tiles(tiles: Sequence[Tile]) -> str:

@@ -59,8 +59,8 @@ def make_cost_tile(p: Prediction, price: float | None) -> Tile:
     cost = compute_cost(p, Prices(per_gpu_hour=price or None))
     per, units = ("billion tokens", 1e9 / cost.tokens) if cost.tokens else ("million samples", 1e6 / cost.samples)
     if cost.dollars_per_step is None:
-        hours = units * cost.gpus * cost.seconds / 3600.0
-        return Tile("Cost", f"{hours:,.3g} GPU h", f"per {per}; no price of a GPU was given")
+        spent = format_duration(units * cost.gpus * cost.seconds)
+        return Tile("GPU time", spent, f"of one GPU per {per}; no price was given")
     return Tile("Cost", format_dollars(units * cost.dollars_per_step), f"per {per}, at ${price:g} per GPU and hour")
 
 

@@ -83,4 +83,4 @@ def make_tables_section(result: ShardingResult) -> Section:
     """Where the best plan has each table."""
     rows = result.records()["tables"]
     table = make_records_table(rows, "Tables of the best plan")
-    return Section(key="tables", title="Where tables go", html=table, wide=True)
+    return Section(key="tables", title="Where tables go", html=table)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from traincast.app.pages.choices import make_fit_page, make_plan_page, make_platforms_page, make_scaling_page
 from traincast.app.pages.comparison import make_comparison_page
-from traincast.app.pages.curves import make_scaling_page
 from traincast.app.pages.decisions import (
     make_advice_page,
     make_sweep_page,
@@ -17,12 +17,9 @@ from traincast.app.pages.decisions import (
     try_usual_edits,
 )
 from traincast.app.pages.elements import join_blocks
-from traincast.app.pages.fitting import make_fit_page
-from traincast.app.pages.layouts import make_plan_page
 from traincast.app.pages.measured import make_trace_page
 from traincast.app.pages.page import MOST_BYTES, Page, Section, render_page
 from traincast.app.pages.parts import fold_records
-from traincast.app.pages.platforms import make_platforms_page
 from traincast.app.pages.prediction import make_prediction_page
 from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.sharded import make_sharding_page

@@ -89,7 +89,7 @@ def _format_set_up(attribution: Attribution) -> list[str]:
 
 def _format_steps(attribution: Attribution) -> str:
     """The shares of each step's error."""
-    header = ("step", "measured ms", "predicted ms", attribution.difference, "= walk", "+ kernels", "+ overheads")
+    header = ("step", "measured ms", "predicted ms", attribution.difference, "= simulation", "+ kernels", "+ overheads")
     rows = [
         (
             str(s.number), format_milliseconds(s.measured), format_milliseconds(s.full), f"{s.error:+.1%}",

@@ -10,20 +10,12 @@ from traincast.utils.display.text import format_count, format_table
 def format_models(models: ModelList) -> str:
     """One line per model, by group."""
     header = ("model", "parameters", "batch", "tokens", "what it is")
-    rows = [
-        (
-            row["model"], format_count(row["parameters"]), str(row["batch_size"] or "-"), str(row["seq_len"] or "-"),
-            row["description"],
-        )
-        for row in models.to_dict()
-    ]  # fmt: skip
-    first, rule, *lines = format_table(header, rows, right=(1, 2, 3)).splitlines()
-    shown, group = [first, rule], ""
-    for model, line in zip(models, lines, strict=True):
-        shown += ["", model.group] if model.group != group else []
-        group = model.group
-        shown.append(line)
-    return "\n".join(shown)
+    rows: list[tuple[str, ...]] = []
+    for model, row in zip(models, models.to_dict(), strict=True):
+        rows += [(model.group,)] if (model.group,) not in rows else []
+        size = str(row["batch_size"] or "-"), str(row["seq_len"] or "-")
+        rows.append((row["model"], format_count(row["parameters"]), *size, row["description"]))
+    return format_table(header, rows, right=(1, 2, 3))
 
 
 def format_coverage(ops: CoverageList) -> str:
@@ -36,11 +28,11 @@ def format_coverage(ops: CoverageList) -> str:
 
 def format_platforms(platforms: PlatformList) -> str:
     """One line per platform; the last column says what was measured on its GPU."""
-    header = ("platform", "device", "GPUs", "memory GB", "DRAM GB/s", "fp32 TFLOPS", "bf16 TFLOPS", "measured")
+    header = ("platform", "device", "GPUs", "GB", "GB/s", "TFLOPS fp32", "TFLOPS bf16", "measured")
     rows = [
         (
             row["platform"],
-            row["device"],
+            row["device"].removeprefix("NVIDIA "),
             str(row["gpus_per_node"]),
             f"{row['memory_gb']:.0f}",
             f"{row['dram_bandwidth_gbs']:,.0f}",

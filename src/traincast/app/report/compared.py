@@ -42,7 +42,7 @@ def _advise(comparison: TraceComparison) -> list[str]:
     ]  # fmt: skip
     return [
         *lines,
-        f"`traincast fit --from-trace {comparison.names[1]} --refine GPU` corrects what later predictions use.",
+        f"'traincast fit' refines a GPU from {comparison.names[1]}, which corrects later predictions.",
     ]
 
 

@@ -6,10 +6,9 @@ import textwrap
 from functools import reduce
 
 from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, format_attribution, format_forecast
-from traincast.app.report.measured_path import format_path_shares
 from traincast.app.report.measured_profile import format_communication, format_profile
 from traincast.app.report.measured_ranks import format_together
-from traincast.app.report.measured_verdict import PART_NAMES, state_traces
+from traincast.app.report.measured_verdict import PART_NAMES, format_path_shares, state_traces
 from traincast.traces.breakdown import NO_OP, REASONS, StepBreakdown
 from traincast.traces.overheads.extraction import Distribution
 from traincast.traces.replay.compare import find_slowest_rank

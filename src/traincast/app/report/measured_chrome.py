@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.app.report.tracks import untangle_slices
+from traincast.app.report.chrome import untangle_slices
 from traincast.traces.replay.path import RanksPath
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.traces.replay.steps import Replay

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.app.report.measured_path import format_gains
 from traincast.app.report.measured_profile import format_shared_communication
+from traincast.app.report.measured_verdict import format_gains
 from traincast.traces.replay.path import RanksPath
 from traincast.traces.replay.results import TogetherReport
 from traincast.traces.replay.together import RanksReplay, TracedRanksPrediction

@@ -105,16 +105,16 @@ def _format_interval(p: Prediction) -> str:
 def _format_memory(p: Prediction) -> str:
     """The peak of the fullest rank, and what it is made of as far as two decimals show it."""
     shown = {
-        kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
+        kind: f"{nbytes / 1e9:,.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
-    parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
-    return f"peak memory {format_peak_memory(p)}" + (f": {parts}" if parts else "")
+    parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if size != "0.00")
+    return f"allocated at the peak {format_peak_memory(p)}" + (f": {parts}" if parts else "")
 
 
 def format_peak_memory(p: Prediction) -> str:
     """The peak of the fullest rank, and how much a device has where that is known: `1.20 GB of 80 GB`."""
     limit = p.platform.device.memory_bytes
-    return f"{p.memory.peak_bytes / 1e9:.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
+    return f"{p.memory.peak_bytes / 1e9:,.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
 
 
 def _format_marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:

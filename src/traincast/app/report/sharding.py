@@ -45,7 +45,7 @@ def _state_sharding(result: ShardingResult) -> list[str]:
     best, step = result.best, result.best.prediction
     bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(step))
     others = [plan for plan in result.plans if plan.name != best.name]
-    gain = f", {others[0].name} takes {others[0].seconds / best.seconds - 1:.1%} longer" if others else ""
+    gain = f", {_compare_times(others[0], best)}" if others else ""
     fits = f"{state_memory(step)} on the fullest GPU" if best.fits else rest.pop()
     whole = "" if result.is_whole_step else "; give `dense` for the whole step"
     return [
@@ -55,6 +55,11 @@ def _state_sharding(result: ShardingResult) -> list[str]:
         f"{result.seconds:.1f} s{whole}.",
         step.trust.sentence,
     ]
+
+
+def _compare_times(other: ScoredPlan, best: ScoredPlan) -> str:
+    longer = other.seconds / best.seconds - 1
+    return f"{other.name} takes {longer:.1%} longer" if longer >= 0.0005 else f"{other.name} is as fast"
 
 
 def format_platforms(results: Sequence[ShardingResult]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from traincast.app.report.memory import format_remedies
+from traincast.app.report.choices import format_remedies
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction
@@ -62,8 +62,8 @@ def _format_steps(result: WhatIf) -> str:
 
 
 def _format_change(ms: float) -> str:
-    """Signed milliseconds with as many digits as a time of that length has."""
-    return f"{'-' if ms < 0 else '+'}{format_milliseconds(1e-3 * abs(ms))}"
+    """Signed milliseconds with as many digits as a time of that length has; nothing where nothing changes."""
+    return "" if abs(ms) < _LEAST_MS else f"{'-' if ms < 0 else '+'}{format_milliseconds(1e-3 * abs(ms))}"
 
 
 def _format_parts(result: WhatIf) -> str:
@@ -129,7 +129,17 @@ def format_advice(advice: Advice) -> str:
             "yes" if one["larger_than_uncertainty"] else "no", f"{one['memory_change_gb']:+.2f}",
             "" if one["fits"] else "does not fit", _format_dollars(one), _format_run(one), one["risk"],
         ))  # fmt: skip
-    header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "the run", "risk")
+    header = (
+        "edits",
+        "gain per sample",
+        "90 % interval",
+        "certain",
+        "GB",
+        "",
+        "million samples",
+        "the run",
+        "risk",
+    )
     lines = [
         *_state_advice(advice),
         "",

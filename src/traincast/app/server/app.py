@@ -19,11 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from traincast.app.server.guard import Guard
+from traincast.app.server.fields import list_fields, list_model_names
+from traincast.app.server.guard import Guard, Rejection
 from traincast.app.server.jobs import Jobs, Limits
 from traincast.app.server.live import ASSETS, read_live_asset, render_live_page
-from traincast.app.server.openapi import make_document, render_api_page
-from traincast.app.server.rejections import Rejection
 from traincast.app.server.request import FORMS, ParsedRequest, parse_document, parse_request
 from traincast.app.server.uploads import UploadLimits, Uploads
 from traincast.utils.errors import TraincastError
@@ -31,6 +30,12 @@ from traincast.utils.version import __version__
 
 PATIENCE = 5.0
 """Seconds that a request waits for its result before it is given a job to ask for."""
+_FORM_SAYS = {
+    "/api/answer": "The result as plain data, the JSON document that the command line prints.",
+    "/api/page": "Title, sections as HTML and the data of charts, as the live page shows them.",
+    "/api/report": "The result as one self-contained HTML file.",
+    "/api/trace": "The timeline as a Chrome trace, which Perfetto opens.",
+}
 _MOST_BODY = 1 << 16  # bytes of a question
 _BODY_SECONDS = 10.0
 
@@ -58,7 +63,6 @@ class _Routes:
             Route("/", self.live, methods=["GET"]),
             Route("/assets/{name}", self.asset, methods=["GET"]),
             Route("/api", self.documentation, methods=["GET"]),
-            Route("/api/openapi.json", self.openapi, methods=["GET"]),
             Route("/api/health", self.health, methods=["GET"]),
             Route("/api/models", self.models, methods=["GET"]),
             Route("/api/platforms", self.platforms, methods=["GET"]),
@@ -98,13 +102,17 @@ class _Routes:
         kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
         return Response(read_live_asset(name), media_type=kind)
 
-    async def documentation(self, _: Request) -> Response:
-        """The description of the API for people."""
-        return HTMLResponse(render_api_page())
-
-    async def openapi(self, _: Request) -> Response:
-        """The description of the API for programs."""
-        return JSONResponse(make_document())
+    async def documentation(self, request: Request) -> Response:
+        """The API described: its routes, the forms of results, and the fields of a question."""
+        routes = {
+            f"{method} {route.path}": (route.endpoint.__doc__ or _FORM_SAYS.get(route.path, "")).strip()
+            for route in request.app.routes
+            for method in sorted(route.methods - {"HEAD"})
+            if route.path.startswith("/api/")
+        }
+        fields = {field.name: field.describe() for field in list_fields().values()}
+        long = "what takes more than a few seconds answers 202 with a job: ask for it, then for its result"
+        return JSONResponse({"version": __version__, "routes": routes, "fields": fields, "jobs": long})
 
     async def health(self, _: Request) -> Response:
         """Whether the server answers."""
@@ -241,7 +249,6 @@ async def _body(request: Request) -> dict[str, Any]:
 
 @cache
 def _list_models() -> list[dict[str, Any]]:
-    from traincast.app.server.fields import list_model_names
     from traincast.models.catalog import list_models
 
     known = {info.name: info for info in list_models()}

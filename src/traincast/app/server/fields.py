@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from traincast.app.server.rejections import Rejection
+from traincast.app.server.guard import Rejection
 from traincast.costs.host.cpus import list_cpus
 from traincast.costs.host.profile import list_host_profiles
 from traincast.hardware.catalog import list_platform_keys
@@ -127,22 +127,10 @@ class Field:
             raise self.refusal(f"{shorten_value(text)}: give one of {', '.join(allowed[:12]) or 'the other edits'}")
         return text
 
-    def schema(self) -> dict[str, Any]:
-        """The field as JSON Schema has it."""
-        if self.kind == "integers":
-            return {"type": "string", "pattern": r"^[0-9]{1,7}(,[0-9]{1,7}){0,15}$"}
-        if self.kind == "flag":
-            return {"type": "string", "enum": ["0", "1"]}
-        if self.choices and self.kind == "choice":
-            return {"type": "string", "enum": list(self.choices)}
-        if self.info is not None:
-            return self.info.schema()
-        return {"type": "number" if self.kind == "number" else "string", **_LENGTHS.get(self.kind, {})}
-
-
-_LENGTHS = {
-    kind: {"minLength": 1, "maxLength": MOST_CHARACTERS} for kind in ("source", "edits", "text", "platforms", "axes")
-}
+    def describe(self) -> dict[str, Any]:
+        """What the field is, for people who write requests by hand."""
+        about = {"kind": self.kind, "label": self.label, "help": self.help}
+        return about | ({"choices": list(self.choices)} if self.choices else {})
 
 
 @cache

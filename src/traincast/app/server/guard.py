@@ -1,4 +1,4 @@
-"""What stands before every route: from where a request may come, and which headers answers carry.
+"""What stands before every route: from where a request may come, which headers answers carry, how rejections are told.
 
 A browser tells where a request comes from (`Origin`, `Sec-Fetch-Site`); what another site's page sends is rejected, but
 for a link to the page itself. The `Host` has to be loopback, so that no name that somebody else's DNS points here is
@@ -7,14 +7,48 @@ answered.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from traincast.app.server.rejections import Rejection
+
+class Rejection(Exception):
+    """A request that is not answered. `status` is one of 4xx; `field` names what is wrong ("" where it is no field)."""
+
+    def __init__(self, status: int, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body of the result."""
+        return {"error": {"field": self.field, "message": self.message}}
+
+
+def find_field(message: str, request: dict[str, Any], names: Iterable[str]) -> str:
+    """The field that a message is about: one that it names, else one whose value it repeats, else the workload.
+
+    >>> field_of("`batch_size` 0 is out of range", {"batch_size": 0}, ["gpus", "batch_size"])
+    'batch_size'
+    """
+    notes = f" {' '.join(re.findall('[a-z0-9]+', message.lower()))} "
+    names = list(names)
+    for name in names:
+        if f"`{name}" in message:
+            return name
+    for name in names:
+        if name in request and f" {name.replace('_', ' ')} " in notes:
+            return name
+    for name, value in request.items():
+        if isinstance(value, str) and value and value in message:
+            return name
+    return "workload"
+
 
 _NAVIGATION = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
 _HEADERS = {

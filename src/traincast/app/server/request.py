@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from traincast.app.server.fields import UPLOAD, list_fields, list_model_names
-from traincast.app.server.rejections import Rejection
+from traincast.app.server.guard import Rejection
 from traincast.models.embeddings.documents import BUILTIN_SETS
 from traincast.utils.errors import find_nearest, shorten_value
 

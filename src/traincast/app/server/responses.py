@@ -9,7 +9,7 @@ from typing import Any
 
 from traincast.app import api
 from traincast.app.pages.page import Page, render_page, render_sections
-from traincast.app.pages.sources import is_trace
+from traincast.app.pages.provenance import is_trace
 from traincast.app.pages.writing import add_what_ifs, make_page
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.measured_chrome import make_measured_chrome_trace

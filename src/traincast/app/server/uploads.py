@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from traincast.app.server.rejections import Rejection
+from traincast.app.server.guard import Rejection
 from traincast.utils.errors import escape_text
 
 SUFFIXES = (".json.gz", ".json", ".tc", ".yaml", ".yml", ".et.gz", ".et")

@@ -26,13 +26,28 @@ _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
 
 def write_launch_file(tool: str, layout: Layout, model: Transformer) -> str:
-    """The configuration that runs a layout of a model with a tool; one that the tool cannot run is rejected."""
-    return _WRITERS[tool](layout, model)
+    """The configuration that runs a layout of a model with a tool. A layout that the tool cannot run, or that its file
+    cannot state, is rejected: what is written is read back as the same layout."""
+    text = _WRITERS[tool](layout, model)
+    parse: Callable[[str], Any] = _PARSERS.get(tool, _parse_words)
+    stated = _list_stated(_flatten(parse(text)))
+    meant: dict[str, Any] = {name: getattr(layout, name) for name in _DEGREES_READ}
+    meant |= {"checkpoint": layout.checkpoint, "sharding": layout.sharding}
+    for name, value in meant.items():
+        if stated[name] != value:
+            raise TraincastError(f"a file of {tool} cannot state {name} {value}, which {layout.described()} has; "
+                                 "choose another tool")  # fmt: skip
+    return text
+
+
+def _list_stated(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file states of a layout, with what it means by saying nothing."""
+    fields = dict.fromkeys(_DEGREES_READ, 1) | {"checkpoint": "none"} | _read_fields(flat)
+    sharded = "zero3" if "fsdp" in fields else f"zero{fields['zero']}" if "zero" in fields else "none"
+    return fields | {"sharding": sharded}
 
 
 def _write_torchtitan(layout: Layout, model: Transformer) -> str:
-    if layout.sharding in ("zero1", "zero2"):
-        raise TraincastError(f"torchtitan has no distributed optimizer; {layout.described()} does; choose another tool")
     is_piped = layout.pp > 1
     local = layout.micro_batch * (layout.accumulation if is_piped else 1)
     sharded = layout.sharding == "zero3"
@@ -46,7 +61,7 @@ def _write_torchtitan(layout: Layout, model: Transformer) -> str:
         f"expert_parallel_degree = {layout.ep}",
         *([f'pipeline_parallel_schedule = "{"Interleaved1F1B" if layout.vp > 1 else "1F1B"}"',
            f"pipeline_parallel_microbatch_size = {layout.micro_batch}"] if is_piped else []),
-        "", "[activation_checkpoint]", f'mode = "{"selective" if layout.checkpoint == "light" else layout.checkpoint}"',
+        "", "[activation_checkpoint]", f'mode = "{layout.checkpoint}"',
         "", "[compile]", f"enable = {str(layout.kernels == 'compiled').lower()}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -57,13 +72,13 @@ def _list_megatron(layout: Layout, model: Transformer) -> dict[str, Any]:
     sharded = layout.sharding != "none"
     again: dict[str, dict[str, Any]] = {
         "none": {},
-        "light": {"recompute_granularity": "selective"},
         "selective": {"recompute_granularity": "selective"},
         "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     }
     return {
         "tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp,
-        **({"num_layers_per_virtual_pipeline_stage": model.layers // (layout.pp * layout.vp)} if layout.vp > 1 else {}),
+        **({"num_virtual_stages_per_pipeline_rank": layout.vp} if layout.vp > 1 else {}),
+        **({"expert_tensor_parallel_size": layout.etp} if layout.ep > 1 or layout.etp > 1 else {}),
         "context_parallel_size": layout.cp, "expert_model_parallel_size": layout.ep,
         "micro_batch_size": layout.micro_batch, "global_batch_size": layout.global_batch,
         "seq_length": layout.seq_len, "bf16": True,
@@ -71,7 +86,7 @@ def _list_megatron(layout: Layout, model: Transformer) -> dict[str, Any]:
         **({"use_torch_fsdp2": True} if layout.sharding == "zero3" else {}),
         **({"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
            if sharded and layout.sharding != "zero3" else {}),
-        **again[layout.checkpoint],
+        **again.get(layout.checkpoint, {}),
     }  # fmt: skip
 
 
@@ -97,6 +112,8 @@ _BRIDGE = {"micro_batch_size": "train", "global_batch_size": "train", "seq_lengt
 
 def _write_bridge(layout: Layout, model: Transformer) -> str:
     values = _list_megatron(layout, model)
+    if layout.vp > 1:
+        values["virtual_pipeline_model_parallel_size"] = values.pop("num_virtual_stages_per_pipeline_rank")
     lines = [f"{_BRIDGE.get(name, 'model')}.{name}={value}" for name, value in values.items() if name != "bf16"]
     head = f"# Megatron Bridge overrides of a recipe: {model.name} on {layout.gpus} GPUs"
     return "\n".join([head, *lines, "mixed_precision=bf16_mixed"]) + "\n"
@@ -117,11 +134,12 @@ def _write_deepspeed(layout: Layout, _: Transformer) -> str:
         "train_batch_size": layout.global_batch, "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.accumulation, "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage, "overlap_comm": layout.overlap_gradients},
+        **({"activation_checkpointing": {"partition_activations": False}} if layout.checkpoint == "full" else {}),
     }  # fmt: skip
     return json.dumps(document, indent=2) + "\n"
 
 
-def _write_accelerate(layout: Layout, _: Transformer) -> str:
+def _write_accelerate(layout: Layout, model: Transformer) -> str:
     _check_only_data_parallel("accelerate", layout)
     document: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "num_processes": layout.gpus, "mixed_precision": "bf16",
@@ -133,7 +151,11 @@ def _write_accelerate(layout: Layout, _: Transformer) -> str:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": layout.checkpoint == "full",
         }}  # fmt: skip
-    return yaml.safe_dump(document, sort_keys=False)
+    elif layout.sharding != "none":
+        document |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(layout.sharding[-1])}}
+    batch = f"per_device_train_batch_size {layout.micro_batch}, {layout.seq_len} tokens"
+    head = f"# accelerate: {model.name} on {layout.gpus} GPUs; the batch is your script's: {batch}\n"
+    return head + yaml.safe_dump(document, sort_keys=False)
 
 
 _WRITERS: Mapping[str, Callable[[Layout, Transformer], str]] = {
@@ -148,30 +170,45 @@ _NAMED = {
     "tensor_parallel_degree": "tp", "pipeline_parallel_degree": "pp",
     "context_parallel_degree": "cp", "expert_parallel_degree": "ep", "local_batch_size": "micro_batch",
     "pipeline_parallel_microbatch_size": "micro_batch", "seq_len": "seq_len",
+    "num_virtual_stages_per_pipeline_rank": "vp", "virtual_pipeline_model_parallel_size": "vp",
+    "expert_tensor_parallel_size": "etp",
 }  # fmt: skip
 """Keys of all tools to fields of a scenario; later ones of a file win."""
+_DEGREES_READ = ("tp", "pp", "vp", "cp", "ep", "etp")
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "torchtitan": lambda text: parse_toml(text, "the file"), "deepspeed": json.loads, "accelerate": yaml.safe_load,
+}  # fmt: skip
 
 
 def read_launch_file(path: Path) -> dict[str, Any]:
     """The fields of a scenario that a launch file states; a file of no known tool is rejected."""
-    flat = _flatten(_read_plain(path))
+    fields = _read_fields(_flatten(_read_plain(path)))
+    if not set(fields) & set(_NAMED.values()):
+        raise TraincastError(
+            f"'{format_path(path)}' states no batch and no parallelism; give a file of {', '.join(TOOLS)}"
+        )
+    return {name: value for name, value in fields.items() if name not in _DEGREES_READ or value != 1}
+
+
+def _read_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, field in _NAMED.items():
         value = flat.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             fields[field] = value
-    if not fields:
-        raise TraincastError(
-            f"'{format_path(path)}' states no batch and no parallelism; give a file of {', '.join(TOOLS)}"
-        )
-    fields |= _read_choices(flat)
-    return {name: value for name, value in fields.items() if not (name in ("tp", "pp", "cp", "ep") and value == 1)}
+    return fields | _read_choices(flat, fields.get("pp", 1))
 
 
-def _read_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Sharding, recomputation and arithmetic."""
+def _read_choices(flat: Mapping[str, Any], stages: int) -> dict[str, Any]:
+    """Sharding, recomputation, arithmetic, and chunks of pipeline stages."""
     fields: dict[str, Any] = {}
-    stage, degree = flat.get("zero_optimization.stage"), flat.get("data_parallel_shard_degree")
+    stage = flat.get("zero_optimization.stage", flat.get("deepspeed_config.zero_stage"))
+    degree = flat.get("data_parallel_shard_degree")
+    each, layers = flat.get("num_layers_per_virtual_pipeline_stage"), flat.get("num_layers")
+    if stages > 1 and str(flat.get("pipeline_parallel_schedule", "")).startswith("Interleaved"):
+        fields["vp"] = 2  # torchtitan's number of stages per rank
+    elif isinstance(each, int) and isinstance(layers, int) and each > 0:
+        fields["vp"] = max(1, layers // (stages * each))
     is_sharded = flat.get("use_torch_fsdp2") or flat.get("distributed_type") == "FSDP" or flat.get("fsdp")
     if is_sharded or (isinstance(degree, int) and degree != 1):
         fields["fsdp"] = 2
@@ -180,7 +217,9 @@ def _read_choices(flat: Mapping[str, Any]) -> dict[str, Any]:
     mode = flat.get("recompute_granularity") or flat.get("activation_checkpoint.mode")
     if mode in ("selective", "full"):
         fields["checkpoint"] = mode
-    elif flat.get("gradient_checkpointing") or flat.get("fsdp_activation_checkpointing"):
+    elif any(map(flat.get, ("gradient_checkpointing", "fsdp_activation_checkpointing"))) or (
+        "activation_checkpointing.partition_activations" in flat
+    ):
         fields["checkpoint"] = "full"
     if flat.get("fp16") is True or flat.get("fp16.enabled") is True:
         fields["dtype"] = "fp16"
@@ -197,9 +236,14 @@ def _read_plain(path: Path) -> Any:
     if path.suffix == ".toml":
         return parse_toml(text, f"'{format_path(path)}'")
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        return _parse_words(text)
     except ValueError as error:
         raise TraincastError(f"'{format_path(path)}': {error}; give a file of {', '.join(TOOLS)}") from None
+
+
+def _parse_words(text: str) -> dict[str, Any]:
+    """Arguments and overrides (`section.name=value`) of a command line as a table."""
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
     found: dict[str, Any] = {}
     for at, word in enumerate(words):
         if word.startswith("--"):

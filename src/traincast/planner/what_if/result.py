@@ -59,7 +59,7 @@ class WhatIf(Result):
         times = 1 / change.ratio if change.ratio < 1 else change.ratio
         low, high = sorted(1 / limit if change.ratio < 1 else limit for limit in change.ratio_interval)
         as_what = "fast" if change.ratio < 1 else "long"
-        by = f"{what} is {times:.3f} times as {as_what}, 90 % interval {low:.3f} to {high:.3f}"
+        by = f"{what} is {times:.3g} times as {as_what}, 90 % interval {low:.3g} to {high:.3g}"
         return f"{by}: " + ("larger than the uncertainty" if change.certain else "within the uncertainty")
 
     def to_dict(self) -> dict[str, Any]:

@@ -137,8 +137,8 @@ class DeviceMemory(Memory):
         """By how much a step (`what`) that does not fit on the ranks `where` is too large."""
         needed, limit = self.required_bytes, self.limit_bytes
         return (
-            f"{what} needs {needed / 1e9:.1f} GB {f'on {where} ' if where else ''}but {self.device.key} has "
-            f"{limit / 1e9:.0f} GB: {max(needed - limit, 0.0) / 1e9:.1f} GB too much; {WOULD_NOT_RUN}"
+            f"{what} needs {needed / 1e9:,.1f} GB {f'on {where} ' if where else ''}but {self.device.key} has "
+            f"{limit / 1e9:.0f} GB: {max(needed - limit, 0.0) / 1e9:,.1f} GB too much; {WOULD_NOT_RUN}"
         )
 
     def estimate_used_bytes(self) -> float:

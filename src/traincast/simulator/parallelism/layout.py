@@ -160,7 +160,7 @@ class Layout:
         again += f" in {self.checkpoint_layers} layers per stage" if self.checkpoint_layers else ""
         parts += [words] if words else []
         parts += [f"recompute {again}"] if self.checkpoint != "none" else []
-        return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"{self.accumulation} of them"])
+        return ", ".join([*parts, f"{self.accumulation} x micro-batch {self.micro_batch}"])
 
     def _degrees(self) -> tuple[tuple[str, int], ...]:
         return (

@@ -6,7 +6,7 @@ import math
 
 from traincast.simulator.prediction.rank_results import sum_path_by_activity
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.display.text import format_duration, format_interval
+from traincast.utils.display.text import format_duration, format_gigabytes, format_interval
 
 _SURE = 0.9  # from here on whether it fits is stated without a word of doubt
 _LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word
@@ -56,7 +56,7 @@ def state_memory(p: Prediction) -> str:
     word = "fits" if p.fits else "does not fit"
     if 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"
-    return f"{word}, {f'{needed / 1e9:.3g}' if needed < 1e12 else f'{needed / 1e9:,.0f}'} of {limit / 1e9:.3g} GB"
+    return f"{word}, {format_gigabytes(needed)} of {format_gigabytes(limit)} GB"
 
 
 def suggest_remedy(p: Prediction) -> str:

@@ -100,17 +100,6 @@ class FieldInfo:
         self.check(value)
         return value
 
-    def schema(self) -> dict[str, Any]:
-        """The field as JSON Schema has it."""
-        if self.kind == "choice":
-            kind = "integer" if isinstance(self.choices[0], int) else "string"
-            return {"type": kind, "enum": list(self.choices)}
-        if self.kind == "flag":
-            return {"type": "boolean"}
-        if self.kind in ("integer", "number"):
-            return {"type": self.kind, "minimum": self.least, "maximum": self.most}
-        return {"type": "string", "minLength": 1, "maxLength": 200}
-
 
 def make_field_info(name: str, hint: Any) -> FieldInfo:
     """A field from its annotation."""

@@ -43,13 +43,11 @@ def is_saved_prediction(path: Path) -> bool:
 
 
 def read_prediction(path: Path) -> PredictionDocument:
-    """A prediction as `traincast predict --json` printed it."""
+    """A prediction as `traincast predict` printed it in JSON."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=PredictionDocument)
     except (msgspec.DecodeError, OSError, RecursionError) as error:
-        raise TraincastError(
-            f"'{path}' is no prediction: {error}; save one with `traincast predict ... --json > {path.name}`"
-        ) from None
+        raise TraincastError(f"'{path}' is no prediction: {error}; give what predict prints as JSON") from None
     if document.schema != SCHEMA:
         raise TraincastError(f"'{path}' has schema {document.schema}, this release reads {SCHEMA}: predict it again")
     return document

@@ -3,22 +3,117 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_BARS = _EIGHTHS + "▓░"
+_LONG_WORD, _SHORT_BAR = 26, 10  # characters: of a column with a longer word, and of bars, at least
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:ms|s|min|h|days|us|[kMG]?B|TB|k|M|T|GPUs?)\b))")  # before a unit
+_width: ContextVar[float] = ContextVar("width", default=math.inf)  # columns of the terminal
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Columns aligned by their widest cell; columns in `right` are right-aligned."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    """Columns aligned by their widest cell; columns in `right` are right-aligned. A row of one cell is a heading above
+    those that follow. Inside `use_width` a table that is too wide has its longest texts in several lines or, where that
+    is not enough, its columns in several tables, each with the first column."""
+    cells = [row for row in (header, *rows) if len(row) > 1 or len(header) == 1]
+    natural = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    least = [_find_least_width([row[i] for row in cells]) for i in range(len(header))]
+    least[0] = max(least[0], min(natural[0], _LONG_WORD))  # names are read whole
+    room = _width.get()
+    shown = _count_fitting(least, room) if sum(natural) + 2 * (len(natural) - 1) > room else len(header)
+    table = _format_lines(header, rows, right, _narrow_columns(natural[:shown], least[:shown], room))
+    if shown == len(header):
+        return table
+    kept = [0, *range(shown, len(header))]
+    others = [row if len(row) == 1 else [row[i] for i in kept] for row in rows]
+    again = [place for place, i in enumerate(kept) if i in right]
+    return f"{table}\n\n{format_table([header[i] for i in kept], others, right=again)}"
 
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
 
-    return "\n".join([line(header), line(["─" * w for w in widths]), *(line(row) for row in rows)])
+@contextmanager
+def use_width(columns: float) -> Iterator[None]:
+    """Tables that are written inside are at most so many columns wide."""
+    before = _width.set(columns)
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+def _format_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], widths: Sequence[int]
+) -> str:
+    longest = [max(len(row[i]) for row in (header, *rows) if len(row) == len(header)) for i in range(len(widths))]
+
+    def lines(row: Sequence[str], *, low: bool = False) -> list[str]:
+        if len(row) < len(header):
+            return ["", row[0]]
+        parts = [_wrap_cell(*cell) for cell in zip(row, longest, widths, strict=False)]
+        height = max(map(len, parts))
+        empty = [[""] * (height - len(part)) for part in parts]
+        columns = [gap + part if low else part + gap for part, gap in zip(parts, empty, strict=True)]
+        return ["  ".join(_align(column[line], widths[i], i in right) for i, column in enumerate(columns)).rstrip()
+                for line in range(height)]  # fmt: skip
+
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([*lines(header, low=True), rule, *(line for row in rows for line in lines(row))])
+
+
+def _align(cell: str, width: int, right: bool) -> str:
+    return cell.rjust(width) if right else cell.ljust(width)
+
+
+def _wrap_cell(cell: str, longest: int, width: int) -> list[str]:
+    """The lines of a cell in a column whose `longest` cell was to be narrowed to `width`; bars get shorter instead, all
+    by the same share."""
+    if longest <= width or not cell:
+        return [cell]
+    if _is_bar(cell):
+        length = max(1, round(len(cell) * width / longest))
+        return ["".join(cell[at * len(cell) // length] for at in range(length))]
+    return wrap_words(cell, width) or [""]
+
+
+def wrap_words(text: str, width: int, *, indent: str = "", hanging: str = "", long_words: bool = True) -> list[str]:
+    """Lines of at most so many characters; a number and its unit stay together."""
+    bound = _UNIT.sub("\u00a0", text)
+    lines = textwrap.wrap(bound, width, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False,
+                          break_long_words=long_words)  # fmt: skip
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _is_bar(cell: str) -> bool:
+    return not cell.strip(_BARS)
+
+
+def _find_least_width(cells: Sequence[str]) -> int:
+    """Characters below which a column cannot be read: its longest word, of a bar a few."""
+    if all(map(_is_bar, cells)):
+        return min(_SHORT_BAR, max(map(len, cells)))
+    words = (word for cell in cells for word in _UNIT.sub("_", cell).split(" "))
+    return min(max(map(len, words)), _LONG_WORD)
+
+
+def _narrow_columns(natural: Sequence[int], least: Sequence[int], room: float) -> list[int]:
+    """The widths with the widest columns narrowed until all are in the room, none below its least."""
+    widths = list(natural)
+    while sum(widths) + 2 * (len(widths) - 1) > room:
+        wide = [i for i in range(len(widths)) if widths[i] > least[i]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _count_fitting(least: Sequence[int], room: float) -> int:
+    """How many of the first columns can be in the room; two at least."""
+    ends = [sum(least[: i + 1]) + 2 * i for i in range(len(least))]
+    return max(2, sum(end <= room for end in ends)) if len(least) > 1 else 1
 
 
 def format_bar(fraction: float, width: int = 30) -> str:
@@ -48,6 +143,15 @@ def format_count(number: float) -> str:
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
     return f"{number:.0f}"
+
+
+def format_gigabytes(nbytes: float) -> str:
+    """A size in GB without its unit, three digits at least: `0.83`, `26.9`, `282,925`.
+
+    >>> format_gigabytes(8.28e8), format_gigabytes(2.69e10), format_gigabytes(2.829245e14)
+    ('0.828', '26.9', '282,924')
+    """
+    return f"{nbytes / 1e9:,.0f}" if nbytes >= 1e12 else f"{nbytes / 1e9:.3g}"
 
 
 def format_duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import WORKLOAD_HELP, add_scenario_file, add_scenario_options, read_scenario_values
-from traincast.app.report.platforms import draw_platforms, format_platform_comparison
+from traincast.app.report.choices import draw_platforms, format_platform_comparison
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 

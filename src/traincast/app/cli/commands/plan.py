@@ -12,6 +12,7 @@ MODEL --from job.toml' reads such files back.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from traincast.app.api import plan
 from traincast.app.cli.arguments import add_processes_option, parse_count, parse_path
@@ -19,10 +20,11 @@ from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
 from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
-from traincast.app.report.training import format_plan
+from traincast.app.report.choices import format_plan
 from traincast.planner.parallelism.launch_files import TOOLS, write_launch_file
 from traincast.planner.parallelism.plan import PLANNED, Plan, read_layout
 from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
 
 
@@ -47,18 +49,22 @@ def run(args: argparse.Namespace) -> int:
     own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
     with show_progress_bar("plan") as progress:
         result = plan(progress=progress, **own, **{"gpus": None, **read_scenario_values(args)})
-    if args.write:
-        write_bytes(args.out, _write_best(args.write, result).encode())
-    print_result(result, format_plan, as_json=args.json)
+    written = _write_best(args.write, result, args.out) if args.write else ""
+    print_result(result, lambda found: f"{format_plan(found)}{written}", as_json=args.json)
     return OK
 
 
-def _write_best(tool: str, result: Plan) -> str:
-    """The launch file of the best layout that a tool can run; where it can run none, why not the first."""
+def _write_best(tool: str, result: Plan, out: Path) -> str:
+    """Writes the best layout that a tool can run, and says which; where it can run none, why not the first."""
     refused: list[TraincastError] = []
-    for step in result.best:
+    for number, step in enumerate(result.best, start=1):
+        layout = read_layout(step)
         try:
-            return write_launch_file(tool, read_layout(step), result.model)
+            text = write_launch_file(tool, layout, result.model)
         except TraincastError as error:
             refused.append(error)
+            continue
+        write_bytes(out, text.encode())
+        why = f" ({str(refused[0]).partition(', which')[0]})" if refused else ""
+        return f"\nwrote {format_path(out)} for {tool}: layout {number}, {layout.described()}{why}"
     raise refused[0]

@@ -31,8 +31,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.options import name_options
-from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.output import check_outputs, name_options, print_json, print_text
 from traincast.app.cli.progress import show_progress_line
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import (
@@ -157,7 +156,7 @@ def _capture_again(values: dict[str, Any]) -> Workload:
 def _format_result(result: Prediction | ScalingCurve, by: str | None, *, full: bool) -> str:
     """The result for the terminal."""
     if isinstance(result, ScalingCurve):
-        from traincast.app.report.scaling import format_scaling
+        from traincast.app.report.choices import format_scaling
 
         return format_scaling(result)
     return format_prediction(result, by=by, full=full)

@@ -14,8 +14,7 @@ import argparse
 
 from traincast.app.api import shard
 from traincast.app.cli.arguments import add_processes_option, parse_path
-from traincast.app.cli.options import name_options
-from traincast.app.cli.output import check_outputs, print_json, print_result, print_text
+from traincast.app.cli.output import check_outputs, name_options, print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.predicting import read_tables

@@ -22,6 +22,7 @@ from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.cli.scenario import WORKLOAD_HELP, add_scenario_options, read_scenario_values
 from traincast.app.report.whatif import format_sweep
+from traincast.planner.what_if.money import choose_prices
 from traincast.planner.what_if.sweeps.grid import check_options, read_varied_values
 from traincast.utils.errors import TraincastError
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=parse_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")
     parser.add_argument("--out", "-o", type=parse_path, metavar="FILE", help="all rows (.csv, .parquet)")
     parser.add_argument("--image", type=parse_path, metavar="FILE", help="time over cost (.svg)")
-    parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--price", metavar="PRICES", help="dollars of a GPU and hour: 2.5, h100=2.5,..., or 'list'")
     add_processes_option(parser)
     add_scenario_options(parser)
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     values = read_scenario_values(args, also=("vary", "price", "options"))
     asked = {"vary": _read_axes(args, values.pop("vary", None)), "price": values.pop("price", None)}
     if args.price is not None:
-        asked["price"] = args.price
+        asked["price"] = choose_prices(args.price)[0]
     values = {**check_options(values.pop("options", None)), **values}
     if "on" not in values and "on" in asked["vary"]:
         values["on"] = asked["vary"]["on"][0].split(",")[0].strip()

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from traincast.app.api import compare_traces, trace
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import check_outputs, print_json, print_text
-from traincast.app.cli.tables import FORMATS, check_folder, write_tables
+from traincast.app.cli.output import TABLE_FORMATS, check_folder, check_outputs, print_json, print_text, write_tables
 from traincast.app.report.compared import format_comparison
 from traincast.app.report.measured import TOP, format_measured
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
@@ -74,17 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="op or annotation at which steps begin, '*' for anything (default: ProfilerStep, else an optimizer's "
         "steps, else annotations that call themselves steps, else the period of the kernels)",
     )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="the second trace against the first, or against a saved prediction: what changed, and why",
-    )
+    compared = "the second trace against the first, or against a saved prediction: what changed, and why"
+    parser.add_argument("--compare", action="store_true", help=compared)
     parser.add_argument(
         "--top", type=_parse_rows, metavar="N", help=f"all tables, with this many rows each (default {TOP})"
     )
     parser.add_argument("-v", "--full", action="store_true", help="all tables, of every rank")
     parser.add_argument("--tables-out", type=parse_path, metavar="DIR", help="all tables as files in this folder")
-    parser.add_argument("--tables-format", choices=FORMATS, default=FORMATS[0], help="of those files (default csv)")
+    parser.add_argument(
+        "--tables-format", choices=TABLE_FORMATS, default=TABLE_FORMATS[0], help="of those files (default csv)"
+    )
 
 
 def _parse_rows(text: str) -> int:

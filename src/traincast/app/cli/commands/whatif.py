@@ -17,6 +17,7 @@ import argparse
 from typing import Any
 
 from traincast.app.api import advise, list_edits, sensitivity, whatif
+from traincast.app.cli.arguments import add_edit_arguments, add_money_arguments, read_edits, read_money_options
 from traincast.app.cli.output import print_json, print_result, print_text
 from traincast.app.cli.progress import show_progress_bar
 from traincast.app.cli.registry import OK
@@ -27,7 +28,6 @@ from traincast.app.cli.scenario import (
     add_scenario_options,
     read_scenario_values,
 )
-from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, read_edits, read_money_options
 from traincast.app.report.whatif import format_advice, format_sensitivity, format_whatif
 from traincast.utils.display.text import format_table
 from traincast.utils.errors import TraincastError
