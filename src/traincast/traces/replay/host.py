@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.names import PYTHON, get_current_name, get_issuer
+from traincast.costs.host.names import get_current_name, get_issuer
 from traincast.costs.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.simulator.schedule import Code
 from traincast.traces.events import Kind
@@ -17,6 +17,7 @@ from traincast.traces.overheads.extraction import (
     LONGEST_GAP,
     ProfilerCost,
     classify_runtime_call,
+    compare_with_usual_gap,
     estimate_profiler_cost,
 )
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
@@ -34,9 +35,6 @@ SET_UP = "set-up"
 a library begins its work, or something stalls."""
 
 TYPES = (*OVERHEAD_TYPES, KEPT, SET_UP)
-# a gap between two ops of Python under its tracer, as shares of the profile's usual gap: what every one takes, and what
-# each begin or end of a call adds (0.6 us where the usual gap is 9 us, on four of five hosts within 25 %)
-_TRACED_GAP, _TRACED_EDGE = 0.4, 0.067
 # seconds, and times what the profile says: overheads of ops and calls are tens of microseconds, on slow hosts too
 _NO_OVERHEAD, _TIMES = 1e-3, 10.0
 
@@ -178,10 +176,7 @@ class _HostSplitter:
 
     def _find_gap(self, issuer: str, begin: int, end: int) -> float:
         """The profile's time between two ops; where Python's tracer ran it says how much code lies between them."""
-        usual = self.profile.t1[issuer]
-        if issuer != PYTHON or not len(self.linked.trace.python):
-            return usual
-        return usual * (_TRACED_GAP + _TRACED_EDGE * self.linked.trace.count_python_edges(begin, end))
+        return self.profile.t1[issuer] * compare_with_usual_gap(self.linked, issuer, begin, end)
 
     def _to_end(self, i: int, measured_ns: int, *, outside: bool) -> None:
         """The way from the last op to a step's edge, or to a call that no op made: a program's own launches."""
