@@ -100,7 +100,7 @@ CASES: dict[str, str | tuple[float, float]] = {
     "unknown_int.py:make_tolist": "numbers read from tensors as lists and arrays are taken to be 0",
     "unknown_int.py:make_float": "a fraction read from a tensor is taken to be 0.0",
     "unknown_int.py:make_format": "numbers of tensors that are printed are taken to be 0",
-    "unknown_int.py:make_clip": "unknown_int.py:8[0-9]: a decision|as 0.0 would",
+    "unknown_int.py:make_clip": (1.0, 1.8),  # gradients are None when the norm is asked for, as in a real run
     "unknown_int.py:make_isnan_item": (1.0, 1.8),  # no number is broken: the nine layers run
     "wgan_ncritic.py": "a step is a cycle of 5 updates that differ",
     "wrapped_optimizer.py": (0.2, 0.5),
