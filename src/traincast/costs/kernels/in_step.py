@@ -13,7 +13,7 @@ from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.costs.kernels.work import count_flops
-from traincast.hardware.device import AMPERE, POWER_EXPONENT, Device
+from traincast.hardware.device import AMPERE, HOPPER, POWER_EXPONENT, Device
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, NARROW_LOADS, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray
 
@@ -102,8 +102,9 @@ def _convert_attention_seconds(
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
     flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
-    # on Ampere the second flash attention is what was measured
-    shares = {TRITON: numbers.triton, FLASH2: np.inf if device.arch == "ampere" else numbers.flash2}
+    # of Ampere and Ada the second flash attention is what was measured
+    own = device.is_capability_at_least(AMPERE) and device.is_capability_below(HOPPER)
+    shares = {TRITON: numbers.triton, FLASH2: np.inf if own else numbers.flash2}
     share = np.array([next((shares[w] for w in call.variant.split() if w in shares), np.inf) for call in members])
     ring = np.array([numbers.ring if RING in call.variant.split() else 1.0 for call in members])
     return np.asarray(np.maximum(seconds * factor, flops / (share * rate)) * ring)
