@@ -100,8 +100,6 @@ def test_an_accessibility_checker_finds_nothing_serious(browser, url, scheme):
     browser.open(url + ASKED, scheme=scheme)
     browser.until("document.querySelector('main .answer')")
     assert browser.violations() == []
-    browser.open(url + "api", scheme=scheme)
-    assert browser.violations() == []
 
 
 def test_home_has_a_task_for_everything_and_every_example_is_a_question(browser, url):
