@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from traincast.hardware.platform import load_platform
+from traincast.hardware.platform import Platform, load_platform
 from traincast.hardware.sheet import read_table
 from traincast.simulator.prediction.result import Prediction, state_verdict
 from traincast.simulator.scenario.predict import predict
@@ -26,18 +26,25 @@ _MOST_DOLLARS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the user says: dollars of one GPU for an hour, samples or tokens of the whole run."""
+    """What the user says: dollars of one GPU for an hour (a number, or by platform and GPU, as `choose_prices` gives
+    them), samples or tokens of the whole run."""
 
-    per_gpu_hour: float | None = None
+    per_gpu_hour: float | Mapping[str, float] | None = None
     samples: float | None = None
     tokens: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("per_gpu_hour", "samples", "tokens"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < _MOST:
+            if isinstance(value, float | int) and not 0 < value < _MOST:
                 option = "price" if name == "per_gpu_hour" else name
                 raise TraincastError(f"`{option}` {value:g} is out of range; give a number above 0")
+
+    def find(self, platform: Platform) -> float | None:
+        """Dollars of one GPU of a platform for an hour."""
+        if isinstance(self.per_gpu_hour, Mapping):
+            return find_price(self.per_gpu_hour, platform.key, platform.device.key)
+        return self.per_gpu_hour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +119,7 @@ def compute_cost(result: Prediction, prices: Prices) -> Cost:
     elif prices.tokens is not None:
         steps = prices.tokens / tokens
     return Cost(
-        gpus=gpus, seconds=result.iteration, samples=samples, tokens=tokens, price=prices.per_gpu_hour,
+        gpus=gpus, seconds=result.iteration, samples=samples, tokens=tokens, price=prices.find(result.platform),
         watts=result.platform.device.power_limit_watts, run_steps=steps,
     )  # fmt: skip
 
