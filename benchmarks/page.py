@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.browsing import Browser, chromium
 
-from traincast.app.pages.elements import make_chart
-from traincast.app.pages.page import Page, Section, render_page
-from traincast.app.pages.timelines import make_timeline_data
+from traincast.app.pages.charts import make_timeline_data
+from traincast.app.pages.page import Page, Section, make_chart, render_page
 
 _FRAMES = """
 const [move, seconds, done] = arguments;

@@ -27,13 +27,12 @@ import numpy as np
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf, load_tables
 from traincast.models.placement.plan import Plan
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.dense import Dense
 from traincast.planner.sharding.assignment import Changes, find_best_candidates
 from traincast.planner.sharding.cost import FastCost
+from traincast.planner.sharding.result import Task, make_task
 from traincast.planner.sharding.search import FOUND, rank_plans, search
-from traincast.planner.sharding.task import Task, make_task
-from traincast.planner.torchrec.objects import import_torchrec
-from traincast.planner.torchrec.planner import plan_with_torchrec
+from traincast.planner.torchrec.planner import import_torchrec, plan_with_torchrec
 from traincast.utils.arrays import FloatArray
 
 GLOBAL_BATCH = 65_536  # of both published sets

@@ -113,7 +113,7 @@ def price(repeats: int) -> dict[str, object]:
 
     import traincast
     from traincast.costs.kernels.cost import price_calls
-    from traincast.costs.kernels.lowered import lower_program
+    from traincast.costs.kernels.lower import lower_program
     from traincast.costs.kernels.registry import make_lowering_context
     from traincast.hardware import load_device
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.planner.what_if.difference import compute_difference
+from traincast.planner.what_if.result import compute_difference
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario

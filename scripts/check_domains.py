@@ -16,10 +16,10 @@ import numpy as np
 
 from data_option import run_on_data
 from traincast.costs.kernels.attention.model import AttentionModel
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.cost import OUTSIDE_SIGMA
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import GemmModel
-from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.display.text import format_table
 from traincast.utils.metrics import is_within_interval

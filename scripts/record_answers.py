@@ -47,7 +47,7 @@ tables:
 
 def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     """Every command that is recorded, in order."""
-    from traincast.hardware.catalog import list_platform_keys
+    from traincast.hardware.platform import list_platform_keys
     from traincast.models.catalog import list_models
 
     models = [info.name for info in list_models()]

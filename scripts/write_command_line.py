@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from traincast.app.cli.registry import list_commands
-from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.scenario import list_scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.simulator.prediction.document import SCHEMA, make_document_schema
-from traincast.simulator.scenario.fields import GROUPS, FieldInfo, list_scenario_fields
 from traincast.simulator.scenario.kinds import KINDS, USED
+from traincast.simulator.scenario.scenario import GROUPS, FieldInfo, list_scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "prediction.md"
 INTRODUCTION = f"""# Scenario and prediction

@@ -14,7 +14,7 @@ Graph = dict[str, set[str]]
 
 
 def modules(*packages: Path) -> dict[str, Path]:
-    """Every module's file by its name (`traincast.simulator.blocks`; a package's `__init__` by the package's name)."""
+    """Every module's file by its name (`traincast.ir.ops`; a package's `__init__` by the package's name)."""
     names = {}
     for package in packages or (PACKAGE, EVALUATION):
         for path in sorted(package.rglob("*.py")):
@@ -24,7 +24,7 @@ def modules(*packages: Path) -> dict[str, Path]:
 
 
 def package_of(module: str) -> str:
-    """`simulator` for `traincast.simulator.blocks`, `traincast` for the package itself; all of the second distribution
+    """`ir` for `traincast.ir.ops`, `traincast` for the package itself; all of the second distribution
     is `traincast_evaluation`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[0] == PACKAGE.name else parts[0]

@@ -107,7 +107,7 @@ def test_circles_are_found_whatever_leads_into_them():
 
 KNOWN = {
     "traincast",
-    "traincast.simulator.blocks",
+    "traincast.simulator.schedule",
     "traincast.app.api",
     "traincast.app.cli.main",
     "traincast_evaluation.zoo",
@@ -118,7 +118,7 @@ def test_imports_are_seen_at_any_depth_lazy_and_in_strings(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from traincast.simulator.blocks import Block\n"
+        "if TYPE_CHECKING:\n    from traincast.simulator.schedule import Block\n"
         "def later():\n    from traincast.app import api\n    "
         "import_module('traincast.app.cli.main')\n    import torch.fx\n"
         "    import_module(f'traincast_evaluation.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"

@@ -43,14 +43,13 @@ from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
     from traincast import callbacks
-    from traincast.app.profiling import profile
-    from traincast.app.watching import WatchedSteps
+    from traincast.app.watching import WatchedSteps, profile
     from traincast.hardware.platform import Platform
     from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.prediction.result import Prediction
-    from traincast.simulator.prediction.scaling import ScalingCurve
+    from traincast.simulator.scenario.scaling import ScalingCurve
     from traincast.simulator.scenario.scenario import Scenario
     from traincast.utils.errors import TraincastError
 
@@ -58,13 +57,13 @@ _TYPES = {
     "OpCost": "traincast.ir.formula",
     "Platform": "traincast.hardware.platform",
     "Prediction": "traincast.simulator.prediction.result",
-    "ScalingCurve": "traincast.simulator.prediction.scaling",
+    "ScalingCurve": "traincast.simulator.scenario.scaling",
     "Scenario": "traincast.simulator.scenario.scenario",
     "TraincastError": "traincast.utils.errors",
     "Transformer": "traincast.models.transformers.description",
     "WatchedSteps": "traincast.app.watching",
     "Workload": "traincast.ir.workload",
-    "profile": "traincast.app.profiling",
+    "profile": "traincast.app.watching",
 }  # imported when they are named, so that `import traincast` costs little
 
 __all__ = [

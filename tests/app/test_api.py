@@ -20,11 +20,9 @@ from traincast.app.keywords import ScenarioFields
 from traincast.ir.workload import Workload
 from traincast.planner.sharding.result import ShardingResult
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.scaling import ScalingCurve
-from traincast.simulator.scenario.export import Exported
-from traincast.simulator.scenario.fields import list_scenario_fields
-from traincast.simulator.scenario.models import ModelList, list_built_in_models
-from traincast.simulator.scenario.platforms import PlatformList
+from traincast.simulator.scenario.catalog import Exported, ModelList, PlatformList, list_built_in_models
+from traincast.simulator.scenario.scaling import ScalingCurve
+from traincast.simulator.scenario.scenario import list_scenario_fields
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
 
@@ -153,7 +151,7 @@ def built_in():
 
 @pytest.fixture
 def read_once(built_in, monkeypatch):
-    monkeypatch.setattr("traincast.simulator.scenario.models.list_built_in_models", lambda: built_in)
+    monkeypatch.setattr("traincast.simulator.scenario.catalog.list_built_in_models", lambda: built_in)
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):

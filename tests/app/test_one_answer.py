@@ -10,11 +10,11 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
-from traincast.app.server.request import parse_document
+from traincast.app.server.fields import parse_document
 from traincast.app.server.responses import make_result_bytes
 from traincast.simulator.prediction.document import PredictionDocument, make_document_schema
-from traincast.simulator.scenario.fields import list_scenario_fields, make_scenario
-from traincast.simulator.scenario.settings import format_predict_command
+from traincast.simulator.scenario.resolved import format_predict_command, make_scenario
+from traincast.simulator.scenario.scenario import list_scenario_fields
 
 ASKED: list[dict[str, Any]] = [
     {"workload": "dlrm-default", "on": "v100"},

@@ -12,7 +12,7 @@ from tests.costs.cpu.made_up import IDENTITY, REFERENCE, samples, true_seconds
 from tests.costs.cpu.test_features import TINY
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.features import estimate_rough_seconds
-from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events
+from traincast.costs.cpu.op_costs import HOST_EVENTS, count_host_events
 from traincast.costs.cpu.profile import is_profile, load_profile, make_machine_platform, save_profile
 from traincast.costs.cpu.samples import Sample, select_calm_samples
 from traincast.models.dlrm.program import build_dlrm_workload

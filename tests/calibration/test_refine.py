@@ -11,9 +11,8 @@ import pytest
 from tests.calibration.bench.test_store import HERE
 from traincast.app.api import fit_store, predict, refine
 from traincast.app.cli.main import main
-from traincast.calibration.bench.collectives import KINDS, plan_collectives
-from traincast.calibration.bench.copies import plan_copies
-from traincast.calibration.bench.host_overheads import make_overhead_signature
+from traincast.calibration.bench.collectives import KINDS, plan_collectives, plan_copies
+from traincast.calibration.bench.inside import make_overhead_signature
 from traincast.calibration.bench.parts import make_collective_key
 from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.bench.store import Store
@@ -22,10 +21,9 @@ from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, sh
 from traincast.costs.cpu.collectives import make_collective_signature
 from traincast.costs.cpu.samples import Sample
 from traincast.costs.host.profile import load_host_profile
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import load_platform
+from traincast.hardware.platform import add_default_links, load_platform
 from traincast.utils.errors import TraincastError
 
 V100 = replace(HERE, device="cuda", name="Tesla V100-SXM2-32GB")

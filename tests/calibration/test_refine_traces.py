@@ -8,7 +8,7 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, op, write_trace
 from traincast.app.cli.main import main
-from traincast.calibration.refine_traces import refine_from_traces
+from traincast.calibration.refine import refine_from_traces
 from traincast.hardware.platform import load_platform
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.costs.cpu.made_up import IDENTITY, REFERENCE, exchange_samples, exchange_seconds, samples
-from traincast.calibration.fit import fit_profile
-from traincast.calibration.waits import add_late_collectives, parse_plan, write_plan_text
+from traincast.calibration.fit import add_late_collectives, fit_profile, parse_plan, write_plan_text
 from traincast.costs.cpu.collectives import CpuCollective, fit_collectives
 from traincast.costs.cpu.profile import load_profile, save_profile
 from traincast.costs.cpu.samples import Sample, format_sample, parse_row
-from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, compute_step_seconds
+from traincast.simulator.cpu.instructions import RankPlan, Stretch, compute_step_seconds
 from traincast.utils.errors import TraincastError
 
 SUMS = [CpuCollective("all_reduce", 1 << 20), CpuCollective("all_reduce", 1 << 14)]

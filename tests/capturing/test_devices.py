@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_step
-from traincast.capturing.pretended import PretendedGpu, pretend_gpu
+from traincast.capturing.cuda_module import PretendedGpu, pretend_gpu
 from traincast.ir import Phase, Program
 from traincast.utils.errors import TraincastError
 

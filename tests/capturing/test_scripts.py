@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_function, capture_step
-from traincast.capturing.progress import notify_listener
+from traincast.capturing.rebatch import notify_listener
 from traincast.ir import Program
 from traincast.utils.errors import TraincastError
 

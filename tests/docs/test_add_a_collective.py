@@ -9,7 +9,7 @@ from tests.docs.following import follow, run_in
 PROGRAM = """
 import json
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_topology

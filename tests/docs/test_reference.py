@@ -9,7 +9,7 @@ import traincast
 import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
 from traincast.app.cli.registry import list_commands
-from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.scenario import list_scenario_fields
 
 
 def test_command_line_page_is_what_its_script_writes():

@@ -21,9 +21,8 @@ from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
 from tests.fuzz.messages import mutated_messages
 from tests.fuzz.settings import PLAN, SETTINGS, TABLES, write_json, write_yaml
 from tests.traces import damaged
-from traincast.ir.export_chakra import export_chakra_et
+from traincast.ir.export_traces import export_chakra_et, export_pytorch_et
 from traincast.ir.file import save_workload
-from traincast.ir.trace_nodes import export_pytorch_et
 from traincast.models.catalog import load_model
 
 Command = list[str]
@@ -101,7 +100,7 @@ def _odd_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def _encoded(head: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    from traincast.ir.archive import pack_array, pack_members
+    from traincast.ir.file import pack_array, pack_members
 
     text = json.dumps(head, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return pack_members({"workload.json": text, **{name: pack_array(array) for name, array in arrays.items()}})

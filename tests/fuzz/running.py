@@ -237,8 +237,8 @@ def judge(command: list[str]) -> tuple[int, str]:
 
 def _ask(text: str) -> int:
     """What a worker of the server does with a question, printed as the command line would: the exit code."""
+    from traincast.app.server.fields import parse_document
     from traincast.app.server.guard import Rejection
-    from traincast.app.server.request import parse_document
     from traincast.app.server.responses import make_result_bytes
     from traincast.utils.errors import TraincastError
 

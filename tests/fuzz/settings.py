@@ -250,7 +250,7 @@ def _load_journal() -> bytes:
 
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out.csv"
-        with patch("traincast.planner.what_if.sweeps.journal.Journal.remove", lambda _: None):
+        with patch("traincast.planner.what_if.sweeps.run.Journal.remove", lambda _: None):
             run_quietly([*_SWEPT, "-o", str(out)])
         return out.with_name("out.csv.points").read_bytes()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import ELEMENTWISE

@@ -9,8 +9,8 @@ from importlib.resources import files
 import pytest
 
 from traincast.hardware import load_platform, load_topology
-from traincast.hardware.catalog import list_node_keys
-from traincast.hardware.mesh import compute_all_to_all_load, count_rings, is_connected
+from traincast.hardware.platform import list_node_keys
+from traincast.hardware.topology import compute_all_to_all_load, count_rings, is_connected
 from traincast.utils.errors import TraincastError
 
 

@@ -246,8 +246,8 @@ def test_bombs_are_refused_in_little_memory(members: dict[str, bytes], path: Pat
 def test_arrays_that_would_grow_beyond_the_limit_are_refused(
     members: dict[str, bytes], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traincast.ir.archive.MAX_TOTAL_BYTES", 40_000)
+    monkeypatch.setattr("traincast.ir.file.MAX_TOTAL_BYTES", 40_000)
     grown = {**members, "programs/0/op_stream.npy": npy(np.zeros(15_000, dtype=np.int8))}
     assert "its arrays need more than" in outcome(path, zipped(grown))
-    monkeypatch.setattr("traincast.ir.archive.MAX_TOTAL_BYTES", 15_000)
+    monkeypatch.setattr("traincast.ir.file.MAX_TOTAL_BYTES", 15_000)
     assert "its members unpack to more than" in outcome(path, zipped(grown))

@@ -9,7 +9,7 @@ from tests.effort import calls
 from tests.ir.steps import make_mlp, make_workload, spec
 from tests.ir.test_file import programs
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, compute_peak_memory
-from traincast.ir.edit import remove_phase, rename_dtypes
+from traincast.ir.editor import remove_phase, rename_dtypes
 from traincast.ir.generalise import capture_sizes, generalise_captures
 from traincast.ir.validate import validate_program
 from traincast.utils.errors import TraincastError

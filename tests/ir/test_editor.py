@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 import traincast
 from tests.ir.steps import make_mlp, same_program, spec
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind
-from traincast.ir.assembly import move_waits
 from traincast.ir.editor import ProgramEditor, TensorCopies
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.program import Columns
-from traincast.ir.rows import ScopeRow
+from traincast.ir.rows import ScopeRow, move_waits
 from traincast.ir.validate import validate_program
 from traincast.utils.errors import TraincastError
 

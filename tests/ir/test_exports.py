@@ -9,8 +9,7 @@ import pytest
 
 from tests.ir.steps import make_mlp, make_workload, spec
 from traincast.ir import Phase, ProgramBuilder, Signature, Workload
-from traincast.ir.export_chakra import export_chakra_et
-from traincast.ir.trace_nodes import export_pytorch_et
+from traincast.ir.export_traces import export_chakra_et, export_pytorch_et
 from traincast.utils.errors import TraincastError
 
 ATTRIBUTES = [

@@ -1,6 +1,6 @@
 from tests.ir.steps import spec
 from traincast.ir import Phase, ProgramBuilder, Signature
-from traincast.ir.symbolic import SizeRef, replace_indices_by_sizes, replace_sizes_by_indices, separate_forms_and_sizes
+from traincast.ir.sizes import SizeRef, replace_indices_by_sizes, replace_sizes_by_indices, separate_forms_and_sizes
 
 
 def with_scalar(value) -> Signature:

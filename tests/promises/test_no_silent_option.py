@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from traincast.app.cli.main import main
-from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.kinds import USED, check_used
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError
 
 UNUSED = [(kind, name) for kind, used in USED.items() for name in list_scenario_fields() if name not in used]

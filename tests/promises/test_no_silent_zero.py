@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from traincast.hardware.catalog import list_device_keys
+from traincast.hardware.platform import list_device_keys
 from traincast.models.catalog import list_models
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.planner.what_if.sweeps.journal import _is_row
 from traincast.planner.what_if.sweeps.points import FIGURES
-from traincast.planner.what_if.sweeps.run import _list_named_files
+from traincast.planner.what_if.sweeps.run import _is_row, _list_named_files
 from traincast.utils.results import encode_csv
 
 TRIES = 18

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from traincast.hardware.catalog import list_device_keys, load_device
+from traincast.hardware.platform import list_device_keys, load_device
 from traincast.models.catalog import list_models
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict

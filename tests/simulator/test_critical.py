@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.simulator.instructions import crew_of, host, join, launch, record, sync_device, wait
 from tests.simulator.test_walk_properties import programs
-from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
+from traincast.simulator.timeline import find_critical_path
 
 
 def simulated(program, gap=0.0):

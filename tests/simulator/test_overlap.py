@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, launch
 from tests.simulator.test_ranks_properties import as_meetings, gaps, moments, programs_of, runs
 from traincast.costs.in_step import SHIPPED
-from traincast.simulator.many_ranks import CollectiveIndex, Collectives, simulate_ranks
+from traincast.simulator.many_ranks import Clocks, CollectiveIndex, Collectives, simulate_ranks
 from traincast.simulator.overlap import Overlap, compute_covered_seconds, get_late_start_seconds, simulate_with_overlap
-from traincast.simulator.rank_group import Clocks
 from traincast.simulator.schedule import Code
 
 moment = st.integers(0, 40)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.simulator.instructions import crew_of, host, launch, record, sync_stream, wait
 from tests.simulator.test_ranks_properties import as_meetings, walk_apart
-from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Deadlock, simulate_ranks
+from traincast.simulator.timeline import find_critical_path
 
 
 def kernels(walks):

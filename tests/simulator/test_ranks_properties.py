@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.simulator.instructions import crew_of, join, launch
 from tests.simulator.naive import NaiveWalk
 from tests.simulator.test_walk_properties import instruction, seconds, stream, thread
-from traincast.simulator.critical import find_critical_path
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
 from traincast.simulator.schedule import Code
+from traincast.simulator.timeline import find_critical_path
 
 RANKS = 3
 any_instruction = st.one_of(instruction, st.builds(join, thread, thread))

@@ -10,11 +10,10 @@ import pytest
 from tests.traces import damaged
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.costs.host.profile import load_host_profile
-from traincast.traces.breakdown import combine_ranks, compute_breakdown
+from traincast.traces.breakdown import Intervals, combine_ranks, compute_breakdown
 from traincast.traces.classify import find_kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.execution import join_execution, read_execution_trace
-from traincast.traces.intervals import Intervals
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import Distribution, ProfilerCost, estimate_profiler_cost, measure_overheads

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.traces import damaged
-from traincast.traces import tables
+from traincast.traces import events
 from traincast.traces.events import Kind, TimelineTrace
 from traincast.traces.execution import ExecutionTrace, read_execution_trace
 from traincast.traces.formats import read_ranks, read_trace_file
@@ -63,7 +63,7 @@ def test_long_traces_spill_to_disk_and_read_the_same(tmp_path, monkeypatch):
     path = write(tmp_path / "t.json", document, indent=1)
     in_memory = read_kineto(path)
     monkeypatch.setattr("traincast.traces.scan.CHUNK", 4096)
-    monkeypatch.setattr(tables, "_ROWS_IN_MEMORY", 100)
+    monkeypatch.setattr(events, "_ROWS_IN_MEMORY", 100)
     spilled = read_kineto(path)
     assert isinstance(spilled.events.base, np.memmap)
     assert (spilled.events == in_memory.events).all()

@@ -10,15 +10,14 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, op, step, write_trace
 from traincast.app.cli.main import main
-from traincast.app.report.measured_verdict import state_traces
+from traincast.app.report.compared import state_traces
 from traincast.costs.host.profile import load_host_profile
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
 from traincast.traces.overheads.extraction import ProfilerCost, measure_overheads
-from traincast.traces.replay.analysis import analyse_traces
+from traincast.traces.replay.analysis import analyse_traces, note_slow_steps
 from traincast.traces.replay.compare import compare_reports
 from traincast.traces.replay.host import pool_host
-from traincast.traces.replay.notes import note_slow_steps
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.replay.workload import trace_workload
 

@@ -10,9 +10,8 @@ from traincast.hardware.platform import load_platform
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.planner.what_if.result import prepare_both_sides
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import load_step
-from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.resolved import make_scenario, resolve
 
 
 def edited_step(capture, *edits, on="a100-80gb", **options):

@@ -10,21 +10,18 @@ import pytest
 
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.ir import Phase, Program, Workload
-from traincast.ir.edit import remove_phase, rename_dtypes
+from traincast.ir.editor import remove_phase, rename_dtypes
 from traincast.ir.program import Columns
 from traincast.ir.validate import validate_program
 from traincast.models.catalog import load_model
 from traincast.models.data_parallel import apply_data_parallel
 from traincast.models.sharded_dlrm.recommender import build_sharded_recommender
-from traincast.transforms.accumulation import accumulate_gradients
 from traincast.transforms.batching import batch_bags
 from traincast.transforms.checkpointing import checkpoint_layers
-from traincast.transforms.cuda_graph import apply_cuda_graphs
-from traincast.transforms.fusion import compile_step, fuse_ops
-from traincast.transforms.optimizing import change_optimizer
+from traincast.transforms.fusion import apply_cuda_graphs, compile_step, fuse_ops
 from traincast.transforms.retyping.edit import with_autocast, with_weights
-from traincast.transforms.streams import move_to_stream
 from traincast.transforms.table_edits import add_table, drop_tables
+from traincast.transforms.updates import accumulate_gradients, change_optimizer, move_to_stream
 from traincast.utils.errors import TraincastError
 
 Transform = Callable[[Workload], Workload]

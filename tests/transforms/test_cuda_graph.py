@@ -10,7 +10,7 @@ from traincast.simulator.scenario.predict import load_step, predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step
-from traincast.transforms.cuda_graph import apply_cuda_graphs
+from traincast.transforms.fusion import apply_cuda_graphs
 
 
 def names(program, phase):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ir.steps import spec
 from traincast.app.api import load, predict
-from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.contract import KernelCall
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, compute_peak_memory

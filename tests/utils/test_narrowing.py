@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from traincast.utils.metrics import Z90
-from traincast.utils.narrowing import MEASURED, Part, compute_half_width, order_by_narrowing, rank_by_remaining_width
+from traincast.utils.metrics import MEASURED, Z90, Part, compute_half_width, order_by_narrowing, rank_by_remaining_width
 
 PARTS = {
     "large and known": Part(0.6, MEASURED, "a"),

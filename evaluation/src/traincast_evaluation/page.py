@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.app.pages.charts import Chart
-from traincast.app.pages.elements import join_blocks, make_chart, make_facts, make_paragraph
-from traincast.app.pages.page import Page, Section
-from traincast.app.pages.parts import make_records_table, make_warnings_html
-from traincast.app.pages.provenance import make_software_section
+from traincast.app.pages.page import Page, Section, join_blocks, make_chart, make_facts, make_paragraph
+from traincast.app.pages.parts import make_records_table, make_software_section, make_warnings_html
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path, read_document
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.app.decisions import advise as advise
+from traincast.app.decisions import bench as bench
 from traincast.app.decisions import compare as compare
+from traincast.app.decisions import fit_store as fit_store
 from traincast.app.decisions import fits as fits
 from traincast.app.decisions import list_edits as list_edits
+from traincast.app.decisions import measure as measure
 from traincast.app.decisions import plan as plan
+from traincast.app.decisions import refine as refine
+from traincast.app.decisions import refine_from_traces as refine_from_traces
+from traincast.app.decisions import self_check as self_check
 from traincast.app.decisions import sensitivity as sensitivity
 from traincast.app.decisions import shard as shard
 from traincast.app.decisions import sweep as sweep
 from traincast.app.decisions import whatif as whatif
 from traincast.app.keywords import spell_out_keywords
-from traincast.app.machine import bench as bench
-from traincast.app.machine import fit_store as fit_store
-from traincast.app.machine import measure as measure
-from traincast.app.machine import refine as refine
-from traincast.app.machine import refine_from_traces as refine_from_traces
-from traincast.app.machine import self_check as self_check
 from traincast.utils.results import write_pages_with
 
 if TYPE_CHECKING:
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from traincast.ir.formula import OpCost
     from traincast.ir.workload import Workload
     from traincast.simulator.prediction.result import Prediction
-    from traincast.simulator.prediction.scaling import ScalingCurve
-    from traincast.simulator.scenario.export import Exported
-    from traincast.simulator.scenario.models import ModelList
-    from traincast.simulator.scenario.platforms import PlatformList
+    from traincast.simulator.scenario.catalog import Exported, ModelList, PlatformList
+    from traincast.simulator.scenario.scaling import ScalingCurve
     from traincast.simulator.scenario.scenario import On, Source
     from traincast.traces.replay.compare import TraceComparison
     from traincast.traces.replay.results import TraceReport
@@ -68,7 +66,7 @@ def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> 
     error.
     """
     from traincast.app.predicting import predict as answer
-    from traincast.simulator.scenario.fields import make_scenario
+    from traincast.simulator.scenario.resolved import make_scenario
 
     return answer(make_scenario({"workload": workload, "on": on, **scenario}))
 
@@ -79,7 +77,7 @@ def scaling(
 ) -> ScalingCurve:
     """Predicts one step on every number of GPUs given. `batch_size` is that of one GPU for a curve of the `kind`
     "weak", and that of all GPUs together for a "strong" one. Other keywords as in `predict`."""
-    from traincast.simulator.scenario.fields import make_scenario
+    from traincast.simulator.scenario.resolved import make_scenario
     from traincast.simulator.scenario.scaling import predict_scaling
 
     return predict_scaling(make_scenario({"workload": workload, "on": on, **scenario}), gpus, kind)
@@ -180,8 +178,8 @@ def recording(
 def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
     """A built-in model by name, a saved workload (`.tc`), or a model described in a file, as a step of one GPU in the
     variant that fields of `Scenario` choose (`batch_size`, `dtype`, `mode`, ...)."""
-    from traincast.simulator.scenario.fields import make_scenario
     from traincast.simulator.scenario.kinds import check_used, find_source_kind
+    from traincast.simulator.scenario.resolved import make_scenario
     from traincast.simulator.scenario.workloads import load_single_gpu_step as load_step
 
     asked = make_scenario({"workload": workload, **scenario})
@@ -194,7 +192,7 @@ def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
 def export(workload: Source, out: str | Path, *, to: str = "pytorch", **scenario: Unpack[ScenarioFields]) -> Exported:
     """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
     PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Other keywords as in `load`."""
-    from traincast.simulator.scenario.export import export_workload as write
+    from traincast.simulator.scenario.catalog import export_workload as write
 
     return write(load(workload, **scenario), Path(out), to)
 
@@ -251,14 +249,14 @@ def write_report(
 
 def list_models() -> ModelList:
     """The built-in models; `list_models().coverage()` says how each of their ops is lowered to kernels."""
-    from traincast.simulator.scenario.models import list_built_in_models
+    from traincast.simulator.scenario.catalog import list_built_in_models
 
     return list_built_in_models()
 
 
 def list_platforms() -> PlatformList:
     """The built-in GPUs and nodes, with the figures predictions use."""
-    from traincast.simulator.scenario.platforms import list_built_in_platforms
+    from traincast.simulator.scenario.catalog import list_built_in_platforms
 
     return list_built_in_platforms()
 

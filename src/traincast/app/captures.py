@@ -15,7 +15,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.apart import CAN_FORK, Ended, make_scratch, run_apart
 
 if TYPE_CHECKING:
-    from traincast.capturing.pretended import PretendedGpu
+    from traincast.capturing.cuda_module import PretendedGpu
     from traincast.ir.program import Program
 
 TIME_LIMIT_S = 3600.0
@@ -100,9 +100,9 @@ def _capture_here(
     how: Mapping[str, Any], first: Path | None = None,
 ) -> Workload:  # fmt: skip
     """Captures in this process; the first step recorded is kept in the file `first` as well."""
+    from traincast.capturing.cuda_module import pretend_gpu
     from traincast.capturing.from_file import capture_function
-    from traincast.capturing.pretended import pretend_gpu
-    from traincast.capturing.progress import notify_listener
+    from traincast.capturing.rebatch import notify_listener
 
     def keep(program: Program) -> None:
         if first is not None and how.get("gpus") is None:  # one rank alone is no step of several
@@ -115,7 +115,7 @@ def _capture_here(
 
 def _describe_gpu(key: str) -> PretendedGpu:
     """What a captured script is told of a GPU or of those of a platform."""
-    from traincast.capturing.pretended import PretendedGpu
+    from traincast.capturing.cuda_module import PretendedGpu
     from traincast.hardware.platform import load_platform
 
     device = load_platform(key).device

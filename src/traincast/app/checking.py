@@ -10,7 +10,8 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from traincast.app.predicting import predict
-from traincast.simulator.scenario.fields import list_scenario_fields, make_scenario, read_scenario
+from traincast.simulator.scenario.resolved import make_scenario, read_scenario
+from traincast.simulator.scenario.scenario import list_scenario_fields
 from traincast.utils.display.text import count_of
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import format_path, read_document

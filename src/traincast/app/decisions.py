@@ -1,5 +1,5 @@
-"""The Python calls that weigh changes and choices: what-ifs, advice, sensitivities, sweeps, searches for layouts and
-plans."""
+"""The Python calls that weigh changes and choices (what-ifs, advice, sweeps, searches), and those about the machine at
+hand."""
 
 from __future__ import annotations
 
@@ -10,18 +10,143 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traincast.app.keywords import spell_out_keywords
 
 if TYPE_CHECKING:
-    from traincast.app.keywords import ScenarioFields, StepFields
+    from traincast.app.keywords import ScenarioFields, StepFields, VariantFields
+    from traincast.calibration.bench.measure import Measured
+    from traincast.calibration.bench.selfcheck import SelfCheck
+    from traincast.calibration.here import Benched, Calibrated
+    from traincast.calibration.measure import Source as Step
+    from traincast.calibration.refine import Refined
     from traincast.ir.workload import Workload
-    from traincast.planner.fitting.fit import Fit
+    from traincast.planner.fitting import Fit
     from traincast.planner.parallelism.plan import Plan
     from traincast.planner.sharding.result import ShardingResult
-    from traincast.planner.what_if.advice import Advice
-    from traincast.planner.what_if.platforms import PlatformComparison
+    from traincast.planner.what_if.advice import Advice, Sensitivity
+    from traincast.planner.what_if.money import PlatformComparison
     from traincast.planner.what_if.result import WhatIf
-    from traincast.planner.what_if.sensitivity import Sensitivity
     from traincast.planner.what_if.sweeps.result import SweepResult
     from traincast.simulator.scenario.resolved import Resolved
-    from traincast.simulator.scenario.scenario import On, Source
+    from traincast.simulator.scenario.scenario import On, Scenario, Source
+
+
+Progress = Callable[[float], None]
+"""Hears the fraction that is done."""
+
+
+def _ignore_progress(_: float) -> None:
+    """Ignores progress."""
+
+
+def _make_variant(fields: VariantFields) -> Scenario:
+    """The variant of a step that is run: in fp32 unless another arithmetic is named."""
+    from traincast.simulator.scenario.resolved import make_scenario
+
+    return make_scenario({"dtype": "fp32", **fields})
+
+
+@spell_out_keywords
+def measure(
+    step: Step,
+    *,
+    device: str = "cpu",
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace_out: str | Path | None = None,
+    gpus: int = 1,
+    progress: Progress = _ignore_progress,
+    **variant: Unpack[VariantFields],
+) -> Measured:
+    """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
+
+    `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
+    of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
+    this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
+    and now). `trace_out` receives a Kineto trace of one more step; on a GPU there is one in any case. With `gpus` as
+    many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
+    NCCL. Needs torch; variants as in `predict`.
+    """
+    from traincast.calibration.measure import make_slug
+    from traincast.calibration.measure import measure_here as run
+    from traincast.costs.cpu.profile import get_profile_home
+
+    trace = None if trace_out is None else Path(trace_out)
+    if trace is None and device == "cuda" and gpus == 1:
+        trace = get_profile_home() / f"step-{make_slug(step)}.json"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+    if gpus != 1:
+        from traincast.calibration.measure_ranks import measure_ranks
+
+        return measure_ranks(
+            step, _make_variant(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
+            nominal=nominal, trace=trace,
+        )  # fmt: skip
+    return run(
+        step, _make_variant(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
+        trace=trace, progress=progress,
+    )  # fmt: skip
+
+
+@spell_out_keywords
+def bench(
+    *,
+    device: str = "cpu",
+    budget: str = "10m",
+    store: str | Path | None = None,
+    workload: Step | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    clock_mhz: float = 0.0,
+    progress: Progress = _ignore_progress,
+    covered: Callable[[str], None] = lambda _: None,
+    **variant: Unpack[VariantFields],
+) -> Benched:
+    """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
+
+    With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first, and
+    `covered` hears after each minute, in words, how much of its time is. A `dry_run` says what would be measured.
+    `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A run that was interrupted goes on where
+    it stopped; two at a time do not write to one store. Needs torch and polars.
+    """
+    from traincast.calibration.here import run_campaign as run
+
+    return run(
+        device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
+        variant=_make_variant(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
+        covered=covered,
+    )  # fmt: skip
+
+
+def self_check(device: str = "cpu") -> SelfCheck:
+    """Tries every part that `bench` needs of a device once; the report says which failed. Needs torch."""
+    from traincast.calibration.bench.selfcheck import check_device
+    from traincast.calibration.bench.store import open_device
+
+    return check_device(lambda: open_device(device), device)
+
+
+def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = "wall") -> Calibrated:
+    """Fits the profile of a machine from the store that `bench` filled, and writes it to the file `out` (default: where
+    `on="here"` looks). The result has the errors on a held-out fifth (percent). Needs polars."""
+    from traincast.calibration.here import fit_store as run
+
+    return run(Path(store), None if out is None else Path(out), clock)
+
+
+def refine_from_traces(*files: str | Path, platform: str, out: str | Path | None = None) -> Refined:
+    """Corrects the shipped models of a built-in GPU and its host by traced runs of your own, and writes a platform
+    (`out`, .toml) that predictions take. Every other step is fitted to; the result says how far the others are off."""
+    from traincast.calibration.refine import refine_from_traces as run
+
+    return run(files, platform, None if out is None else Path(out))
+
+
+def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -> Refined:
+    """Corrects the shipped model of a built-in GPU by a store that `bench` filled on one, and writes a platform (`out`,
+    .toml) that predictions take. The fewer samples a family has, the less it is corrected. Needs polars."""
+    from traincast.calibration.refine import refine_platform as run
+
+    return run(Path(store), platform, None if out is None else Path(out))
 
 
 @spell_out_keywords
@@ -72,15 +197,14 @@ def advise(
 def sensitivity(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Sensitivity:
     """Which numbers of the platform a step depends on, as elasticities, and which measurement would narrow its interval
     most. Keywords as in `predict`."""
-    from traincast.planner.what_if.sensitivity import analyse_sensitivity as answer
+    from traincast.planner.what_if.advice import analyse_sensitivity as answer
 
     return answer(_resolve_scenario(workload, on, scenario))
 
 
 def _resolve_scenario(workload: Source, on: On, fields: Any) -> Resolved:
     from traincast.app.predicting import capture_source, check_gpu
-    from traincast.simulator.scenario.fields import make_scenario
-    from traincast.simulator.scenario.resolved import resolve
+    from traincast.simulator.scenario.resolved import make_scenario, resolve
 
     scenario = make_scenario({"workload": workload, "on": on, **fields})
     check_gpu(scenario)
@@ -110,7 +234,7 @@ def sweep(
     predicted is a row with an error.
     """
     from traincast.planner.what_if.money import read_prices
-    from traincast.planner.what_if.sweeps.grid import format_value, make_grid
+    from traincast.planner.what_if.sweeps.points import format_value, make_grid
     from traincast.planner.what_if.sweeps.run import run_sweep as answer
 
     if on is None:
@@ -140,9 +264,8 @@ def compare(
     one GPU for an hour, for all or by platform or GPU (default: the built-in list; "none": no dollars); `samples` or
     `tokens` say how long the run is. Other keywords as in `predict`."""
     from traincast.app.predicting import capture_source
-    from traincast.planner.what_if.money import choose_prices
-    from traincast.planner.what_if.platforms import compare_platforms
-    from traincast.simulator.scenario.fields import make_scenario
+    from traincast.planner.what_if.money import choose_prices, compare_platforms
+    from traincast.simulator.scenario.resolved import make_scenario
 
     prices, priced = choose_prices(price)
     base = capture_source(make_scenario({"workload": workload, "on": on[0] if on else "", **scenario}))
@@ -173,7 +296,7 @@ def plan(
     plan is the same.
     """
     from traincast.planner.parallelism.plan import plan as answer
-    from traincast.simulator.scenario.fields import make_scenario
+    from traincast.simulator.scenario.resolved import make_scenario
     from traincast.utils.parallel.runner import search_workers
 
     return answer(
@@ -208,7 +331,7 @@ def shard(
     where it is installed. Full walks that take long run in `processes` (default one per core); the result is the same.
     """
     from traincast.app.predicting import read_tables
-    from traincast.planner.sharding.entry import shard as answer
+    from traincast.planner.sharding.search import shard as answer
     from traincast.utils.parallel.runner import search_workers
 
     source, named = read_tables(tables, batch_size, arguments)
@@ -248,6 +371,6 @@ def fits(
     """Whether a step fits in the memory of its GPUs: `fits`, its probability, allocated, reserved and used memory, what
     fills it, and the changes that would make it fit. `max` is "batch-size", "seq-len" or "rows", of which
     the largest that fits is searched. Other keywords as in `predict`."""
-    from traincast.planner.fitting.fit import answer_fit
+    from traincast.planner.fitting import answer_fit
 
     return answer_fit(_resolve_scenario(workload, on, scenario), largest=max, progress=progress)

@@ -74,7 +74,7 @@ def read_tables(
         return text, text
     if isinstance(source, Workload):
         return source, None
-    from traincast.planner.torchrec.objects import describe_module
+    from traincast.planner.torchrec.planner import describe_module
     from traincast.planner.torchrec.tables import tables_from_json
 
     if not hasattr(source, "named_modules"):
@@ -93,7 +93,7 @@ def _capture(
 ) -> Workload:  # fmt: skip
     """The step of a program, captured as `capture` does it; what it prints is shown only where that fails."""
     from traincast.app.captures import TIME_LIMIT_S, capture_isolated
-    from traincast.app.cli.progress import show_progress_line
+    from traincast.app.cli.output import show_progress_line
 
     how = {"batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "mode": mode, "name": None,
            "arguments": list(arguments)}  # fmt: skip
@@ -124,7 +124,7 @@ def _predict_here(scenario: Scenario) -> Prediction:
     """A step on the machine at hand, or on the one that a fitted profile was measured on."""
     from traincast.calibration.here import predict_here
     from traincast.simulator.scenario.kinds import check_used
-    from traincast.simulator.scenario.settings import list_settings_of_kind
+    from traincast.simulator.scenario.resolved import list_settings_of_kind
 
     check_used(scenario, "here")
     assert isinstance(scenario.on, str)

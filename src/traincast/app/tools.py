@@ -7,9 +7,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from traincast.app import api
-from traincast.app.report.measured_verdict import state_traces
-from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.verdict import state_verdict
+from traincast.app.report.compared import state_traces
+from traincast.simulator.prediction.result import Prediction, state_verdict
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 

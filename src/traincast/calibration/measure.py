@@ -115,9 +115,9 @@ def measure_here(
     progress: Callable[[float], None] = lambda _: None,
 ) -> Measured:
     """The step, run here by one process; see `benching.measure.measure_step`."""
+    from traincast.calibration.bench.device import CLOCKS
     from traincast.calibration.bench.measure import measure_step
     from traincast.calibration.bench.store import open_device
-    from traincast.calibration.bench.timing import CLOCKS
 
     check_sizes(variant, seconds)
     if clock not in CLOCKS:

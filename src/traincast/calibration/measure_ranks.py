@@ -97,11 +97,11 @@ def measure_ranks(
     """The step, run by processes that this one launches as torchrun would; of the slowest rank, on the wall's clock."""
     import numpy as np
 
+    from traincast.calibration.bench.device import Series, summarise_series
     from traincast.calibration.bench.measure import MOST_REPEATS, Measured
     from traincast.calibration.bench.parts import count_possible_ranks
     from traincast.calibration.bench.ranks import run_ranks
     from traincast.calibration.bench.store import open_device
-    from traincast.calibration.bench.timing import Series, summarise_series
 
     check_sizes(variant, seconds)
     if trace is not None:

@@ -1,32 +1,36 @@
-"""A few measurements of a GPU that is built in: by how much they correct its shipped model, family by family of
-kernels, each collective, and the host."""
+"""A few measurements or a traced run of a built-in GPU: by how much they correct its shipped models, family by family
+of kernels."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traincast.calibration.bench.host_overheads import is_overhead, parse_overhead_signature
+from traincast.calibration.bench.inside import is_overhead, parse_overhead_signature
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.cpu.collectives import is_collective, list_collectives
 from traincast.costs.cpu.samples import Sample, is_copy, read_copy
-from traincast.costs.host.names import get_current_name
-from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.host.profile import HostProfile, get_current_name, load_host_profile
+from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.device import HOST
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import CORRECTIONS, Platform, load_platform
+from traincast.hardware.platform import CORRECTIONS, Platform, add_default_links, load_platform
 from traincast.hardware.topology import COLLECTIVE as COLLECTIVES
 from traincast.ir.ops import Signature, TensorSpec
+from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
+from traincast.traces.replay.analysis import PLATFORM_HOST, TraceOptions, analyse_traces
+from traincast.traces.replay.attribution import Attribution
+from traincast.traces.replay.kernels import KEPT
+from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
@@ -207,3 +211,105 @@ def _write_notes(name: str, locked: float, platform: Platform) -> tuple[str, ...
         notes.append(f"measured at {locked:.0f} MHz: compared with {platform.key} at that clock")
     assumed = add_default_links(platform).assumed
     return (*notes, *([assumed] if assumed else []))
+
+
+_LEAST_SECONDS = 1e-6  # of a family in the steps fitted to: less says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Measured and predicted seconds of a family (or "host") in steps fitted to and in others, and how many samples the
+    first are."""
+
+    fitted: tuple[float, float]
+    others: tuple[float, float]
+    samples: int
+
+
+def refine_from_traces(files: Sequence[str | Path], key: str, out: Path | None) -> Refined:
+    """Compares traced steps with the shipped models of a built-in GPU and writes the corrections. Every other step is
+    fitted to; errors are those of the steps between them."""
+    platform = load_platform(key)
+    before = analyse_traces(files, TraceOptions(platform=platform, host=PLATFORM_HOST))
+    rows = tuple(_make_correction(family, times) for family, times in sorted(_sum_times(before).items()))
+    if not rows:
+        raise TraincastError(
+            f"the traces have no kernel that {key} has a model for; record shapes (record_shapes=True)"
+        )
+    names = {rank.linked.trace.device_name for rank in before.ranks} - {""}
+    path = write_refined_platform(out, key, ", ".join(sorted(names)) or "traces", rows)
+    return Refined(key, path, rows, _write_trace_notes(files, platform, path, before, names))
+
+
+def _sum_times(report: TraceReport) -> dict[str, _Times]:
+    totals: dict[str, list[FloatArray]] = {}
+    for rank in report.ranks:
+        assert rank.attribution is not None
+        kernels, fitted = rank.attribution.kernels, _find_fitted_steps(rank)
+        step = rank.linked.step[kernels.row]
+        modelled = ~np.isin(kernels.known, KEPT) & (step >= 0)
+        for family in sorted(set(kernels.family)):
+            mine = modelled & np.array([name == family for name in kernels.family])
+            totals.setdefault(family, []).append(_split(kernels.measured, kernels.predicted, mine, fitted[step]))
+        totals.setdefault(HOST, []).append(_sum_host(rank, rank.attribution, fitted))
+    found = {}
+    for family, parts in totals.items():
+        whole = np.sum(parts, axis=0)
+        if min(whole[0], whole[1]) > _LEAST_SECONDS:
+            found[family] = _Times((whole[0], whole[1]), (whole[2], whole[3]), int(whole[4]))
+    return found
+
+
+def _find_fitted_steps(rank: RankReport) -> BoolArray:
+    """Which steps are fitted to: every other, from the first on."""
+    return np.asarray(np.arange(len(rank.linked.steps)) % 2 == 0)
+
+
+def _split(measured: FloatArray, predicted: FloatArray, mine: BoolArray, fitted: BoolArray) -> FloatArray:
+    """Measured and predicted seconds fitted to, those of others, and how many the first are."""
+    sums = [float(seconds[mine & part].sum()) for part in (fitted, ~fitted) for seconds in (measured, predicted)]
+    return np.array([*sums, float((mine & fitted).sum())])
+
+
+def _sum_host(rank: RankReport, attribution: Attribution, fitted: BoolArray) -> FloatArray:
+    """Likewise of overheads; what recording costs is in both."""
+    pieces = [block for block in attribution.host.pieces if block.kind in OVERHEAD_TYPES]
+    point = rank.instructions.point[[block.instruction for block in pieces]] if pieces else np.empty(0, dtype=np.int64)
+    step = np.where(point >= 0, rank.linked.step[np.maximum(point, 0)], -1)
+    measured, pooled = (np.array([getattr(block, name) for block in pieces]) for name in ("measured", "pooled"))
+    return _split(measured, pooled, step >= 0, fitted[step])
+
+
+def _make_correction(family: str, times: _Times) -> FamilyCorrection:
+    measured = times.fitted[0] / times.fitted[1]
+    factor = shrink_factor(math.log(measured), times.samples)
+    seen = times.others if min(times.others) > 0 else times.fitted
+    before, after = (100 * abs(scale * seen[1] / seen[0] - 1.0) for scale in (1.0, factor))
+    return FamilyCorrection(family, times.samples, measured, factor, before, after)
+
+
+def _write_trace_notes(
+    files: Sequence[str | Path], platform: Platform, path: Path, before: TraceReport, names: set[str]
+) -> tuple[str, ...]:
+    """What a reader of the corrections has to know: how well steps that were not fitted to are predicted with them."""
+    notes = []
+    if names - {platform.device.name}:
+        notes.append(f"the trace is of '{', '.join(sorted(names))}' and {platform.key} is a '{platform.device.name}'")
+    after = analyse_traces(files, TraceOptions(platform=load_platform(str(path)), host=PLATFORM_HOST))
+    errors = [_list_errors(report) for report in (before, after)]
+    if not errors[0]:
+        return (*notes, "one step only: there is none to check the corrections on, and errors are of the step itself")
+    old, new = (100 * sum(map(abs, one)) / len(one) for one in errors)
+    return (
+        *notes, f"{len(errors[0])} steps that were not fitted to: mean error {old:.1f} % before, {new:.1f} % with them",
+    )  # fmt: skip
+
+
+def _list_errors(report: TraceReport) -> list[float]:
+    """Relative errors of the steps that were not fitted to."""
+    errors = []
+    for rank in report.ranks:
+        assert rank.attribution is not None
+        steps = zip(rank.attribution.steps, _find_fitted_steps(rank).tolist(), strict=True)
+        errors += [step.error for step, fitted in steps if not fitted]
+    return errors

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from traincast.capturing.patches import Patches
-from traincast.ir.autocast import BANNED, FLOAT32, FLOAT32_RESULT, LOWER_PRECISION, NORMS, RECURRENT, WIDEST
+from traincast.ir.ops import BANNED, FLOAT32, FLOAT32_RESULT, LOWER_PRECISION, NORMS, RECURRENT, WIDEST
 
 _KEY = "AutocastPrivateUse1"
 _KEY_VALUE: Any = getattr(torch._C.DispatchKey, _KEY)

@@ -9,13 +9,13 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from traincast.capturing.arguments import get_traits, list_tensors
-from traincast.capturing.assumed import make_assumed_result
 from traincast.capturing.assumptions import get_assumptions
 from traincast.capturing.errors import BRANCH, ITEM, find_user_line, reject_values
 from traincast.capturing.fbgemm import find_fbgemm_shape
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
 from traincast.capturing.metadata_cache import MetadataCache, get_metadata_cache
 from traincast.capturing.storages import Seen, StorageBook, list_strided_parts
+from traincast.capturing.unknown import make_assumed_result
 from traincast.capturing.values import Values
 from traincast.utils.errors import TraincastError
 

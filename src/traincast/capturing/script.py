@@ -20,9 +20,8 @@ from traincast.capturing.distributed import capture_ranks
 from traincast.capturing.global_state import keep_precision_switches, list_tf32_arithmetic
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
-from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place
-from traincast.capturing.rebatch import rebatch_programs
+from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_progress
 from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
 from traincast.capturing.torchrec_steps import import_pipelines
 from traincast.ir.ops import StorageKind

@@ -16,9 +16,8 @@ from traincast.capturing.errors import find_raised_line, format_one_line
 from traincast.capturing.global_state import list_tf32_arithmetic
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
-from traincast.capturing.progress import hold_prints, report_progress
 from traincast.capturing.ranks import Place, install_ranks
-from traincast.capturing.rebatch import rebatch_programs
+from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_progress
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step_recording import RecordedSignal, StepRecording

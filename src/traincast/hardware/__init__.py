@@ -1,8 +1,15 @@
 """Hardware as data: GPUs, nodes, hosts, and what joins them."""
 
-from traincast.hardware.catalog import find_device_by_name, list_device_keys, list_platform_keys, load_device
 from traincast.hardware.device import Device
-from traincast.hardware.platform import Platform, load_platform, load_topology
+from traincast.hardware.platform import (
+    Platform,
+    find_device_by_name,
+    list_device_keys,
+    list_platform_keys,
+    load_device,
+    load_platform,
+    load_topology,
+)
 from traincast.hardware.topology import Topology
 
 __all__ = [

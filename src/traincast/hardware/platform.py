@@ -1,23 +1,82 @@
-"""A GPU in its surroundings: named, or described in a file of the user's."""
+"""A GPU in its surroundings: built in (one file each under `data/`), or described in a file of the user's; and what
+joins several."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from traincast.hardware.catalog import (
-    list_device_keys,
-    list_node_keys,
-    list_platform_keys,
-    load_device,
-    read_node_table,
-)
 from traincast.hardware.device import Device
-from traincast.hardware.files import USER_FILES, check_known_fields, read_positive_number, read_table
-from traincast.hardware.sheet import make_device
-from traincast.hardware.topology import Topology, apply_device_corrections, make_topology
+from traincast.hardware.sheet import USER_FILES, check_known_fields, make_device, read_positive_number, read_table
+from traincast.hardware.topology import PCIE_GBS, Topology, apply_device_corrections, make_topology
 from traincast.utils.errors import TraincastError, make_unknown_error
+
+_DATA = files("traincast.hardware") / "data"
+
+
+@cache
+def list_device_keys() -> tuple[str, ...]:
+    """Keys of the built-in devices."""
+    return _list_keys(_DATA / "devices")
+
+
+@cache
+def list_node_keys() -> tuple[str, ...]:
+    """Keys of the built-in nodes."""
+    return _list_keys(_DATA / "nodes")
+
+
+def list_platform_keys() -> tuple[str, ...]:
+    """Every platform that has a name: devices, then nodes."""
+    return (*list_device_keys(), *list_node_keys())
+
+
+@cache
+def load_device(key: str) -> Device:
+    """A built-in device by its key, e.g. `v100`."""
+    if key not in list_device_keys():
+        raise make_unknown_error("device", key, list_device_keys(), "See 'traincast platforms'.")
+    return make_device(key, _read_sheet(key))
+
+
+def _read_sheet(key: str) -> dict[str, Any]:
+    return read_table(_DATA / "devices" / f"{key}.toml")
+
+
+def find_device_by_name(name: str) -> Device:
+    """The built-in device that `torch.cuda.get_device_name()` calls `name`, or one that its sheet names with it."""
+    by_name = _index_keys_by_name()
+    if name not in by_name:
+        raise make_unknown_error(
+            "device", name, by_name, "Add its data sheet to the package: platform/data/devices/*.toml."
+        )
+    return load_device(by_name[name])
+
+
+def read_node_table(key: str) -> dict[str, Any]:
+    """The fields of a built-in node's file."""
+    return read_table(_DATA / "nodes" / f"{key}.toml")
+
+
+def list_device_names() -> tuple[str, ...]:
+    """Names of the built-in devices as drivers give them."""
+    return tuple(_index_keys_by_name())
+
+
+@cache
+def _index_keys_by_name() -> dict[str, str]:
+    also = {name: key for key in list_device_keys() for name in _read_sheet(key).get("also_named", ())}
+    names = {load_device(key).name: key for key in list_device_keys()}
+    return also | {name.removeprefix("NVIDIA "): key for name, key in names.items()} | names  # drivers before 2021
+
+
+def _list_keys(folder: Traversable) -> tuple[str, ...]:
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
 
 CORRECTIONS = (0.05, 20.0)
 """The least and the most that measurements correct a model by; beyond, they are of something else."""
@@ -180,3 +239,51 @@ def _check_curves(topology: Topology) -> None:
                 f"platform '{topology.key}': its '{field}' is not that of {key}, where curves '{measured.curves}' were "
                 f"measured; leave out 'curves' to predict from the links, or give the '{field}' of {key}"
             )
+
+
+# a usual server where the sheet says nothing: eight GPUs, 100 Gb/s Ethernet for every four of them
+_SERVER_GPUS = 8
+_FABRIC = 400e9  # both directions; a slower NVLink is a bridge between two cards, which a server may or may not have
+_ADAPTER_GBS = 12.5
+_GPUS_PER_ADAPTER = 4
+
+
+def add_default_links(platform: Platform) -> Platform:
+    """The platform with a topology; where it had none, `assumed` says which was taken.
+
+    A device file may name the node it is usual in. Otherwise it is eight to a server: joined by NVLink if that is
+    fast enough to be a fabric, else by PCIe, and to other servers by 100 Gb/s for four GPUs.
+    """
+    if platform.topology is not None:
+        return platform
+    device = platform.device
+    if device.node:
+        if device.node not in list_node_keys():
+            raise TraincastError(
+                f"platform '{platform.key}' names node '{device.node}'; known are {', '.join(list_node_keys())}"
+            )
+        topology = load_topology(device.node)
+        assumed = f"{platform.key} is one GPU; several are taken to be joined as in {device.node} (name a node instead)"
+    else:
+        topology = _make_default_server(device)
+        kind = "its own links" if topology.island > 1 else f"PCIe {device.pcie_gen}"
+        assumed = (
+            f"{platform.key} is one GPU; several are taken to be {_SERVER_GPUS} to a server, joined by {kind} at "
+            f"{topology.link_bandwidth / 1e9:g} GB/s (describe yours in a .yaml file)"
+        )
+    joined = apply_device_corrections(topology, device)
+    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=joined, assumed=assumed)
+
+
+def _make_default_server(device: Device) -> Topology:
+    host = 1e9 * PCIE_GBS.get(device.pcie_gen, PCIE_GBS[4])
+    fabric = device.nvlink_bandwidth >= _FABRIC
+    return Topology(
+        key=f"{device.key}-server",
+        gpus_per_node=_SERVER_GPUS,
+        island=_SERVER_GPUS if fabric else 1,
+        link_bandwidth=device.nvlink_bandwidth / 2 if fabric else host,
+        host_bandwidth=host,
+        adapters=_SERVER_GPUS // _GPUS_PER_ADAPTER,
+        adapter_bandwidth=1e9 * _ADAPTER_GBS,
+    )

@@ -8,11 +8,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from traincast.ir.assembly import NEVER, make_pointers
 from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
-from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import replace_indices_by_sizes, replace_sizes_by_indices
+from traincast.ir.rows import NEVER, make_pointers
+from traincast.ir.sizes import SizeTable, replace_indices_by_sizes, replace_sizes_by_indices
 from traincast.utils.arrays import Int32Array, IntArray
 
 T = TypeVar("T", bound=Hashable)

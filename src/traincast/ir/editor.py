@@ -1,4 +1,5 @@
-"""The one editor of programs: ops and scopes are dropped, merged, replaced and inserted, then it is a program again."""
+"""The one editor of programs: ops and scopes are dropped, merged, replaced and inserted, phases left out, types
+renamed."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.ir.assembly import BY_USE, NEVER, Draft, assemble_columns, move_waits
 from traincast.ir.builder import ProgramBuilder
-from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program, find_stale_storages
-from traincast.ir.rows import OpRow, Rows, ScopeRow, StorageRow
+from traincast.ir.rows import BY_USE, NEVER, Draft, OpRow, Rows, ScopeRow, StorageRow, assemble_columns, move_waits
 from traincast.ir.sizes import SizeBook
 from traincast.ir.validate import check_structure
+from traincast.ir.workload import Workload
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
+from traincast.utils.errors import TraincastError, make_unknown_error
 
 
 class Insertion(ProgramBuilder):
@@ -342,3 +344,58 @@ class TensorCopies:
             self.tensor[tensor] = editor.add_tensor(editor.storages[old].size, editor.storages[old].kind)
             self.storage[old] = len(editor.storages) - 1
         return self.tensor[tensor]
+
+
+def remove_phase(workload: Workload, phase: Phase) -> Workload:
+    """The workload without the scopes and ops of `phase`, and without the memory only they used."""
+    return replace(workload, programs=tuple(_remove_program_phase(program, phase) for program in workload.programs))
+
+
+def rename_dtypes(workload: Workload, renames: Mapping[str, str]) -> Workload:
+    """The workload with tensor types renamed, e.g. `{"bfloat16": "float16"}`; both must have the same size."""
+    for old, new in renames.items():
+        for name in (old, new):
+            if name not in DTYPE_BYTES:
+                raise make_unknown_error("dtype", name, DTYPE_BYTES, "Give torch's name without 'torch.'.")
+        if DTYPE_BYTES[old] != DTYPE_BYTES[new]:
+            raise TraincastError(f"{old} cannot become {new}: its elements have another size; capture again")
+    return replace(workload, programs=tuple(_rename_program_dtypes(program, renames) for program in workload.programs))
+
+
+def _remove_program_phase(program: Program, phase: Phase) -> Program:
+    dropped = program.columns.scope_phase == phase
+    if not dropped.any():
+        return program
+    editor = ProgramEditor(program)
+    editor.drop_scopes(dropped)
+    return editor.build()
+
+
+def _rename_program_dtypes(program: Program, renames: Mapping[str, str]) -> Program:
+    specs = {id(spec): spec for s in program.symbolic for spec in (*s.inputs, *s.outputs)}
+    renamed = {
+        key: replace(spec, dtype=renames[spec.dtype]) if spec.dtype in renames else spec for key, spec in specs.items()
+    }
+    editor = ProgramEditor(program)
+    editor.change_signatures(lambda signature: _rename_signature_dtypes(signature, renames, renamed))
+    return editor.build()
+
+
+def _rename_signature_dtypes(
+    signature: Signature, renames: Mapping[str, str], specs: Mapping[int, TensorSpec]
+) -> Signature:
+    """The signature with its tensors looked up in `specs` by identity: a few forms serve thousands of tensors."""
+
+    def scalar(value: Scalar) -> Scalar:
+        """A dtype passed as an argument is text: `bfloat16` or `torch.bfloat16`."""
+        if isinstance(value, str) and value.removeprefix("torch.") in renames:
+            bare = value.removeprefix("torch.")
+            return value.removesuffix(bare) + renames[bare]
+        return value
+
+    return replace(
+        signature,
+        inputs=tuple([specs[id(spec)] for spec in signature.inputs]),
+        outputs=tuple([specs[id(spec)] for spec in signature.outputs]),
+        scalars=tuple([(name, scalar(value)) for name, value in signature.scalars]),
+    )

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from traincast.ir.ops import Scalar, Signature, StorageKind
 from traincast.ir.program import Columns, Program
-from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, round_up_size
-from traincast.ir.symbolic import replace_sizes_by_indices
+from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, replace_sizes_by_indices, round_up_size
 from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError
 

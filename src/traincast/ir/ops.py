@@ -1,4 +1,9 @@
-"""What a workload is made of, one object at a time: tensors, op signatures, ops and host scopes."""
+"""What a workload is made of, one object at a time (tensors, op signatures, ops, host scopes), and words and lists of
+ops that others share.
+
+An op whose signature has the scalar `variant` runs that implementation of its kernels: one or more of these words,
+separated by spaces. Costs that differ by implementation stand in `traincast.costs.in_step`.
+"""
 
 from __future__ import annotations
 
@@ -176,3 +181,73 @@ class Scope:
     after: int
     first_op: int
     num_ops: int
+
+
+VARIANT = "variant"
+"""The scalar of a signature."""
+
+GROUPED = "grouped"
+"""A GEMM per expert in one kernel, of an expert's own number of rows each."""
+GROUPED_NARROW = "grouped_8bit"
+"""Likewise in eight bits; the op itself is written in 16, in which alone batched GEMMs were measured."""
+BATCHED = "batched"
+"""Batched GEMMs of attention that is written out, by a vendor's library that was tuned for them."""
+ROWWISE = "rowwise"
+"""An 8-bit GEMM with a scale for every row."""
+TUNED = "tuned"
+"""A GEMM whose kernel a vendor or a submission chose for this size."""
+TRITON, FLASH2 = "triton", "flash2"
+"""Attention by Triton's first kernel, or by the second version of flash attention."""
+RING = "ring"
+"""Attention in parts whose results are merged in fp32 (PyTorch's context parallelism)."""
+NARROW_LOADS = "narrow_loads"
+"""An element-wise kernel that loads 16-bit values one by one."""
+UNIFORM = "uniform"
+"""A collective whose `group` stands for many that are formed like it: every rank that runs the program calls it in a
+group of its own, and all ranks of that group run the same program."""
+BETWEEN_STAGES = "stages"
+"""A message from every rank that runs one program to its counterpart that runs another one; `source` and `target` are
+the first of them."""
+EXPOSED = "exposed"
+"""A collective that nothing can run alongside: the kernels after it wait."""
+
+DISPATCH_SCOPE = "moe::dispatch"
+"""The host op that stands for the Python of one call in a mixture's token dispatcher, where token counts reach the host
+and decide sizes."""
+MODULE_SCOPE = "torch.nn.Module._call_impl"
+"""The host op that stands for the Python of one module call in programs that are written from a description."""
+TIMES = " x "
+"""Between the name of a host op and how often it runs in a row."""
+
+
+LOWER_PRECISION = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
+    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
+FLOAT32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity",
+    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+    "linalg_matrix_sqrth",  # since 2.14
+)  # fmt: skip
+FLOAT32_RESULT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+WIDEST = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
+BANNED = "binary_cross_entropy"
+RECURRENT = ("_cudnn_rnn",)
+"""cuDNN's layers; a CPU build has no autocast kernel of theirs to compare with."""

@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from traincast.ir.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
-from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import replace_indices_by_sizes, separate_forms_and_sizes
+from traincast.ir.sizes import SizeTable, replace_indices_by_sizes, separate_forms_and_sizes
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
 
 _TABLE, _COMMUNICATION = len(StorageKind), len(StorageKind) + 1

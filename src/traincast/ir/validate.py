@@ -12,8 +12,7 @@ import numpy as np
 
 from traincast.ir.ops import DEVICES, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
-from traincast.ir.sizes import MONOMIALS
-from traincast.ir.symbolic import SizeRef
+from traincast.ir.sizes import MONOMIALS, SizeRef
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, TABLES, TF32_ARITHMETIC, Workload
 from traincast.utils.arrays import BoolArray, Int32Array, IntArray
 from traincast.utils.errors import TraincastError, shorten_value

@@ -11,11 +11,10 @@ from typing import TypeAlias
 import numpy as np
 
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.lowered import LoweredProgram
+from traincast.costs.kernels.lower import LoweredProgram
 from traincast.ir.collectives import COLLECTIVES, Route
-from traincast.ir.ops import Scalar, Signature
+from traincast.ir.ops import BETWEEN_STAGES, UNIFORM, VARIANT, Scalar, Signature
 from traincast.ir.program import Program
-from traincast.ir.variants import BETWEEN_STAGES, UNIFORM, VARIANT
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
-from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.kernels.contract import Calls, Estimate
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES
 from traincast.simulator.collective_calls import Describe, MatchedCollective

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traincast.costs.kernels.call import Estimate, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.lowered import LoweredProgram, lower_programs
+from traincast.costs.kernels.contract import Estimate, KernelCall
+from traincast.costs.kernels.lower import LoweredProgram, lower_programs
 from traincast.costs.kernels.registry import LoweringContext
+from traincast.ir.ops import UNIFORM
 from traincast.ir.program import Program
-from traincast.ir.variants import UNIFORM
 from traincast.simulator.collective_calls import (
     CollectiveCalls,
     CollectiveFinder,
@@ -160,7 +160,7 @@ def _compute_uniform_seconds(instructions: StepInstructions, topology: Topology 
         return rows, Estimate.zeros(0)
     if topology is None:
         raise _make_no_links_error()
-    from traincast.costs.collectives.in_step import price_uniform
+    from traincast.costs.collectives.model import price_uniform
 
     return rows, price_uniform([calls[row] for row in rows.tolist()], topology)
 

@@ -18,8 +18,14 @@ from importlib.resources import files
 import numpy as np
 
 from traincast.costs.in_step import SHIPPED
-from traincast.simulator.many_ranks import CollectiveIndex, Collectives, simulate_ranks
-from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup
+from traincast.simulator.many_ranks import (
+    Clocks,
+    CollectiveIndex,
+    Collectives,
+    GroupSimulation,
+    RankGroup,
+    simulate_ranks,
+)
 from traincast.utils.arrays import FloatArray
 
 _CLOSE = 1e-3  # durations are settled when the step can change by less than this share

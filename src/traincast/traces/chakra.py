@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from traincast.traces.events import LIMIT
 from traincast.traces.execution import ExecutionTrace, NodeSink, Row, finish_trace
 from traincast.traces.scan import MAX_VALUE, ByteSource
-from traincast.traces.tables import LIMIT
 from traincast.utils.errors import TraincastError
 
 _READ = 1 << 19  # bytes at a time: large enough that reading costs nothing, small alongside any trace

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 
 from traincast.traces.arguments import parse_arguments
-from traincast.traces.events import Kind
+from traincast.traces.calls import find_rows
+from traincast.traces.events import LIMIT, UNREADABLE, Int, Interner, Kind, RowSink, Table
 from traincast.traces.link import Linked
 from traincast.traces.scan import scan_file
-from traincast.traces.tables import LIMIT, UNREADABLE, Int, Interner, RowSink, Table
-from traincast.traces.tree import find_rows
 from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError, escape_text
 

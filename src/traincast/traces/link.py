@@ -10,13 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
-from traincast.traces.clocks import align_device_clock
-from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
-from traincast.traces.markers import STEP as _STEP
-from traincast.traces.markers import find_marker_rows, find_periodic_rows, mask_numbers
-from traincast.traces.tables import Table
-from traincast.traces.tree import (
+from traincast.traces.calls import (
+    align_device_clock,
     build_op_tree,
     find_launches,
     find_previous_launched,
@@ -24,6 +19,10 @@ from traincast.traces.tree import (
     sort_host_events,
     stream_numbers,
 )
+from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
+from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, Table, TimelineTrace
+from traincast.traces.markers import STEP as _STEP
+from traincast.traces.markers import find_marker_rows, find_periodic_rows, mask_numbers
 from traincast.utils.arrays import BoolArray, IntArray, group_positions
 from traincast.utils.errors import TraincastError
 

@@ -13,8 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from traincast.traces.events import EVENT, Kind, TimelineTrace, make_blank_events
-from traincast.traces.tables import LIMIT, Interner, Table, TableBuilder
+from traincast.traces.events import EVENT, LIMIT, Interner, Kind, Table, TableBuilder, TimelineTrace, make_blank_events
 from traincast.utils.errors import TraincastError, escape_text
 
 MAGIC = b"SQLite format 3\x00"

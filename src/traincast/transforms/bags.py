@@ -11,7 +11,7 @@ from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import ACCUMULATE_GRAD, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.symbolic import SizeRef
+from traincast.ir.sizes import SizeRef
 from traincast.utils.errors import TraincastError
 
 FORWARD = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")

@@ -8,11 +8,11 @@ from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
-from traincast.ir.symbolic import SizeRef
+from traincast.ir.sizes import SizeRef
 from traincast.ir.workload import Workload, follows_tensors
 from traincast.transforms.bags import ARGUMENTS, LEARNING_RATE, Bag, batch_traced_bags, find_bags, find_host_copies
-from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
+from traincast.transforms.updates import LISTS_SINCE, update_by_lists
 from traincast.utils.errors import TraincastError
 
 _TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"

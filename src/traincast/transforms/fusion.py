@@ -1,9 +1,10 @@
-"""What a compiler makes of an eager step: chains of element-wise ops and row reductions as one kernel each.
+"""What a compiler makes of an eager step: chains of element-wise ops and row reductions as one kernel each; steps
+replayed as CUDA graphs.
 
-Follows what TorchInductor does in the large: GEMMs, convolutions, attention and lookups stay calls of their
-libraries; element-wise ops, copies, softmax, layer norms and reductions that hand each other their results over the
-same elements become one kernel, which reads what comes from outside and writes what is wanted outside. Views cost
-nothing and constants are part of the kernels that use them.
+Follows what TorchInductor does in the large: GEMMs, convolutions, attention and lookups stay calls of their libraries;
+element-wise ops, copies, softmax, layer norms and reductions that hand each other their results over the same elements
+become one kernel, which reads what comes from outside and writes what is wanted outside. Views cost nothing and
+constants are part of the kernels that use them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.contract import KernelCall
 from traincast.costs.kernels.lower import lower
-from traincast.costs.kernels.operands import count_real_bytes
-from traincast.costs.kernels.registry import Item, LoweringContext, make_lowering_context
+from traincast.costs.kernels.registry import ControlKind, Item, LoweringContext, count_real_bytes, make_lowering_context
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
-from traincast.ir.compiled import find_compiled_ops, mark_compiled_model
+from traincast.ir.compiled import LAUNCH, find_compiled_ops, find_scopes_in_phases, mark_compiled_model, mark_graphs
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase, Signature, TensorSpec
 from traincast.ir.program import Program
@@ -305,3 +305,47 @@ class _Ops:
                 room[self.storage[tensor]] -= count_real_bytes(inputs[tensor])
                 reads.append(tensor)
         return tuple(sorted(reads))
+
+
+_HOLDS = (ControlKind.DEVICE_SYNCHRONIZE, ControlKind.STREAM_SYNCHRONIZE, ControlKind.EVENT_SYNCHRONIZE)
+_SHOWN = 4  # ops that break graphs, by name
+
+
+def apply_cuda_graphs(workload: Workload) -> tuple[Workload, str]:
+    """The step with everything behind its inputs replayed as CUDA graphs, and what is to be said about that.
+
+    Inputs are copied before, into tensors that stay. An op for which the host waits, or which copies to or from
+    pageable memory, cannot be captured: it runs between two graphs.
+    """
+    context = make_lowering_context(workload)
+    known: dict[int, Program] = {}
+    programs, breaks, graphs = [], set(), 0
+    for program in workload.programs:
+        if id(program.columns) not in known:
+            breaking = _find_breaking_ops(program, context)
+            scopes = ~find_scopes_in_phases(program, Phase.INPUT)
+            scopes[program.op_scope[breaking]] = False
+            known[id(program.columns)] = mark_graphs(program, scopes)
+            breaks |= {program.symbolic[s].name for s in program.columns.op_signature[breaking].tolist()}
+        graph = known[id(program.columns)]
+        programs.append(replace(program, names=graph.names, columns=graph.columns))
+        launches = [name.startswith(LAUNCH) for name in graph.names]
+        graphs = max(graphs, int(np.array(launches)[graph.columns.scope_name].sum()))
+    notes = f"the step is replayed as {graphs} CUDA graph{'s'[: graphs != 1]}, its inputs are copied before"
+    if breaks:
+        shown = ", ".join(sorted(breaks)[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
+        notes += f"; the host waits in {shown}, which no graph can hold: make the step do without for a single graph"
+    return replace(workload, programs=tuple(programs)), notes
+
+
+def _find_breaking_ops(program: Program, context: LoweringContext) -> BoolArray:
+    """Ops that cannot be captured, those of the inputs left out."""
+    breaks = np.array([any(map(_breaks_graph, lower(s, context))) for s in program.signatures], dtype=np.bool_)
+    inputs = find_scopes_in_phases(program, Phase.INPUT)[program.op_scope]
+    return np.asarray(breaks[program.columns.op_signature] & ~inputs)
+
+
+def _breaks_graph(item: Item) -> bool:
+    if isinstance(item, KernelCall):
+        return item.family.name == "memcpy" and item.kind.endswith("pageable")
+    return item.kind in _HOLDS

@@ -1,23 +1,171 @@
-"""Edits of the tables of a captured step, whether each is looked up by ops of its own or all by one op."""
+"""Edits of the tables of a captured step, whether each is looked up by ops of its own or all by one table-batched
+op."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from traincast.ir.ops import Scalar, Signature
+from traincast.ir.rows import OpRow
+from traincast.ir.sizes import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.adding import ADDED, add_own_table
-from traincast.transforms.batched_tables import (
-    BatchedTable,
-    BatchedTables,
-    find_batched_modules,
-    looks_up_together,
-    write_tables,
-)
-from traincast.transforms.resizing import Resizing
-from traincast.transforms.tables import DROPPED, check_step, drop_own_tables, pick_table
+from traincast.transforms.pruning import Resizing
+from traincast.transforms.tables import ADDED, DROPPED, add_own_table, check_step, drop_own_tables, pick_table
 from traincast.utils.errors import TraincastError
+
+_FORWARD = re.compile(
+    r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda|traincast::batched_embedding_forward"
+)  # fmt: skip
+_DENSE = "fbgemm::dense_embedding_codegen_forward"
+_UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_\w+_cuda|traincast::batched_embedding_backward_\w+")
+_CHECK = "fbgemm::bounds_check_indices"
+_WEIGHTS = ("dev_weights", "weights")
+_BY_TABLE = {"D_offsets": 1, "weights_offsets": 0, "table_offsets": 0, "rows_per_table": 0}
+"""Operands with a number for every table, and how many they have besides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchedTable:
+    """One of several tables: `rows` high, of which `held` are on the device, `dim` wide, looked up so often by every
+    bag."""
+
+    rows: int
+    held: int
+    dim: int
+    lookups: Fraction
+
+
+@dataclass(eq=False, slots=True)
+class BatchedTables:
+    """The tables of one table-batched op; `others` are its update and the check of its lookups."""
+
+    module: str
+    lookup: OpRow
+    tables: tuple[BatchedTable, ...]
+    others: list[OpRow]
+
+
+def looks_up_together(step: Workload) -> bool:
+    """Whether tables of a step are looked up by table-batched ops."""
+    names = {signature.name for program in step.programs for signature in program.symbolic}
+    return any(_FORWARD.fullmatch(name) or name.startswith(_DENSE) for name in names)
+
+
+def find_batched_modules(step: Resizing) -> list[BatchedTables]:
+    """The table-batched lookups of a step in their order."""
+    found: dict[int, BatchedTables] = {}
+    for op in step.editor.ops:
+        if op.signature.name.startswith(_DENSE):
+            raise TraincastError("its tables have gradients as large as they are; capture the changed model")
+        if _FORWARD.fullmatch(op.signature.name):
+            weights = step.storage(op, *_WEIGHTS)
+            if weights in found:
+                raise TraincastError("its tables are looked up by several ops; capture the changed model")
+            found[weights] = BatchedTables(step.program.names[op.module], op, _read_tables(step, op), [])
+    for op in step.editor.ops:
+        if _UPDATE.fullmatch(op.signature.name) and (mine := found.get(step.storage(op, *_WEIGHTS))):
+            mine.others.append(op)
+        elif op.signature.name == _CHECK:
+            for one in found.values():
+                same = step.storage(op, "indices") == step.storage(one.lookup, "indices")
+                one.others += [op] if same else []
+    return list(found.values())
+
+
+def _read_tables(step: Resizing, op: OpRow) -> tuple[BatchedTable, ...]:
+    signature, values = op.signature, step.values
+    if signature.scalar("load") is not None:
+        raise TraincastError("its tables are told by their load alone; describe the model in YAML")
+    row_counts, dims = _read_numbers(signature, "rows", values), _read_numbers(signature, "dims", values)
+    if not row_counts or len(row_counts) != len(dims):
+        raise TraincastError("it does not say how high each of its tables is; capture it again")
+    bags = values[signature.outputs[0].shape[0]]
+    (indices,), (offsets,) = signature.tensors("indices"), signature.tensors("offsets")
+    if values[offsets.shape[0]] != bags * len(dims) + 1:
+        raise TraincastError("its rows are not added up by sample; capture the changed model")
+    known = _read_numbers(signature, "pooling", values)
+    even = Fraction(values[indices.shape[0]], bags * len(dims))
+    lookups = [Fraction(n) for n in known] if len(known) == len(dims) else [even] * len(dims)
+    form = step.form(step.storage(op, *_WEIGHTS))
+    whole = signature.scalar("pooling_mode") is not None  # FBGEMM's own: all rows are there
+    held = _count_rows_on_device(row_counts, dims if len(form) == 1 else (1,) * len(dims), form[0], whole=whole)
+    return tuple(
+        BatchedTable(rows=rows, held=here, dim=dim, lookups=often)
+        for rows, here, dim, often in zip(row_counts, held, dims, lookups, strict=True)
+    )
+
+
+def _read_numbers(signature: Signature, name: str, values: Sequence[int]) -> tuple[int, ...]:
+    value = signature.scalar(name)
+    return tuple(values[item] for item in value if isinstance(item, SizeRef)) if isinstance(value, tuple) else ()
+
+
+def _count_rows_on_device(row_counts: Sequence[int], widths: Sequence[int], memory: int, *, whole: bool) -> list[int]:
+    """Rows of each table that are on the device: all, or of higher tables no more than a common limit."""
+    low, high = 0, max(row_counts)
+    while low < high and not whole:
+        middle = (low + high) // 2
+        enough = sum(min(rows, middle) * width for rows, width in zip(row_counts, widths, strict=True)) >= memory
+        low, high = (low, middle) if enough else (middle + 1, high)
+    held = [min(rows, high) for rows in row_counts]
+    if sum(rows * width for rows, width in zip(held, widths, strict=True)) != memory:
+        raise TraincastError("some of its lookups share a table, or rows are elsewhere; capture the changed model")
+    return held
+
+
+def write_tables(step: Resizing, module: BatchedTables, tables: Sequence[BatchedTable]) -> None:
+    """Puts other tables in the place of those of a module; its result keeps its width."""
+    ops = (module.lookup, *module.others)
+    for op in ops:
+        step.allow_op(op)
+    row_counts = {
+        _count_elements(module.tables): _count_elements(tables),
+        _count_rows(module.tables): _count_rows(tables),
+    }
+    more = sum((one.lookups for one in tables), Fraction(0)) / sum((one.lookups for one in module.tables), Fraction(0))
+    ends = step.sizes.total([module.lookup.signature.outputs[0].shape[0]], times=len(tables), plus=1)
+    for op in ops:
+        for name, storage in step.list_named_operands(op):
+            height = step.form(storage)[0] if step.form(storage) else 0
+            if name in _WEIGHTS or (name.startswith("momentum") and height in row_counts):
+                step.set_height(storage, row_counts[height])
+            elif name in _BY_TABLE:
+                step.set_height(storage, len(tables) + _BY_TABLE[name])
+            elif name in ("indices", "indice_weights"):
+                step.scale(storage, more)
+            elif name == "offsets" and len(tables) != len(module.tables):
+                step.resize(storage, lambda _: ends)
+        op.signature = _update_arguments(op.signature, module, tables, step)
+
+
+def _count_elements(tables: Sequence[BatchedTable]) -> int:
+    return sum(one.held * one.dim for one in tables)
+
+
+def _count_rows(tables: Sequence[BatchedTable]) -> int:
+    return sum(one.held for one in tables)
+
+
+def _update_arguments(
+    signature: Signature, module: BatchedTables, tables: Sequence[BatchedTable], step: Resizing
+) -> Signature:
+    """What an op is told of its tables."""
+
+    def numbers(values: Sequence[int]) -> Scalar:
+        return tuple(SizeRef(step.sizes.constant(value)) for value in values)
+
+    widest = max(one.dim for one in module.tables)
+    told: dict[str, Scalar] = {
+        "rows": numbers([one.rows for one in tables]),
+        "dims": numbers([one.dim for one in tables]),
+        "pooling": numbers([int(one.lookups) for one in tables]),
+        "total_rows": SizeRef(step.sizes.constant(_count_elements(tables) // widest)),
+    }
+    return replace(signature, scalars=tuple((name, told.get(name, value)) for name, value in signature.scalars))
+
 
 Change = Callable[[Fraction], int]
 """From an old number to a new one."""

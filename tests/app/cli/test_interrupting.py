@@ -12,7 +12,7 @@ import pytest
 from tests.app.cli import interrupting
 from tests.app.cli.interrupting import BEFORE, COMMANDS, Trial, broken
 from traincast.app.cli import main as command_line
-from traincast.app.cli.signals import Signals, Terminated, raise_signals
+from traincast.app.cli.main import Signals, Terminated, raise_signals
 
 
 @pytest.mark.parametrize("name", ["predict", "export", "trace to a workload"])

@@ -12,11 +12,10 @@ import pytest
 
 import traincast
 from traincast.app.cli import main as main_module
+from traincast.app.cli.arguments import parse_gpu_numbers, read_scenario_values
 from traincast.app.cli.main import main
-from traincast.app.cli.output import name_options, print_result
-from traincast.app.cli.progress import show_progress_bar, show_progress_line
+from traincast.app.cli.output import name_options, print_result, show_progress_bar, show_progress_line
 from traincast.app.cli.registry import build_parsers, list_commands, list_options
-from traincast.app.cli.scenario import parse_gpu_numbers, read_scenario_values
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 from traincast.utils.version import __version__

@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.app.pages.decisions import read_sweep_page, try_usual_edits
-from traincast.app.pages.provenance import is_sweep, is_trace
+from traincast.app.pages.parts import is_sweep, is_trace
 from traincast.app.pages.writing import add_what_ifs, make_page
 from traincast.utils.display.text import format_dollars
 from traincast.utils.errors import TraincastError

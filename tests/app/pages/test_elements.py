@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.app.pages import elements
-from traincast.app.pages.elements import Html, escape_html
+from traincast.app.pages import page
+from traincast.app.pages.page import Html, escape_html
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;"
@@ -14,16 +14,16 @@ ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;"
 @pytest.mark.parametrize(
     "html",
     [
-        elements.make_paragraph(EVIL),
-        elements.make_paragraph("a", EVIL),
-        elements.make_heading(EVIL),
-        elements.make_list([EVIL]),
-        elements.make_facts([(EVIL, EVIL)]),
-        elements.make_table((EVIL,), [(EVIL,)], caption=EVIL),
-        elements.fold_block(EVIL, EVIL),
-        elements.make_stack([(EVIL, 1.0, EVIL)], EVIL),
-        elements.make_chart(EVIL, EVIL, EVIL),
-        elements.join_blocks([EVIL]),
+        page.make_paragraph(EVIL),
+        page.make_paragraph("a", EVIL),
+        page.make_heading(EVIL),
+        page.make_list([EVIL]),
+        page.make_facts([(EVIL, EVIL)]),
+        page.make_table((EVIL,), [(EVIL,)], caption=EVIL),
+        page.fold_block(EVIL, EVIL),
+        page.make_stack([(EVIL, 1.0, EVIL)], EVIL),
+        page.make_chart(EVIL, EVIL, EVIL),
+        page.join_blocks([EVIL]),
     ],
 )
 def test_every_piece_escapes_what_it_is_given(html):
@@ -37,7 +37,7 @@ def test_html_is_not_escaped_twice():
 
 
 def test_a_table_aligns_numbers_and_can_be_scrolled_by_keyboard():
-    html = elements.make_table(("op", "ms"), [("mm", "1.5")], right=(1,), caption="Ops")
+    html = page.make_table(("op", "ms"), [("mm", "1.5")], right=(1,), caption="Ops")
 
     assert html == (
         '<div class="wide" tabindex="0" role="region" aria-label="Ops"><table><caption>Ops</caption><thead><tr>'
@@ -47,7 +47,7 @@ def test_a_table_aligns_numbers_and_can_be_scrolled_by_keyboard():
 
 
 def test_a_stack_divides_its_width_by_shares_and_leaves_out_what_is_nothing():
-    html = elements.make_stack([("computing", 3.0, "3 ms"), ("idle", 0.0, "0 ms"), ("waiting", 1.0, "1 ms")], "Step")
+    html = page.make_stack([("computing", 3.0, "3 ms"), ("idle", 0.0, "0 ms"), ("waiting", 1.0, "1 ms")], "Step")
 
     assert 'x="0.0" width="750.0"' in html
     assert 'x="750.0" width="250.0"' in html
@@ -57,18 +57,16 @@ def test_a_stack_divides_its_width_by_shares_and_leaves_out_what_is_nothing():
 
 @pytest.mark.parametrize(("share", "width"), [(0.25, "25.00"), (-1.0, "0.00"), (7.0, "100.00")])
 def test_a_bar_stays_in_its_cell(share, width):
-    assert f'width="{width}"' in elements.make_bar(share)
+    assert f'width="{width}"' in page.make_bar(share)
 
 
 def test_nothing_needs_a_style_of_its_own():
     pieces = (
-        elements.make_bar(0.5)
-        + elements.make_stack([("a", 1.0, "1")], "x")
-        + elements.make_table(("a",), [("b",)], caption="c")
+        page.make_bar(0.5) + page.make_stack([("a", 1.0, "1")], "x") + page.make_table(("a",), [("b",)], caption="c")
     )
 
     assert "style=" not in pieces
 
 
 def test_an_empty_list_is_nothing():
-    assert elements.make_list([]) == ""
+    assert page.make_list([]) == ""

@@ -8,8 +8,7 @@ from base64 import b64encode
 from hashlib import sha256
 from html import unescape
 
-from traincast.app.pages.elements import Html, make_paragraph
-from traincast.app.pages.page import Page, Section, encode_data, render_page
+from traincast.app.pages.page import Html, Page, Section, encode_data, make_paragraph, render_page
 
 EVIL = "</script><script>alert(1)</script><!--"
 

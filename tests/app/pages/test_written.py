@@ -9,7 +9,7 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.pages import writing as written
-from traincast.app.pages.provenance import is_trace
+from traincast.app.pages.parts import is_trace
 from traincast.utils.errors import TraincastError
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.app.report.catalog import format_coverage, format_models, format_platforms
-from traincast.costs.kernels.lowered import OpCoverage
+from traincast.costs.kernels.lower import OpCoverage
 from traincast.hardware.platform import load_platform
+from traincast.models.catalog import list_published_programs
 from traincast.models.embeddings.documents import BUILTIN_SETS
-from traincast.models.published import list_published_programs
 from traincast.models.transformers.reading import list_built_in_names
-from traincast.simulator.scenario.models import CoverageList, ModelList, list_built_in_models
-from traincast.simulator.scenario.platforms import PlatformList
+from traincast.simulator.scenario.catalog import CoverageList, ModelList, PlatformList, list_built_in_models
 
 
 def test_models_have_sizes_and_what_they_are():

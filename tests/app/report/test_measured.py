@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
-from traincast.app.report.measured import TOP, format_measured
-from traincast.app.report.measured_ranks import format_together
-from traincast.app.report.measured_verdict import format_gains
+from traincast.app.report.compared import format_gains
+from traincast.app.report.measured import TOP, format_measured, format_together
 from traincast.hardware.platform import load_platform
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces
 

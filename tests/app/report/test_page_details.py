@@ -11,7 +11,7 @@ from tests.simulator.rank_programs import RankProgram, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.simulator.prediction.breakdown import OutsideOp
-from traincast.simulator.prediction.warnings import Note
+from traincast.simulator.prediction.rank_results import Note
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.app.report.choices import format_scaling
-from traincast.simulator.prediction.scaling import ScalingCurve, ScalingPoint
+from traincast.simulator.scenario.scaling import ScalingCurve, ScalingPoint
 
 
 def point(gpus, seconds, efficiency, *, exposed=0.0, warnings=()):

@@ -6,8 +6,8 @@ from traincast.app.report.sharding import format_sharding
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan
+from traincast.planner.sharding.result import make_task
 from traincast.planner.sharding.search import rank_plans
-from traincast.planner.sharding.task import make_task
 from traincast.utils.display.text import format_milliseconds
 
 NAMES = ("hot", "cold")

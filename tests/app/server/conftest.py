@@ -6,9 +6,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.browsing import browser as browser
-from traincast.app.server.app import Settings, make_app
+from traincast.app.server.guard import UploadLimits
 from traincast.app.server.jobs import Limits
-from traincast.app.server.uploads import UploadLimits
+from traincast.app.server.server import Settings, make_app
 
 HERE = "http://127.0.0.1:8787"
 LIMITS = Limits(quick=1, long=2, waiting=16, quick_seconds=300, long_seconds=300, check_seconds=300)

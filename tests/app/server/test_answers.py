@@ -6,7 +6,7 @@ import pytest
 
 import traincast
 from traincast.app.pages.page import SCRIPTS
-from traincast.app.server.request import parse_request
+from traincast.app.server.fields import parse_request
 
 DLRM = {"workload": "dlrm-default", "on": "v100", "batch_size": "1024"}
 

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from traincast.app.server import jobs as module
+from traincast.app.server.fields import parse_request
 from traincast.app.server.guard import Rejection
 from traincast.app.server.jobs import CANCELLED, FAILED, FINISHED, Jobs, Limits
-from traincast.app.server.request import parse_request
 
 SLOW = [("of", "sharding"), ("workload", "dlrm-2022-788"), ("on", "dgx-a100"), ("gpus", "8")]
 

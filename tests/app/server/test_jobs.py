@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from tests.app.server.conftest import HERE
 from tests.app.server.starting import fetched, server
-from traincast.app.server.app import Settings, make_app
 from traincast.app.server.jobs import Limits
+from traincast.app.server.server import Settings, make_app
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW = {"of": "sharding", "workload": "dlrm-2022-788", "on": "dgx-a100", "gpus": 8}

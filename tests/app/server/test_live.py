@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from tests.app.server.starting import server
-from traincast.app.server.request import parse_request
+from traincast.app.server.fields import parse_request
 
 ROOT = Path(__file__).resolve().parents[3]
 ASKED = "?workload=dlrm-default&on=v100&batch_size=256"

@@ -7,9 +7,8 @@ import socket
 import pytest
 
 from traincast.app.cli.main import main
-from traincast.app.server.app import Settings
 from traincast.app.server.guard import is_loopback
-from traincast.app.server.server import bind, serve
+from traincast.app.server.server import Settings, bind, serve
 from traincast.utils.errors import TraincastError
 
 

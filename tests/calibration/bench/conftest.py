@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from traincast.calibration import campaign as question
-from traincast.calibration.bench import bench, timing
+from traincast.calibration import here as question
+from traincast.calibration.bench import bench, device
 
 _LOOK = 0.1  # seconds that pass between two looks at the clock
 
@@ -16,10 +16,10 @@ _LOOK = 0.1  # seconds that pass between two looks at the clock
 @pytest.fixture
 def small(monkeypatch):
     """Work that is small enough for a CPU to stand in."""
-    monkeypatch.setitem(timing._REFERENCE_SIDE, "cuda", 4)
-    monkeypatch.setattr(timing, "_MOST_WARMING", 3)
-    monkeypatch.setattr("traincast.calibration.bench.cuda._LEAST_FLUSHED", 64)
-    monkeypatch.setattr("traincast.calibration.bench.cuda._FLUSHED_CACHES", 0)
+    monkeypatch.setitem(device._REFERENCE_SIDE, "cuda", 4)
+    monkeypatch.setattr(device, "_MOST_WARMING", 3)
+    monkeypatch.setattr("traincast.calibration.bench.devices._LEAST_FLUSHED", 64)
+    monkeypatch.setattr("traincast.calibration.bench.devices._FLUSHED_CACHES", 0)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 from traincast.app.api import bench
-from traincast.calibration import campaign as questions
-from traincast.calibration.bench import copies
+from traincast.calibration import here as questions
+from traincast.calibration.bench import collectives
 from traincast.calibration.bench import store as stores
 from traincast.calibration.bench.store import Store, open_device
 
@@ -86,7 +86,7 @@ def run_and_kill(folder: Path, moment: float, part: str = "") -> str:
 def measure_into(folder: Path, log: Log, part: str = "") -> None:
     """The run that is killed, of this part alone where one is named."""
     log.watch()
-    copies.list_copy_ways = lambda _: (("to device", "pageable"), ("to host", "pageable"))
+    collectives.list_copy_ways = lambda _: (("to device", "pageable"), ("to host", "pageable"))
     stores._MERGE_FROM = 8  # so that merging is met too
     questions._SHARES["host"], questions._SHARES["together"] = 0.05, 0.05
     if part:

@@ -10,16 +10,15 @@ import pytest
 from tests.calibration.bench.test_measure import TINY
 from traincast.app.api import bench, fit_store, measure, predict, self_check
 from traincast.app.cli.main import main
-from traincast.calibration.bench.bench import make_task_key, measure_task
+from traincast.calibration.bench.bench import OpCall, find_op, make_task_key, measure_task
 from traincast.calibration.bench.bench import run_benchmarks as run
-from traincast.calibration.bench.calls import OpCall, find_op
+from traincast.calibration.bench.device import Reference
+from traincast.calibration.bench.inside import draw_small_steps
 from traincast.calibration.bench.parts import AGAIN, measure_host
 from traincast.calibration.bench.plans import KINDS, Task, plan_benchmarks
 from traincast.calibration.bench.signatures import make_op, make_spec
-from traincast.calibration.bench.small_steps import draw_small_steps
 from traincast.calibration.bench.store import Store, open_device
-from traincast.calibration.bench.timing import Reference
-from traincast.calibration.campaign import _list_measured_before, parse_budget
+from traincast.calibration.here import _list_measured_before, parse_budget
 from traincast.costs.cpu.features import get_kind
 from traincast.costs.cpu.samples import group_visits
 from traincast.ir.ops import Signature
@@ -132,7 +131,7 @@ def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path,
 
 
 def test_measured_fitted_predicted(home, monkeypatch, counted_budget):
-    monkeypatch.setattr("traincast.calibration.campaign._measure_other_parts", lambda *_: [])
+    monkeypatch.setattr("traincast.calibration.here._measure_other_parts", lambda *_: [])
     first = bench(budget="3s")
     again = bench(budget="4s")
     assert first.measured > 0 and again.total == first.measured + again.measured, "a run goes on where one stopped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from traincast.calibration.bench.calls import OpCall
+from traincast.calibration.bench.bench import OpCall
 from traincast.calibration.bench.device import plan_gpu_benchmarks
 from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.bench.store import open_device

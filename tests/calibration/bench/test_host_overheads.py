@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.calibration.bench.fake_cuda import FakeCuda, FakeProfile
-from traincast.calibration.bench import small_steps
-from traincast.calibration.bench.cuda import CudaDevice
-from traincast.calibration.bench.host_overheads import is_overhead, parse_overhead_signature
+from traincast.calibration.bench import inside
+from traincast.calibration.bench.devices import CudaDevice
+from traincast.calibration.bench.inside import is_overhead, parse_overhead_signature
 from traincast.calibration.bench.parts import measure_host, plan_parts
 from traincast.calibration.bench.store import Store
 from traincast.ir.ops import Signature
@@ -30,7 +30,7 @@ def device(monkeypatch, small):
         SimpleNamespace(name=f"step-{number}", batch_size=8, tables=(), make=lambda _: lambda: None)
         for number in range(3)
     ]
-    monkeypatch.setattr(small_steps, "draw_small_steps", lambda _: iter(steps))
+    monkeypatch.setattr(inside, "draw_small_steps", lambda _: iter(steps))
     return CudaDevice()
 
 

@@ -8,10 +8,9 @@ from itertools import islice
 
 import pytest
 
-from traincast.calibration.bench.inside import measure_inside
-from traincast.calibration.bench.small_steps import SmallStep, draw_small_steps
+from traincast.calibration.bench.device import Reference
+from traincast.calibration.bench.inside import SmallStep, draw_small_steps, measure_inside
 from traincast.calibration.bench.store import open_device
-from traincast.calibration.bench.timing import Reference
 from traincast.costs.cpu.features import Caches, get_kind
 from traincast.costs.cpu.samples import format_sample, parse_row
 

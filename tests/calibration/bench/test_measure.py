@@ -10,11 +10,10 @@ import torch
 
 from traincast.app.api import measure
 from traincast.app.cli.main import main
-from traincast.calibration.bench.cpu import CpuDevice
+from traincast.calibration.bench.devices import CpuDevice
 from traincast.calibration.bench.store import open_device
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.embeddings.access import Uniform, Zipf
-from traincast.models.embeddings.draws import draw_rows
+from traincast.models.embeddings.access import Uniform, Zipf, draw_rows
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.steps import draw_host_batch
 
@@ -100,7 +99,7 @@ def test_what_cannot_be_run_is_one_line(step, options, said):
 
 
 def test_tables_larger_than_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("traincast.calibration.bench.cpu.read_free_memory_bytes", lambda: 10_000)
+    monkeypatch.setattr("traincast.calibration.bench.devices.read_free_memory_bytes", lambda: 10_000)
     with pytest.raises(TraincastError, match=r"the tables of tiny take 0.0 GB and 0.0 GB are free on the cpu"):
         measure(TINY)
 

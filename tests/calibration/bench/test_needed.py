@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.calibration.bench.test_measure import TINY
-from traincast.calibration.bench.needed import Coverage
+from traincast.calibration.bench.bench import Coverage
 from traincast.calibration.bench.plans import FAR_BYTES
 from traincast.calibration.here import capture_here
-from traincast.costs.cpu.caches import list_operands
-from traincast.costs.cpu.cpu_ops import make_cpu_ops, runs_no_kernel
-from traincast.costs.cpu.features import count_touched_bytes, get_kind
-from traincast.costs.cpu.op_costs import PricedOp
+from traincast.costs.cpu.features import count_touched_bytes, get_kind, list_operands
+from traincast.costs.cpu.op_costs import PricedOp, make_cpu_ops, runs_no_kernel
 from traincast.simulator.scenario.scenario import Scenario
 
 
@@ -63,7 +61,7 @@ def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch
     # given a machine that was fitted, and of whose ops one kind is not known well
     kinds = {get_kind(task.signature) for task in Coverage(program).tasks}
     rare = min(kinds, key=lambda kind: sum(get_kind(task.signature) == kind for task in Coverage(program).tasks))
-    monkeypatch.setattr("traincast.calibration.bench.needed.price_ops", _Unsure(rare).priced)
+    monkeypatch.setattr("traincast.calibration.bench.bench.price_ops", _Unsure(rare).priced)
 
     # then that kind comes first, in the list and in what the list says of kinds
     coverage = Coverage(program, profile=object())

@@ -8,7 +8,7 @@ import torch
 
 from tests.calibration.bench.fake_cuda import FakeCuda, FakeProfile
 from traincast.app.api import self_check
-from traincast.calibration.bench.cuda import CudaDevice
+from traincast.calibration.bench.devices import CudaDevice
 
 
 def checked(monkeypatch, devices=1, **script):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.curve import SMALL_BYTES, Curve
+from traincast.costs.collectives.model import SMALL_BYTES, Curve
 
 # 10 us up to 1 kB, then to 30 us at 21 kB (1 GB/s), then to 130 us at 1,021 kB (10 GB/s)
 CURVE = Curve(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.costs.collectives.test_model import calls
 from traincast.costs.collectives import load_shipped_collectives
-from traincast.costs.collectives.direct import Places, estimate_direct_seconds
+from traincast.costs.collectives.links import Places, estimate_direct_seconds
 from traincast.hardware import load_topology
 
 LINKS, NODE = load_shipped_collectives().links, load_topology("dgx-a100")

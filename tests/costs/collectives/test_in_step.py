@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.costs.collectives.calls import COLLECTIVE
-from traincast.costs.collectives.in_step import price_uniform
+from traincast.costs.collectives.model import price_uniform
 from traincast.costs.in_step import SHIPPED
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.platform import load_platform
-from traincast.ir.variants import EXPOSED, UNIFORM
+from traincast.ir.ops import EXPOSED, UNIFORM
 
 
 def test_ranks_wait_for_each_other_where_nothing_hides_it() -> None:

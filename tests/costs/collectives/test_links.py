@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.calls import get_bus_factor
 from traincast.costs.collectives.links import (
     FLAGS_SLOWDOWN,
     LinkModel,
@@ -15,6 +14,7 @@ from traincast.costs.collectives.links import (
     NodeCoefficients,
     count_ring_steps,
     estimate_network_seconds,
+    get_bus_factor,
     get_node_bandwidth,
 )
 from traincast.hardware.topology import Topology

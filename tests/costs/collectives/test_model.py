@@ -14,9 +14,9 @@ from traincast.costs.collectives import (
     load_shipped_collectives,
     share_bytes_evenly,
 )
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.hardware import load_topology
-from traincast.hardware.catalog import list_node_keys
+from traincast.hardware.platform import list_node_keys
 from traincast.utils.errors import TraincastError
 
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(0, 36, 0.5)])

@@ -9,10 +9,9 @@ import pytest
 
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.contention import Contention, fit_crowding
 from traincast.costs.cpu.features import get_kind
 from traincast.costs.cpu.op_costs import price_ops
-from traincast.costs.cpu.profile import load_profile, save_profile
+from traincast.costs.cpu.profile import Contention, fit_crowding, load_profile, save_profile
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step
 

@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 
 from traincast.calibration.bench.plans import make_op, make_spec, plan_benchmarks
-from traincast.costs.cpu.caches import FAR, Operand, list_operands, split_by_level
-from traincast.costs.cpu.cpu_ops import make_cpu_ops
-from traincast.costs.cpu.features import WORK, Caches, count_touched_bytes, describe_op, get_family, get_kind
+from traincast.costs.cpu.features import (
+    FAR,
+    WORK,
+    Caches,
+    Operand,
+    count_touched_bytes,
+    describe_op,
+    get_family,
+    get_kind,
+    list_operands,
+    split_by_level,
+)
+from traincast.costs.cpu.op_costs import make_cpu_ops
 from traincast.costs.cpu.samples import (
     Sample,
     average_visits,

@@ -8,9 +8,14 @@ import pytest
 
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.cpu_ops import make_cpu_ops
-from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events, sum_host_seconds_by_op
-from traincast.costs.cpu.op_costs import collect_op_deviations, price_ops
+from traincast.costs.cpu.op_costs import (
+    HOST_EVENTS,
+    collect_op_deviations,
+    count_host_events,
+    make_cpu_ops,
+    price_ops,
+    sum_host_seconds_by_op,
+)
 from traincast.ir.ops import Signature
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step

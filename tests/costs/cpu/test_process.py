@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.cpu import process
-from traincast.costs.cpu.process import Process, find_process
+from traincast.costs.cpu import estimator
+from traincast.costs.cpu.estimator import Process, find_process
 
 
 def swinging(number=80):
@@ -19,11 +19,11 @@ def swinging(number=80):
 def test_slopes_are_those_of_the_likelihood():
     places, residuals = swinging(30)
     at = np.log([3.0, 20.0, 0.4, 0.05])
-    slopes = process._compute_likelihood(places, residuals, at)[1]
+    slopes = estimator._compute_likelihood(places, residuals, at)[1]
     for position, slope in enumerate(slopes):
         step = np.zeros(len(at))
         step[position] = 1e-5
-        above, below = (process._compute_likelihood(places, residuals, at + sign * step)[0] for sign in (1, -1))
+        above, below = (estimator._compute_likelihood(places, residuals, at + sign * step)[0] for sign in (1, -1))
         assert slope == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-4)
 
 
@@ -38,13 +38,13 @@ def test_a_search_that_begins_near_by_ends_there():
     found = find_process(places, residuals)
     again = find_process(places, residuals, found)
     best = [
-        process._compute_likelihood(places, residuals, np.log([*one.lengths, *one[1:]]))[0] for one in (found, again)
+        estimator._compute_likelihood(places, residuals, np.log([*one.lengths, *one[1:]]))[0] for one in (found, again)
     ]
     assert best[1] >= best[0] - 1e-6
 
 
 def test_few_samples_say_nothing_of_lengths():
     found = find_process(np.zeros((2, 3)), np.array([0.1, -0.1]))
-    assert len(set(found.lengths)) == 1 and found.noise == process._NOISE[2]
+    assert len(set(found.lengths)) == 1 and found.noise == estimator._NOISE[2]
     inverse, pull = Process(np.ones(3), 0.1, 0.1).solved(np.zeros((0, 3)), np.zeros(0))
     assert inverse.shape == (0, 0) and len(pull) == 0

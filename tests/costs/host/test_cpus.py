@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.host.cpus import find_cpu, list_cpus
-from traincast.costs.host.profile import SERVER, load_host_profile
+from traincast.costs.host.profile import SERVER, find_cpu, list_cpus, load_host_profile
 from traincast.utils.errors import TraincastError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.host.names import ENGINE, NODE, PYTHON, get_current_name, get_issuer
+from traincast.costs.host.profile import ENGINE, NODE, PYTHON, get_current_name, get_issuer
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.host.names import get_current_name
 from traincast.costs.host.profile import (
     AFTER,
     ALONE,
     BEFORE,
     BETWEEN,
+    get_current_name,
     list_host_profiles,
     load_host_profile,
     parse_host_profile,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.model import KernelModel
+from traincast.costs.kernels.contract import Calls, KernelModel
 from traincast.hardware import Device
 from traincast.utils.arrays import FloatArray
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.contract import KernelCall
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import Item, LoweringContext
 from traincast.ir.ops import Signature, TensorSpec

@@ -13,7 +13,7 @@ PAGE = "add-a-kernel-family.md"
 DEVICES = {"Tesla V100-PCIE-32GB": 900e9, "Tesla T4": 320e9, "NVIDIA A100-PCIE-40GB": 1555e9}
 LOWERED = """
 import json, sys
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import Source, price_calls
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.registry import LoweringContext

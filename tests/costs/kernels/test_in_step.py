@@ -10,13 +10,13 @@ import pytest
 from tests.costs.kernels.signatures import lowered, tensor
 from traincast.costs.in_step import SHIPPED, make_in_step
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.cost import convert_seconds_in_step
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.in_step import convert_seconds_in_step
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_platform
-from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TUNED
+from traincast.ir.ops import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TUNED
 
 H100 = load_platform("h100").device
 NUMBERS = replace(

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.lower import list_registered_ops, lower
-from traincast.costs.kernels.lowered import OpCoverage, list_op_coverage
+from traincast.costs.kernels.lower import OpCoverage, list_op_coverage, list_registered_ops, lower
 from traincast.costs.kernels.registry import LOWERINGS, Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
 from traincast.ir.ops import Signature

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract, check_monotone, check_unit
-from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Family
+from traincast.costs.kernels.contract import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Family
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import make_uniform_tables
+from traincast.costs.kernels.embedding.physics import make_uniform_tables
 from traincast.costs.kernels.families import BY_NAME, load_shipped_model
 from traincast.hardware import Device, load_device
 

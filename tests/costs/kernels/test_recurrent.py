@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import Source, price_calls
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware import load_device

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import Tables, make_uniform_tables
+from traincast.costs.kernels.embedding.physics import Tables, make_uniform_tables
 from traincast.costs.kernels.families import RECORDS, Roofline
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import list_device_keys, load_device

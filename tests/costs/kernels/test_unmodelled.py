@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.costs.kernels.signatures import field, lowered, signature, tensor
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.unmodelled import classify_arithmetic, guess_contraction_flops
 from traincast.hardware import load_device

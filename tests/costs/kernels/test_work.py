@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.cost import count_flops, count_work
 from traincast.costs.kernels.families import BY_NAME
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import MEMCPY
-from traincast.costs.kernels.work import count_flops, count_work
 
 
 def one(family, kind, compute="fp32", **sizes):

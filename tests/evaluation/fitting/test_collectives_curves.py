@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.costs.collectives.curve import SMALL_BYTES, Curve
+from traincast.costs.collectives.model import SMALL_BYTES, Curve
 from traincast_evaluation.fitting.collectives_curves import TOLERANCE, fit_curve, remove_host_floor, set_curve_floor
 
 SIZES = 2.0 ** np.arange(9, 30)

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import KernelModel
+from traincast.costs.kernels.contract import Calls, Estimate, KernelModel
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.hardware import load_device
 from traincast_evaluation.kernels.fit import FamilyTraining, compute_device_spreads, compute_unseen_spread

@@ -7,10 +7,8 @@ import random
 
 import pytest
 
-from traincast.simulator.scenario.field_info import LAWS
-from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import LAWS, Scenario, list_scenario_fields
 from traincast_evaluation.laws.answers import check_answer
 from traincast_evaluation.laws.drawing import draw_scenario, find_kind
 from traincast_evaluation.laws.exceptions import EXCEPTIONS, find_exception

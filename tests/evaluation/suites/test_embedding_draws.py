@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.models.embeddings.classes import NUM_BINS
-from traincast.models.embeddings.reuse import ReuseHistogram
+from traincast.models.embeddings.reuse import NUM_BINS, ReuseHistogram
 from traincast_evaluation.suites import embedding_draws
 from traincast_evaluation.suites.embedding_access import (
     Point,

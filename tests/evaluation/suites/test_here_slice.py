@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import traincast
 import traincast_evaluation
 from tests.costs.cpu.made_up import IDENTITY, exchange_samples, samples
-from traincast.calibration import campaign as question
+from traincast.calibration import here as question
 from traincast.calibration.bench import parts
 from traincast.calibration.bench.plans import plan_benchmarks
 from traincast.calibration.fit import fit_profile

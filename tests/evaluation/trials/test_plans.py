@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from traincast.models.embeddings.table import Pooling, Table
-from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.plan import check_plan
+from traincast.models.placement.plan import ShardingKind, check_plan
 from traincast_evaluation.trials.plans import BALANCED, draw_candidate_plans
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+from traincast.models.sharded_dlrm.step import make_dlrm_tables
 from traincast_evaluation.trials.plans import draw_candidate_plans
 from traincast_evaluation.trials.tasks import DlrmTask
 

@@ -11,14 +11,13 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import load_platform
+from traincast.hardware.platform import add_default_links, load_platform
 from traincast.ir import compute_peak_memory
 from traincast.ir.ops import Phase
 from traincast.ir.validate import validate_workload
 from traincast.models.data_parallel import Sharding, apply_data_parallel, share_step
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.transforms.accumulation import accumulate_gradients
+from traincast.transforms.updates import accumulate_gradients
 from traincast.utils.errors import TraincastError
 
 GPUS, WIDTH, LAYERS = 4, 64, 3

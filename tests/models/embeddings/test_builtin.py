@@ -5,9 +5,8 @@ import pytest
 
 from traincast.models.embeddings import Zipf, load_tables
 from traincast.models.embeddings.access import make_row_classes
-from traincast.models.embeddings.classes import NUM_BINS
-from traincast.models.embeddings.documents import BUILTIN_SETS
-from traincast.models.embeddings.synthesis import Recipe, synthesise_tables
+from traincast.models.embeddings.documents import BUILTIN_SETS, Recipe, synthesise_tables
+from traincast.models.embeddings.reuse import NUM_BINS
 from traincast_evaluation.suites.embedding_locality import read_locality
 
 SYNTHESISED = [("dlrm-2021-856", "locality_2021.csv", 16), ("dlrm-2022-788", "locality_2022.csv", 16)]

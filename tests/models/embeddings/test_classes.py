@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings.access import Uniform, Zipf, parse_access
-from traincast.models.embeddings.classes import NUM_BINS, RowClasses, compute_bin_shares
-from traincast.models.embeddings.poisson import compute_poisson_cdf
+from traincast.models.embeddings.reuse import NUM_BINS, RowClasses, compute_bin_shares, compute_poisson_cdf
 from traincast.utils.errors import TraincastError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings.access import Folded, Power, Zipf, format_access, make_row_classes, parse_access
-from traincast.models.embeddings.classes import RowClasses
+from traincast.models.embeddings.reuse import RowClasses
 from traincast.utils.errors import TraincastError
 
 

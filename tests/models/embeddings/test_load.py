@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
-from traincast.models.embeddings.load import (
+from traincast.models.embeddings.table import (
     CACHE_BYTES,
     FIELDS,
     LONG_RUN,

@@ -5,8 +5,8 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from traincast.models.embeddings import lru
-from traincast.models.embeddings.lru import LruCounter, count_earlier_and_greater, stack_distances
+from traincast.models.embeddings import raw
+from traincast.models.embeddings.raw import LruCounter, count_earlier_and_greater, stack_distances
 from traincast.utils.errors import TraincastError
 
 
@@ -65,7 +65,7 @@ def test_a_long_piece_is_counted_in_parts_with_the_same_result(monkeypatch):
     indices = np.random.default_rng(5).integers(0, 40, 500)
     whole, parts = LruCounter(16), LruCounter(16)
     whole.add_lookups(indices)
-    monkeypatch.setattr(lru, "_PIECE", 17)
+    monkeypatch.setattr(raw, "_PIECE", 17)
     parts.add_lookups(indices)
     assert [parts.count_hits(size) for size in range(17)] == [whole.count_hits(size) for size in range(17)]
     assert parts.lookups == whole.lookups == 500

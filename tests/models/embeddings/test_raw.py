@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from traincast.models.embeddings.raw import measure_access
-from traincast.models.embeddings.raw_files import read_bags_from_npz, read_bags_from_parquet
+from traincast.models.embeddings.read import read_bags_from_npz, read_bags_from_parquet
 from traincast.utils.errors import TraincastError
 
 INDICES = np.array([4, 4, 1, 0, 2, 4, 4], dtype=np.int32)

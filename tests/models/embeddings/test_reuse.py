@@ -3,9 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.models.embeddings.classes import NUM_BINS
-from traincast.models.embeddings.hot import HotBin
-from traincast.models.embeddings.reuse import ReuseHistogram
+from traincast.models.embeddings.reuse import NUM_BINS, HotBin, ReuseHistogram
 from traincast.utils.errors import TraincastError
 
 

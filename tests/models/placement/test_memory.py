@@ -12,13 +12,13 @@ from traincast.models.catalog import load_model
 from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan
-from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan, make_greedy_plans
 from traincast.models.placement.memory import MemoryLimits, check_sizes, compute_common_bytes, compute_shard_bytes
+from traincast.models.placement.options import WEIGHTS, make_greedy_plan, make_greedy_plans
 from traincast.models.placement.plan import convert_plan_to_json
-from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+from traincast.models.sharded_dlrm.dense import Dense
+from traincast.models.sharded_dlrm.step import make_dlrm_tables
+from traincast.planner.sharding.result import make_task
 from traincast.planner.sharding.search import rank_plans
-from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
 
 LIMITS = MemoryLimits(device=10e9, headroom=0.1)

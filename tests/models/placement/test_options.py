@@ -6,9 +6,16 @@ import pytest
 
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import ComputeKernel, Placement, ShardingKind, check_plan
-from traincast.models.placement.greedy import WEIGHTS, make_greedy_plans
 from traincast.models.placement.memory import MemoryLimits
-from traincast.models.placement.options import CACHE_FRACTIONS, MIN_COLUMNS, Option, find_option, list_table_options
+from traincast.models.placement.options import (
+    CACHE_FRACTIONS,
+    MIN_COLUMNS,
+    WEIGHTS,
+    Option,
+    find_option,
+    list_table_options,
+    make_greedy_plans,
+)
 
 ROOMY = MemoryLimits(device=40e9)
 

@@ -10,7 +10,7 @@ from traincast.models.placement import Placement, Plan, check_plan
 from traincast.models.placement.memory import MemoryLimits
 from traincast.models.placement.options import Option, find_option, list_table_options
 from traincast.models.placement.plan import convert_plan_to_json, load_plans, read_plan_from_json, simplify_plan
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.result import make_task
 from traincast.utils.errors import TraincastError
 
 

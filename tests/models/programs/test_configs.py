@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, DLRM_V2, STUDY_DLRMS, DlrmConfig
-from traincast.models.sharded_dlrm.config import DcnDense, Dense
+from traincast.models.sharded_dlrm.dense import DcnDense, Dense
 from traincast.utils.errors import TraincastError
 
 SMALL = DlrmConfig(

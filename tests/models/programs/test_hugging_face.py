@@ -12,8 +12,7 @@ from tests.evaluation.zoo.captured import capture_once
 from tests.models.programs.test_transformer import _kernels
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.models.transformers.hugging_face import read_hugging_face_config
-from traincast.models.transformers.reading import make_transformer
+from traincast.models.transformers.reading import make_transformer, read_hugging_face_config
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.program import build_parallel_workload
 

@@ -9,10 +9,10 @@ import pytest
 
 from traincast.ir import compute_peak_memory
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DLRM_V2
-from traincast.models.placement.greedy import WEIGHTS, make_greedy_plan
 from traincast.models.placement.memory import MemoryLimits, compute_common_bytes, compute_shard_bytes
-from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.hybrid import BALANCED, build_hybrid_dlrm, make_dlrm_tables
+from traincast.models.placement.options import WEIGHTS, make_greedy_plan
+from traincast.models.sharded_dlrm.dense import Dense
+from traincast.models.sharded_dlrm.step import BALANCED, build_hybrid_dlrm, make_dlrm_tables
 
 
 def exchanged(workload, kind):

@@ -7,8 +7,7 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.ir.validate import validate_program
-from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
-from traincast.models.data_parallel.buckets import InsertingBuilder
+from traincast.models.data_parallel.data_parallel import InsertingBuilder, broadcast_buffers, find_buffers
 from traincast.models.layers.builder import Communicator, StepBuilder
 from traincast.utils.errors import TraincastError
 

@@ -7,10 +7,10 @@ import pytest
 from traincast.ir import Phase, StorageKind
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.layers.builder import RankBuilder, StepBuilder
-from traincast.models.layers.lookup import TableBatchedLookup
+from traincast.models.layers.optimizers import TableBatchedLookup
 from traincast.models.placement import Placement, Plan
+from traincast.models.sharded_dlrm.collection import KernelLookup
 from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
-from traincast.models.sharded_dlrm.tables import KernelLookup
 
 SAMPLES = 16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Phase, StorageKind
-from traincast.models.data_parallel.buckets import Reducer
+from traincast.models.data_parallel.data_parallel import Reducer
 from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.interaction import (
     write_concatenate_backward,
@@ -13,8 +13,7 @@ from traincast.models.layers.interaction import (
     write_dot,
     write_dot_backward,
 )
-from traincast.models.layers.loss import LOSSES, write_backward_start, write_loss_backward, write_loss_forward
-from traincast.models.layers.mlp import Mlp
+from traincast.models.layers.mlp import LOSSES, Mlp, write_backward_start, write_loss_backward, write_loss_forward
 
 BATCH, WIDTHS = 32, (10, 20, 5)
 

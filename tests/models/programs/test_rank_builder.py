@@ -6,7 +6,7 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder
-from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
+from traincast.models.sharded_dlrm.layout import Mark, MarkedProgram, ScopeRole
 
 
 @pytest.mark.parametrize(

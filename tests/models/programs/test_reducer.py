@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.ir import Phase, StorageKind, TensorSpec
-from traincast.models.data_parallel.buckets import BUCKET_BYTES, Reducer, assign_buckets
+from traincast.models.data_parallel.data_parallel import BUCKET_BYTES, Reducer, assign_buckets
 from traincast.models.layers.builder import RankBuilder
 
 

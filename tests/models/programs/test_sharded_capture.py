@@ -18,7 +18,7 @@ from traincast.ir import Program, Signature, StorageKind, Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.dense import Dense
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 
 BATCH = 16

@@ -14,12 +14,11 @@ from traincast.ir import Op, Phase, Program, Workload
 from traincast.ir.validate import validate_workload
 from traincast.models.dlrm.config import DLRM_V2
 from traincast.models.placement import Placement, Plan
-from traincast.models.sharded_dlrm.config import DcnDense, Dense
-from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
-from traincast.models.sharded_dlrm.step import build_sharded_dlrm
+from traincast.models.sharded_dlrm.dense import DcnDense, Dense
+from traincast.models.sharded_dlrm.step import build_sharded_dlrm, make_dlrm_tables
 from traincast.simulator.scenario.dlrm_file import load_described_dlrm
-from traincast.simulator.scenario.programs import build_hybrid_variant
 from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import build_hybrid_variant
 from traincast.utils.errors import TraincastError
 
 BATCH = 512

@@ -14,7 +14,7 @@ from traincast.ir import Program, StorageKind
 from traincast.ir.validate import validate_workload
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf, load_tables
 from traincast.models.placement import Placement, Plan
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.dense import Dense
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError

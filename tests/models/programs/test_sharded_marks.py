@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.lowered import lower_program
+from traincast.costs.kernels.lower import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement import Placement, Plan, ShardingKind
-from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
-from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
+from traincast.models.sharded_dlrm.dense import Dense
+from traincast.models.sharded_dlrm.layout import Mark, ScopeRole, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.step import build_sharded_rank_program
 from traincast.simulator.schedule import Code, build_schedule
 

@@ -11,8 +11,7 @@ from traincast.hardware.platform import load_platform
 from traincast.ir.memory import compute_peak_memory
 from traincast.models.catalog import load_model
 from traincast.models.layers.builder import RankBuilder
-from traincast.models.sharded_dlrm.captured import find_embedding_modules
-from traincast.models.sharded_dlrm.copying import StepCopier
+from traincast.models.sharded_dlrm.captured import StepCopier, find_embedding_modules
 from traincast.models.sharded_dlrm.recommender import build_sharded_recommender, is_shardable
 from traincast.models.sharded_dlrm.step import PREFETCH
 from traincast.simulator.prediction.prediction import predict_step

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.evaluation.zoo.captured import capture_once
-from traincast.costs.kernels.lowered import lower_program
+from traincast.costs.kernels.lower import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.ops import Phase

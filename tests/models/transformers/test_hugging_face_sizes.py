@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from traincast.models.transformers.hugging_face import _ENCODERS, _LAYER_TYPES, _RMS_TYPES
-from traincast.models.transformers.reading import load_transformer
-from traincast.models.transformers.sizes import count_all_parameters
+from traincast.models.transformers.description import count_all_parameters
+from traincast.models.transformers.reading import _ENCODERS, _LAYER_TYPES, _RMS_TYPES, load_transformer
 from traincast.utils.errors import TraincastError
 
 # what cards and papers count; configurations as their authors published them, fields left out included

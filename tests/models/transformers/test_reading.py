@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from traincast.models.transformers.description import count_active_parameters, count_all_parameters, count_model_flops
 from traincast.models.transformers.reading import list_built_in_names, load_transformer, make_transformer
-from traincast.models.transformers.sizes import count_active_parameters, count_all_parameters, count_model_flops
 from traincast.utils.errors import TraincastError
 
 # parameters as their authors count them: model cards and papers

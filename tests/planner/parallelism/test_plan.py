@@ -13,8 +13,7 @@ import traincast
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer, make_transformer
-from traincast.planner.parallelism.candidates import count_state_bytes, list_layout_candidates
-from traincast.planner.parallelism.plan import make_plan, read_layout
+from traincast.planner.parallelism.plan import count_state_bytes, list_layout_candidates, make_plan, read_layout
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import estimate_seconds, estimate_used_bytes, predict_parallel
 from traincast.simulator.scenario.resolved import resolve

@@ -5,7 +5,7 @@ import pytest
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.result import make_task
 
 ZIPF = Zipf(1.0)
 

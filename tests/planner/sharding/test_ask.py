@@ -7,15 +7,15 @@ import json
 import pytest
 
 from traincast.models.placement.plan import Plan
-from traincast.planner.sharding import entry as sharding
-from traincast.planner.sharding.entry import (
+from traincast.planner.sharding import search as sharding
+from traincast.planner.sharding.search import (
     TORCHREC,
     describe_assumed_links,
     load_candidates,
-    load_dense,
     load_task,
     make_torchrec_rival,
 )
+from traincast.simulator.scenario.tables import load_dense
 from traincast.utils.errors import TraincastError
 
 TABLES = "tables:\n  - {name: user, rows: 1000, dim: 64}\n  - {name: item, rows: 500, dim: 64}\n"

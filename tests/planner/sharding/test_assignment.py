@@ -7,9 +7,19 @@ import pytest
 
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.planner.sharding import assignment as assigning
-from traincast.planner.sharding.assignment import Assignment, Changes, find_best_candidates, find_best_changes, rescore
-from traincast.planner.sharding.choices import ALL, NODE, NOWHERE, RANKS, find_scope
-from traincast.planner.sharding.moves import list_shifts
+from traincast.planner.sharding.assignment import (
+    ALL,
+    NODE,
+    NOWHERE,
+    RANKS,
+    Assignment,
+    Changes,
+    find_best_candidates,
+    find_best_changes,
+    find_scope,
+    rescore,
+)
+from traincast.planner.sharding.local_search import list_shifts
 
 
 def _whole(cost, ranks):

@@ -103,7 +103,7 @@ def test_a_script_s_tables_are_placed(captured, tmp_path):
     assert [table.pooling.mean for table in found.task.tables] == [1.0, 3.0]
     assert found.task.batch_size == 64 and found.is_whole_step
 
-    from traincast.planner.sharding.entry import write_torchrec_plan
+    from traincast.planner.sharding.search import write_torchrec_plan
 
     assert list(write_torchrec_plan("train.py", found.task, found.best.plan)["plan"]) == ["tables"]
 

@@ -10,14 +10,14 @@ from tests.effort import calls
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.dense import Dense
 from traincast.models.sharded_dlrm.step import build_sharded_dlrm
 from traincast.planner.sharding.assignment import Changes, find_best_candidates
-from traincast.planner.sharding.communication import find_busiest_bytes
 from traincast.planner.sharding.cost import FastCost
+from traincast.planner.sharding.durations import find_busiest_bytes
+from traincast.planner.sharding.local_search import list_emptied_groups, list_shifts, list_swaps
 from traincast.planner.sharding.lookups import BAG
-from traincast.planner.sharding.moves import list_emptied_groups, list_shifts, list_swaps
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.result import make_task
 from traincast.simulator.prediction.prediction import predict_step
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from traincast.models.placement import ShardingKind
-from traincast.models.sharded_dlrm.marks import ScopeRole
+from traincast.models.sharded_dlrm.layout import ScopeRole
 from traincast.planner.sharding.durations import Stage
-from traincast.planner.sharding.slots import EXCHANGES, Part, Slot
+from traincast.planner.sharding.max_plus import EXCHANGES, Part, Slot
 
 
 def _stages(cost, held):

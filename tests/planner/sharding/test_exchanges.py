@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.hardware.platform import load_platform
-from traincast.planner.sharding.communication import CommunicationCosts, find_busiest_bytes, make_task_communication
+from traincast.planner.sharding.durations import CommunicationCosts, find_busiest_bytes, make_task_communication
 
 TOPOLOGY = load_platform("dgx-a100").topology
 

@@ -6,9 +6,8 @@ from tests.planner.sharding.conftest import table
 from traincast.hardware.platform import load_platform
 from traincast.models.placement import Placement, Plan
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.host_memory import explain_host_memory
+from traincast.planner.sharding.result import explain_host_memory, make_task
 from traincast.planner.sharding.search import score_plan, search
-from traincast.planner.sharding.task import make_task
 
 
 def large_and_small():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.planner.sharding.conftest import table
-from traincast.models.data_parallel.buckets import BUCKET_BYTES
+from traincast.models.data_parallel.data_parallel import BUCKET_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.models.placement.options import find_option
 from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
-from traincast.planner.sharding.layouts import (
+from traincast.planner.sharding.lookups import TableGroup
+from traincast.planner.sharding.structure import (
     RANK,
     Heaviest,
     get_batch_form,
@@ -20,7 +21,6 @@ from traincast.planner.sharding.layouts import (
     merge_layouts,
     scale_layout,
 )
-from traincast.planner.sharding.lookups import TableGroup
 
 TABLES = [table("a", 4000), table("b", 9000, dtype="fp16"), table("c", 600, 32)]
 NAMES = tuple(one.name for one in TABLES)

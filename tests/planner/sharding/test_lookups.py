@@ -6,7 +6,7 @@ import pytest
 from tests.planner.sharding.conftest import table
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings.access import Uniform
-from traincast.models.embeddings.load import FIELDS, Part, compute_part_load
+from traincast.models.embeddings.table import FIELDS, Part, compute_part_load
 from traincast.models.placement import ComputeKernel, ShardingKind
 from traincast.models.placement.options import Option
 from traincast.planner.sharding.lookups import (

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from traincast.models.placement import ShardingKind
-from traincast.models.sharded_dlrm.marks import ScopeRole
-from traincast.planner.sharding.max_plus import Skip, compile_simulation
-from traincast.planner.sharding.slots import Part, Slot
-from traincast.simulator.many_ranks import simulate_rank
-from traincast.simulator.rank_group import Clocks
+from traincast.models.sharded_dlrm.layout import ScopeRole
+from traincast.planner.sharding.max_plus import Part, Skip, Slot, compile_simulation
+from traincast.simulator.many_ranks import Clocks, simulate_rank
 from traincast.simulator.schedule import Code, Schedule
 
 SLOTS = [Slot(Part.BACKWARD, ShardingKind.TABLE_WISE, group) for group in range(6)]

@@ -6,7 +6,7 @@ import pytest
 from traincast.costs.host.profile import BETWEEN, load_host_profile
 from traincast.costs.kernels.streaming.lowering.index import SINGLE_TILE
 from traincast.hardware.platform import load_platform
-from traincast.planner.sharding.preparation import Preparation, _count_launches, _count_passes
+from traincast.planner.sharding.lookups import Preparation, _count_launches, _count_passes
 
 DEVICE = load_platform("dgx-a100").device
 HOST = load_host_profile(DEVICE.host)

@@ -9,18 +9,16 @@ import pytest
 
 from tests.planner.sharding.conftest import table
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.kernels.lowered import lower_program
+from traincast.costs.kernels.lower import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.platform import load_platform
 from traincast.models.placement import ShardingKind
-from traincast.models.sharded_dlrm.config import Dense
-from traincast.models.sharded_dlrm.marks import ScopeRole
+from traincast.models.sharded_dlrm.dense import Dense
+from traincast.models.sharded_dlrm.layout import ScopeRole
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.layouts import make_typical_layout
-from traincast.planner.sharding.rank import RankProgram
-from traincast.planner.sharding.slots import EXCHANGES, SMALL, Part, Slot
-from traincast.planner.sharding.structure import compile_rank
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.max_plus import EXCHANGES, SMALL, Part, Slot
+from traincast.planner.sharding.result import make_task
+from traincast.planner.sharding.structure import RankProgram, compile_rank, make_typical_layout
 from traincast.simulator.schedule import Code
 
 DENSE = Dense(bottom_mlp=(8, 64), top_mlp=(32, 1), interaction="cat")

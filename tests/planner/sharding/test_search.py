@@ -11,11 +11,11 @@ from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement import Placement, Plan, check_plan
 from traincast.planner.sharding import search as searching
-from traincast.planner.sharding import simulations as walking
+from traincast.planner.sharding import search as walking
 from traincast.planner.sharding.assignment import Assignment, Changes, find_best_candidates
 from traincast.planner.sharding.cost import FastCost
+from traincast.planner.sharding.result import make_task
 from traincast.planner.sharding.search import FOUND, rank_plans, search
-from traincast.planner.sharding.task import make_task
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Workers
 

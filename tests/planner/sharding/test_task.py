@@ -6,8 +6,8 @@ import pytest
 
 from tests.planner.sharding.conftest import table
 from traincast.hardware.platform import load_platform
-from traincast.models.sharded_dlrm.config import Dense
-from traincast.planner.sharding.task import MAX_BATCH, MAX_GPUS, make_task
+from traincast.models.sharded_dlrm.dense import Dense
+from traincast.planner.sharding.result import MAX_BATCH, MAX_GPUS, make_task
 from traincast.utils.errors import TraincastError
 
 NODE = load_platform("dgx-a100")

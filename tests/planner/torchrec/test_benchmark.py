@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.models.placement.greedy import make_greedy_plans
+from traincast.models.placement.options import make_greedy_plans
 from traincast.models.placement.plan import check_plan
 from traincast.planner.sharding.cost import FastCost
 

@@ -71,7 +71,7 @@ def test_features_with_batches_of_their_own_give_their_rows_one_after_the_other(
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_forward
+    from traincast.costs.kernels.embedding.lowering.lookups import lower_tbe_forward
     from traincast.costs.kernels.registry import LoweringContext
 
     def run():

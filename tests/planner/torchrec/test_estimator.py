@@ -9,7 +9,7 @@ from tests.planner.torchrec.conftest import NEEDS_TORCHREC
 from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.placement.plan import Placement, check_plan
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.result import make_task
 from traincast.planner.torchrec.shard_costs import ShardCosts
 from traincast.utils.errors import TraincastError
 
@@ -94,8 +94,7 @@ def test_torchrecs_planner_makes_a_valid_plan_with_our_cost_and_a_better_one(tas
 @NEEDS_TORCHREC
 def test_every_shard_of_the_search_space_gets_its_seconds(task):
     from traincast.planner.torchrec.estimator import make_planner_with_our_cost
-    from traincast.planner.torchrec.objects import import_torchrec, make_embedding_modules
-    from traincast.planner.torchrec.planner import silence_torchrec
+    from traincast.planner.torchrec.planner import import_torchrec, make_embedding_modules, silence_torchrec
 
     with silence_torchrec():
         planner = make_planner_with_our_cost(task)

@@ -12,8 +12,8 @@ import pytest
 from tests.planner.torchrec.conftest import NEEDS_TORCHREC
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement.plan import Placement, Plan
-from traincast.planner.torchrec import objects
-from traincast.planner.torchrec.objects import (
+from traincast.planner.torchrec import planner
+from traincast.planner.torchrec.planner import (
     convert_sharding_plan,
     describe_module,
     make_embedding_modules,
@@ -27,14 +27,14 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 def test_without_torchrec_the_message_says_what_to_install(tables, plan, monkeypatch):
-    objects.import_torchrec.cache_clear()
+    planner.import_torchrec.cache_clear()
     monkeypatch.setitem(sys.modules, "torchrec", None)
     monkeypatch.setitem(sys.modules, "torchrec.distributed.types", None)
     try:
         with pytest.raises(TraincastError, match=r"install 'traincast\[torchrec\]'"):
             make_sharding_plan(plan, tables, gpus_per_node=2)
     finally:
-        objects.import_torchrec.cache_clear()
+        planner.import_torchrec.cache_clear()
 
 
 @NEEDS_TORCHREC

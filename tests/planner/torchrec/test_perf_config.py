@@ -10,7 +10,7 @@ from tests.planner.torchrec.conftest import NEEDS_TORCHREC
 from tests.planner.torchrec.test_estimator import some_tables
 from traincast.hardware.platform import load_platform
 from traincast.models.placement.plan import check_plan
-from traincast.planner.sharding.task import make_task
+from traincast.planner.sharding.result import make_task
 from traincast.planner.torchrec.perf_config import _Times, register_perf_config
 from traincast.planner.torchrec.planner import make_topology
 from traincast.utils.errors import TraincastError
@@ -81,9 +81,9 @@ def test_what_the_task_does_not_know_is_refused_by_name(task, asked, words):
 def test_torchrecs_own_planner_plans_with_our_configuration(task):
     """Given the real package, when its newest estimator asks our configuration, then shards cost what we say and the
     plan is one that can be run."""
-    from traincast.planner.torchrec.objects import import_torchrec
     from traincast.planner.torchrec.perf_config import make_perf_estimator
     from traincast.planner.torchrec.planner import (
+        import_torchrec,
         make_constraints,
         make_reservation,
         make_topology,

@@ -12,7 +12,7 @@ from traincast.hardware.platform import load_platform
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.placement.memory import MemoryLimits
 from traincast.models.placement.plan import check_plan
-from traincast.planner.sharding.task import Task, make_task
+from traincast.planner.sharding.result import Task, make_task
 from traincast.planner.torchrec.planner import make_reservation, make_topology, plan_with_torchrec, silence_torchrec
 from traincast.utils.errors import TraincastError
 

@@ -12,7 +12,7 @@ from tests.planner.torchrec.conftest import NEEDS_TORCHREC
 def test_torchrec_can_be_imported_after_ops_of_a_dlrm_were_defined():
     code = (
         "import traincast_evaluation.zoo.define.embedding_ops\n"
-        "from traincast.planner.torchrec.objects import import_torchrec\n"
+        "from traincast.planner.torchrec.planner import import_torchrec\n"
         "print(import_torchrec().__name__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

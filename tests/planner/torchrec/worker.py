@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from traincast.planner.torchrec.objects import make_embedding_modules, make_sharding_plan
+from traincast.planner.torchrec.planner import make_embedding_modules, make_sharding_plan
 from traincast.planner.torchrec.plans import plan_from_json
 from traincast.planner.torchrec.tables import tables_from_json
 

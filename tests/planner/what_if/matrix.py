@@ -9,15 +9,14 @@ from typing import Any
 
 from traincast.models.catalog import list_models
 from traincast.models.transformers.reading import list_built_in_names
-from traincast.planner.what_if.edits.data import get_batch_size
 from traincast.planner.what_if.edits.registry import list_edits, parse_edits
+from traincast.planner.what_if.edits.step import get_batch_size
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.planner.what_if.result import prepare_both_sides
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.resolved import Resolved, resolve
+from traincast.simulator.scenario.resolved import Resolved, make_scenario, resolve
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.catalog import published_programs
 

@@ -8,7 +8,7 @@ import pytest
 
 import traincast
 from traincast.ir.formula import OpCost
-from traincast.planner.what_if.difference import Difference, list_error_sources
+from traincast.planner.what_if.result import Difference, list_error_sources
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import traincast
-from traincast.planner.what_if.sweeps.journal import Journal
+from traincast.planner.what_if.sweeps.run import Journal
 from traincast.utils.errors import TraincastError
 
 ROW = {"error": "none"}
@@ -30,7 +30,7 @@ def test_a_journal_holds_what_was_added(tmp_path):
 def test_two_sweeps_do_not_write_one_journal(tmp_path):
     # given a sweep of another process that is under way
     code = (
-        "import sys; from pathlib import Path; from traincast.planner.what_if.sweeps.journal import Journal\n"
+        "import sys; from pathlib import Path; from traincast.planner.what_if.sweeps.run import Journal\n"
         "held = Journal(Path(sys.argv[1]), 'mine', 5); print('ready', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -8,9 +8,8 @@ import pytest
 
 import traincast
 from traincast.models.placement.plan import Placement, Plan, convert_plan_to_json
-from traincast.simulator.scenario.fields import make_scenario
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.resolved import make_scenario, resolve
 from traincast.utils.errors import TraincastError
 
 ASKED = [

@@ -16,7 +16,7 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.report.whatif import format_sweep
-from traincast.planner.what_if.sweeps.grid import Grid, make_grid, read_varied_values
+from traincast.planner.what_if.sweeps.points import Grid, make_grid, read_varied_values
 from traincast.planner.what_if.sweeps.result import find_pareto_rows
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document

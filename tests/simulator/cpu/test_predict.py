@@ -13,13 +13,10 @@ from traincast.app.pages.writing import add_what_ifs, make_page
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.calibration.fit import fit_profile
-from traincast.costs.cpu.contention import Contention
-from traincast.costs.cpu.host_events import sum_host_seconds_by_op
-from traincast.costs.cpu.op_costs import price_ops
-from traincast.costs.cpu.profile import is_here, load_machine, make_machine_platform, save_profile
-from traincast.simulator.cpu.instructions import lower_step
+from traincast.costs.cpu.op_costs import price_ops, sum_host_seconds_by_op
+from traincast.costs.cpu.profile import Contention, is_here, load_machine, make_machine_platform, save_profile
+from traincast.simulator.cpu.instructions import compute_step_seconds, lower_step
 from traincast.simulator.cpu.predict import predict_on_machine
-from traincast.simulator.cpu.rank_plan import compute_step_seconds
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.step import Unevenness
 from traincast.simulator.scenario.scenario import Scenario

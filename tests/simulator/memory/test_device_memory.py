@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import traincast
-from traincast.hardware.catalog import load_device
+from traincast.hardware.platform import load_device
 from traincast.ir.memory import CATEGORIES, EventWriter, Memory, MemoryEvents
-from traincast.simulator.memory.device_memory import make_device_memory
-from traincast.simulator.memory.replay import replay_steps
+from traincast.simulator.memory.device_memory import make_device_memory, replay_steps
 from traincast.simulator.memory.snapshot import make_snapshot
 
 ACTIVATION, PARAMETER, OPTIMIZER = (CATEGORIES.index(n) for n in ("activation", "parameter", "optimizer_state"))

@@ -6,7 +6,7 @@ import pytest
 
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import load_transformer
-from traincast.simulator.parallelism.communication import count_group_nodes
+from traincast.simulator.parallelism.groups import count_group_nodes
 from traincast.simulator.parallelism.layout import Layout, check_arithmetic_units, complete_layout
 from traincast.simulator.parallelism.predict import predict_parallel
 from traincast.utils.errors import TraincastError

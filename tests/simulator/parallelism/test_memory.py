@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from traincast.ir.memory import CATEGORIES, MemoryEvents
+from traincast.models.transformers.description import count_all_parameters
 from traincast.models.transformers.reading import load_transformer
-from traincast.models.transformers.sizes import count_all_parameters
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.memory import list_stage_events
 

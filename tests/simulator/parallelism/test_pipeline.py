@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.parallelism.orders import compute_pipeline_seconds, split_layers_into_parts
+from traincast.simulator.parallelism.snippets import compute_pipeline_seconds, split_layers_into_parts
 
 
 def _simulated(forward: list[float], backward: list[float], micro_batches: int) -> float:

@@ -13,12 +13,11 @@ import traincast
 from tests.effort import calls
 from traincast.app.cli.main import main
 from traincast.costs.in_step import SHIPPED
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import load_platform
+from traincast.hardware.platform import add_default_links, load_platform
 from traincast.models.transformers.reading import load_transformer, make_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_parallel
-from traincast.simulator.prediction.verdict import split_step
+from traincast.simulator.prediction.result import split_step
 from traincast.utils.errors import TraincastError
 
 SMALL = make_transformer(

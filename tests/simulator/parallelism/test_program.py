@@ -11,8 +11,8 @@ from tests.effort import calls
 from traincast.hardware.platform import load_platform
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.validate import validate_workload
+from traincast.models.transformers.description import count_all_parameters
 from traincast.models.transformers.reading import load_transformer, make_transformer
-from traincast.models.transformers.sizes import count_all_parameters
 from traincast.simulator.parallelism import predict as predicting
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.predict import count_simulated_micro_batches, estimate_seconds, predict_parallel

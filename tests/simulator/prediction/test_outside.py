@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import traincast
-from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.kernels.contract import Calls, Estimate
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.hardware.catalog import load_device
+from traincast.hardware.platform import load_device
 from traincast.simulator.prediction.breakdown import OutsideOp
 
 

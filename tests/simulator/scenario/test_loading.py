@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.scenario.loading import Loader, make_inputs_pageable
+from traincast.simulator.scenario.captured import Loader, make_inputs_pageable
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load_single_gpu_step

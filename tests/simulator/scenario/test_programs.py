@@ -6,8 +6,8 @@ import pytest
 
 from traincast.ir.ops import Phase
 from traincast.simulator.scenario.predict import predict
-from traincast.simulator.scenario.programs import list_programs
 from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import list_programs
 from traincast.utils.errors import TraincastError
 
 

@@ -8,8 +8,8 @@ from traincast.hardware import load_platform
 from traincast.ir import Phase
 from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.simulator.scenario.dlrm_file import load_described_dlrm
-from traincast.simulator.scenario.programs import build_hybrid_variant
 from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import build_hybrid_variant
 from traincast.utils.errors import TraincastError
 
 

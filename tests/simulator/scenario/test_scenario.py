@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from traincast.simulator.scenario.fields import GROUPS, list_scenario_fields, make_scenario, read_scenario
 from traincast.simulator.scenario.kinds import USED
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.resolved import make_scenario, read_scenario
+from traincast.simulator.scenario.scenario import GROUPS, Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError
 
 FIELDS = list(list_scenario_fields().values())

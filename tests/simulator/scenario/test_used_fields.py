@@ -10,11 +10,10 @@ import traincast
 from traincast.app.cli.main import main
 from traincast.models.catalog import load_model
 from traincast.models.placement.plan import Placement, Plan, convert_plan_to_json
-from traincast.simulator.scenario.fields import list_scenario_fields
 from traincast.simulator.scenario.kinds import KINDS, USED, check_used, choose_step_kind
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError
 
 TABLES = "tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: item, rows: 500000, dim: 64}\n"

@@ -11,21 +11,26 @@ from tests.traces.timelines import event, kernel, launch, linked, op, small_even
 from traincast.simulator.memory.allocator import segment_size
 from traincast.traces.collectives import Collective
 from traincast.traces.kineto import read_kineto
-from traincast.traces.launch_queue import launch_queue
 from traincast.traces.link import link_trace
-from traincast.traces.profiler.communication import make_communication_rows
 from traincast.traces.profiler.kernels import (
+    make_annotation_rows,
     make_graph_rows,
     make_kernel_rows,
     make_launch_rows,
+    make_module_rows,
     make_queue_points,
     make_stream_rows,
 )
-from traincast.traces.profiler.memory import make_memory_points, make_memory_rows, replay_recorded
-from traincast.traces.profiler.places import make_annotation_rows, make_module_rows
 from traincast.traces.profiler.rates import make_rate_rows
+from traincast.traces.profiler.tables import (
+    make_communication_rows,
+    make_memory_points,
+    make_memory_rows,
+    replay_recorded,
+)
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.signatures import SignatureReader
+from traincast.traces.slowdowns import launch_queue
 
 
 def module(name, ts, dur):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, step
-from traincast.simulator import blocks
+from traincast.simulator import schedule
 from traincast.traces.replay import steps as steady
 from traincast.traces.replay import timeline
 from traincast.traces.replay.analysis import analyse_traces
@@ -44,7 +44,7 @@ def peak_of_analysis(path):
 
 def test_memory_grows_by_no_more_than_so_many_bytes_an_event(tmp_path, monkeypatch):
     monkeypatch.setattr(steady, "_MOST_VALUES", 1)  # what-ifs one by one, as those of a trace of a gigabyte
-    monkeypatch.setattr(blocks, "_LONG", 1)
+    monkeypatch.setattr(schedule, "_LONG", 1)
     monkeypatch.setattr(timeline, "_ROWS", 256)
     short, long = (tmp_path / name for name in ("short.json", "long.json"))
     fewer, more = write_long(short, 5), write_long(long, 45)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, step, write_two_ranks
-from traincast.simulator.critical import PathPart, Segment
+from traincast.simulator.timeline import PathPart, Segment
 from traincast.traces.replay.analysis import analyse_traces
 from traincast.traces.replay.path import BACKLOG, HOST, LATE, Labels, make_path_report, sort_by_gain
 from traincast.traces.replay.timeline import make_timeline_instructions

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, small_events, step
-from traincast.simulator.many_ranks import simulate_rank
-from traincast.simulator.rank_group import Clocks
+from traincast.simulator.many_ranks import Clocks, simulate_rank
 from traincast.simulator.schedule import Code
 from traincast.traces.replay.path import GRAPH, Labels, make_path_report
 from traincast.traces.replay.steps import compute_exposed_communication, simulate_replay

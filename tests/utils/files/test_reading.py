@@ -7,8 +7,8 @@ import os
 import pytest
 
 from traincast.utils.errors import TraincastError, shorten_value
+from traincast.utils.files.limits import MAX_DIGITS
 from traincast.utils.files.reading import (
-    MAX_DIGITS,
     parse_json,
     parse_toml,
     parse_yaml,

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from traincast.utils.errors import TraincastError
-from traincast.utils.parallel.apart import Ended, make_scratch, run_apart
-from traincast.utils.parallel.kernel_guard import forbid_writes
+from traincast.utils.parallel.apart import Ended, forbid_writes, make_scratch, run_apart
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what holds a process back is Linux's")
 

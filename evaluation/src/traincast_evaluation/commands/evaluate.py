@@ -15,8 +15,7 @@ import argparse
 import math
 
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.output import print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.api import evaluate

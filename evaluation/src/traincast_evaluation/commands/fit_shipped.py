@@ -6,8 +6,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.output import print_result, show_progress_bar
 from traincast_evaluation.api import fit
 from traincast_evaluation.fitting.profile_fits import PIECES
 from traincast_evaluation.fitting.shipped import FitResult

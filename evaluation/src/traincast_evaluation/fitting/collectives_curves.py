@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.costs.collectives.curve import SMALL_BYTES, Curve
-from traincast.costs.collectives.model import CurveSet
+from traincast.costs.collectives.model import SMALL_BYTES, Curve, CurveSet
 from traincast.utils.arrays import FloatArray
 from traincast_evaluation.fitting.collectives_data import Points
 

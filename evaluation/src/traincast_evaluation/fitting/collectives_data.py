@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.collectives.calls import get_bus_factor
+from traincast.costs.collectives.links import get_bus_factor
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value

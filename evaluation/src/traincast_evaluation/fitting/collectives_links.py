@@ -7,18 +7,19 @@ from functools import cache
 
 import numpy as np
 
-from traincast.costs.collectives.calls import COLLECTIVE, get_bus_factor
 from traincast.costs.collectives.links import (
     LinkModel,
     NetworkCoefficients,
     NodeCoefficients,
     count_ring_steps,
     estimate_network_seconds,
+    get_bus_factor,
     get_node_bandwidth,
     name_measured_kind,
     runs_on_ring,
 )
 from traincast.costs.collectives.model import CollectiveModel, CurveSet
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
 from traincast.utils.arrays import FloatArray

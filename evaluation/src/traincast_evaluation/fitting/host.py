@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traincast.costs.host.names import get_issuer
+from traincast.costs.host.profile import get_issuer
 from traincast.models.catalog import load_model
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.host_versions import SOURCES, read_ratios

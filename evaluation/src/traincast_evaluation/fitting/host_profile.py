@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traincast.costs.host.names import ISSUERS, PYTHON, get_current_name
+from traincast.costs.host.profile import ISSUERS, PYTHON, get_current_name
 from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Distribution, Overheads
 from traincast.utils.errors import TraincastError
 

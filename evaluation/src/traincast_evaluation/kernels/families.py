@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import Family
+from traincast.costs.kernels.contract import Family
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.families import BY_NAME

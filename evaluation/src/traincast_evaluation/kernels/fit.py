@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import KernelModel, State
+from traincast.costs.kernels.contract import Calls, Estimate, KernelModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import compute_mean_error_percent, is_within_interval

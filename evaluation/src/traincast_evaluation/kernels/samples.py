@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.kernels.contract import Calls, Estimate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray
 from traincast_evaluation.measured_tables import keep_present_values

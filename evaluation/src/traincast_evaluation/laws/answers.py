@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from traincast.costs.kernels.work import count_flops
+from traincast.costs.kernels.cost import count_flops
 from traincast.simulator.prediction.result import Prediction
 
 ROUNDING = 1e-6  # relative: sums in another order

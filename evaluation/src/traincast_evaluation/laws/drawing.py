@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from traincast.hardware.catalog import list_device_keys, list_node_keys, load_device
-from traincast.models.catalog import list_models
+from traincast.hardware.platform import list_device_keys, list_node_keys, load_device
+from traincast.models.catalog import list_models, list_published_programs
 from traincast.models.dlrm.config import STUDY_DLRMS
-from traincast.models.published import list_published_programs
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.simulator.scenario.kinds import choose_step_kind, find_source_kind

@@ -14,12 +14,11 @@ from typing import Any
 
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.fields import FieldInfo, list_scenario_fields
 from traincast.simulator.scenario.kinds import USED
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.simulator.scenario.scaling import predict_scaling
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import FieldInfo, Scenario, list_scenario_fields
 from traincast_evaluation.laws.drawing import find_kind, load_device_of
 
 ROUNDING = 1e-7  # relative: sums in another order

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.resolved import format_predict_command
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.settings import format_predict_command
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.laws.answers import ROOFS, check_answer
 from traincast_evaluation.laws.drawing import draw_scenario

@@ -18,7 +18,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.embeddings import Pooling, Table
-from traincast.models.embeddings.load import Part, compute_part_load, count_hottest_row_lookups
+from traincast.models.embeddings.table import Part, compute_part_load, count_hottest_row_lookups
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place_slices

@@ -15,7 +15,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.dlrm.config import DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Zipf
-from traincast.models.embeddings.load import Part, total_load
+from traincast.models.embeddings.table import Part, total_load
 from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
 from traincast_evaluation.published.hugectr_plan import compute_capacity_bytes, count_adagrad_bytes, plan_tables

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import StorageKind
 from traincast.models.embeddings import Table
-from traincast.models.embeddings.load import Part, total_load
+from traincast.models.embeddings.table import Part, total_load
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
 from traincast_evaluation.published.hugectr_hybrid import HybridRows

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from traincast.costs.kernels.embedding.lowering.inputs import make_moved_elements, make_prefix_sum
 from traincast.costs.kernels.embedding.lowering.lookups import read_described_tables
-from traincast.costs.kernels.operands import get_compute_type, read_integer_argument, require_operand
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
+    get_compute_type,
+    lowers,
+    read_integer_argument,
+    require_operand,
+)
 from traincast.costs.kernels.streaming import ELEMENTWISE, INDEX
 from traincast.costs.kernels.streaming.launches import (
     STREAM_SYNCHRONIZE,

@@ -12,9 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from traincast.hardware.catalog import find_device_by_name, list_device_names, load_device
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import (
+    Platform,
+    add_default_links,
+    find_device_by_name,
+    list_device_names,
+    load_device,
+    load_platform,
+)
 from traincast.ir.formula import read_op_costs
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario

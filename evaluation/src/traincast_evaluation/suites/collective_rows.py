@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.collectives.calls import COLLECTIVE
-from traincast.costs.collectives.curve import SMALL_BYTES
-from traincast.costs.collectives.model import CollectiveModel
-from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.collectives.model import SMALL_BYTES, CollectiveModel
+from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.contract import Calls, Estimate
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
 from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval

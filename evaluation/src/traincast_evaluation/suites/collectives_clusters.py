@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.collectives.calls import COLLECTIVE
-from traincast.costs.collectives.curve import SMALL_BYTES
-from traincast.costs.collectives.model import CollectiveModel
-from traincast.costs.kernels.call import Calls
+from traincast.costs.collectives.model import SMALL_BYTES, CollectiveModel
+from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.contract import Calls
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
 from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval

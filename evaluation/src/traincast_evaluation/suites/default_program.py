@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from traincast.simulator.scenario.fields import list_scenario_fields
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
 from traincast_evaluation.suites.machines import read_machine

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traincast.costs.host.profile import TENSORFLOW, load_host_profile
-from traincast.hardware.catalog import load_device
-from traincast.hardware.platform import load_platform
+from traincast.hardware.platform import load_device, load_platform
 from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from traincast.models.embeddings.access import Reuse, Zipf
-from traincast.models.embeddings.classes import RowClasses
-from traincast.models.embeddings.lru import LruCounter
-from traincast.models.embeddings.reuse import ReuseHistogram
+from traincast.models.embeddings.raw import LruCounter
+from traincast.models.embeddings.reuse import ReuseHistogram, RowClasses
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, compute_error_row

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.models.embeddings.classes import BIN_EDGES, NUM_BINS
-from traincast.models.embeddings.lru import LruCounter
+from traincast.models.embeddings.raw import LruCounter
+from traincast.models.embeddings.reuse import BIN_EDGES, NUM_BINS
 from traincast.utils.arrays import IntArray
 from traincast_evaluation.suites.embedding_locality import Locality
 

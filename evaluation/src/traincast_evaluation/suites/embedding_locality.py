@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.models.embeddings.classes import NUM_BINS
+from traincast.models.embeddings.reuse import NUM_BINS
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.reading import read_csv

@@ -9,9 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from traincast.hardware.catalog import find_device_by_name
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, add_default_links, find_device_by_name, load_platform
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.simulator.scenario.scenario import Scenario

@@ -7,8 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform
+from traincast.hardware.platform import Platform, add_default_links
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_used_bytes

@@ -8,8 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from traincast.hardware.catalog import load_device
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, load_device, load_platform
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.simulator.parallelism.layout import Layout

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from traincast.hardware.catalog import list_device_keys, list_node_keys, load_device
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, list_device_keys, list_node_keys, load_device, load_platform
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.suites.published import Row
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from traincast.hardware.catalog import load_device
+from traincast.hardware.platform import load_device
 from traincast.ir.file import load_workload
 from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import make_device_memory

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from traincast.hardware.catalog import find_device_by_name
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, add_default_links, find_device_by_name, load_platform
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error

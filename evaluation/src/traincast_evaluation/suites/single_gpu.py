@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from traincast.hardware.catalog import find_device_by_name
+from traincast.hardware.platform import find_device_by_name
 from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, read_cases

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traincast.hardware.catalog import find_device_by_name
+from traincast.hardware.platform import find_device_by_name
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.measured_tables import read_medians

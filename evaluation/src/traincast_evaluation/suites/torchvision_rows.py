@@ -9,7 +9,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from traincast.hardware.catalog import find_device_by_name
+from traincast.hardware.platform import find_device_by_name
 from traincast.ir.workload import SEARCHED, Workload
 from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast.utils.errors import TraincastError

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from traincast.costs.host.profile import HostProfile, parse_host_profile
-from traincast.hardware.catalog import find_device_by_name
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, find_device_by_name, load_platform
 from traincast.traces.execution import join_execution
 from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace

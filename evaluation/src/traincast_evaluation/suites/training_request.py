@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, add_default_links, load_platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.layout import Layout

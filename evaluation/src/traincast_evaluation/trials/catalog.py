@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.models.placement.plan import Plan
-from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+from traincast.models.sharded_dlrm.step import make_dlrm_tables
 from traincast_evaluation.trials.plans import BALANCED, draw_candidate_plans
 from traincast_evaluation.trials.tasks import DlrmTask, draw_dlrms
 

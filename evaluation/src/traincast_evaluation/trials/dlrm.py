@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from traincast.calibration.bench.all_to_all import DifferentiableAllToAll, Summed
+from traincast.calibration.bench.collectives import DifferentiableAllToAll, Summed
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.plan import Placement, Plan, Shard
-from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+from traincast.models.placement.plan import Placement, Plan, Shard, ShardingKind
+from traincast.models.sharded_dlrm.step import make_dlrm_tables
 from traincast.utils.arrays import IntArray
 from traincast_evaluation.trials.inputs import Bags, draw_lookups, make_bags, make_shard_bags
 from traincast_evaluation.trials.tasks import DlrmTask

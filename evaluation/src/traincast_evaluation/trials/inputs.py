@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.embeddings.access import parse_access
-from traincast.models.embeddings.draws import draw_rows
+from traincast.models.embeddings.access import draw_rows, parse_access
 from traincast.models.placement.plan import Shard
 from traincast.utils.arrays import IntArray
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from traincast.models.embeddings.table import Table
-from traincast.models.placement.kinds import ShardingKind
-from traincast.models.placement.plan import COLUMN_STEP, Placement, Plan
+from traincast.models.placement.plan import COLUMN_STEP, Placement, Plan, ShardingKind
 
 BALANCED = "greedy by lookups"
 """The plan of a task where no other is asked for: always among the candidates."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traincast.calibration.bench.device import Device
+from traincast.calibration.bench.device import Device, Reference
 from traincast.calibration.bench.rank import serve_jobs
-from traincast.calibration.bench.timing import Reference
 from traincast_evaluation.trials.catalog import Trial
 from traincast_evaluation.trials.isolated import measure_isolated_seconds
 from traincast_evaluation.trials.steps import make_trial_step

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from traincast.app.pages.charts import make_scaling_chart
-from traincast.app.pages.elements import (
+from traincast.app.pages.page import (
     Html,
+    Page,
+    Section,
+    Tile,
     fold_block,
     join_blocks,
     make_bar,
@@ -13,23 +16,22 @@ from traincast.app.pages.elements import (
     make_paragraph,
     make_table,
 )
-from traincast.app.pages.page import Page, Section, Tile
 from traincast.app.pages.parts import (
     fold_records,
     format_number,
     make_cost_tile,
     make_memory_tile,
     make_records_table,
+    make_software_section,
     make_step_tile,
     make_verdict_html,
     make_warnings_html,
 )
 from traincast.app.pages.prediction import make_detail_sections, make_memory_section, make_prediction_page
-from traincast.app.pages.provenance import make_software_section
-from traincast.planner.fitting.fit import Fit
+from traincast.planner.fitting import Fit
 from traincast.planner.parallelism.plan import Plan
-from traincast.planner.what_if.platforms import PlatformComparison, PlatformStep
-from traincast.simulator.prediction.scaling import ScalingCurve
+from traincast.planner.what_if.money import PlatformComparison, PlatformStep
+from traincast.simulator.scenario.scaling import ScalingCurve
 from traincast.utils.display.text import (
     format_count,
     format_dollars,

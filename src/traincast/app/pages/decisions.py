@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from traincast.app.pages.charts import Chart
-from traincast.app.pages.elements import (
+from traincast.app.pages.page import (
     Html,
+    Page,
+    Section,
+    Tile,
     fold_block,
     join_blocks,
     make_bar,
@@ -17,19 +20,18 @@ from traincast.app.pages.elements import (
     make_paragraph,
     make_table,
 )
-from traincast.app.pages.page import Page, Section, Tile
 from traincast.app.pages.parts import (
     format_number,
     make_bound_tile,
     make_memory_tile,
     make_records_table,
+    make_software_section,
     make_step_stack,
     make_step_tile,
     make_verdict_html,
     make_warnings_html,
 )
 from traincast.app.pages.prediction import list_step_parts, make_detail_sections
-from traincast.app.pages.provenance import make_software_section
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.result import WhatIf, answer_what_if

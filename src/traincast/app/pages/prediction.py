@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.charts import find_roofline_points, make_memory_chart, make_roofline_chart
-from traincast.app.pages.elements import (
+from traincast.app.pages.charts import find_roofline_points, make_memory_chart, make_roofline_chart, make_timeline_data
+from traincast.app.pages.page import (
     Html,
+    Page,
+    Section,
     fold_block,
     join_blocks,
     make_bar,
@@ -14,27 +16,24 @@ from traincast.app.pages.elements import (
     make_paragraph,
     make_table,
 )
-from traincast.app.pages.page import Page, Section
 from traincast.app.pages.parts import (
     NO_PRICE,
     format_number,
+    make_provenance_section,
     make_seconds_table,
+    make_software_section,
     make_step_stack,
     make_step_tiles,
     make_verdict_html,
     make_warnings_html,
 )
-from traincast.app.pages.provenance import make_provenance_section, make_software_section
-from traincast.app.pages.timelines import make_timeline_data
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_peak_memory
-from traincast.costs.kernels.evidence import list_measured_devices
+from traincast.costs.kernels.families import list_measured_devices
 from traincast.planner.what_if.money import Prices, compute_cost
 from traincast.simulator.collective_calls import format_rank_list
-from traincast.simulator.prediction.rank_results import RankResult, sum_path_by_activity, sum_path_by_place
-from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.verdict import split_step, suggest_remedy
-from traincast.simulator.prediction.warnings import Note
+from traincast.simulator.prediction.rank_results import Note, RankResult, sum_path_by_activity, sum_path_by_place
+from traincast.simulator.prediction.result import Prediction, split_step, suggest_remedy
 from traincast.utils.display.text import (
     format_count,
     format_dollars,

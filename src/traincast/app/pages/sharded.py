@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.elements import join_blocks, make_bar, make_facts, make_paragraph, make_table
-from traincast.app.pages.page import Page, Section, Tile
+from traincast.app.pages.page import Page, Section, Tile, join_blocks, make_bar, make_facts, make_paragraph, make_table
 from traincast.app.pages.parts import (
     make_bound_tile,
     make_memory_tile,

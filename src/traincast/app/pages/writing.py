@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from traincast.app.pages.choices import make_fit_page, make_plan_page, make_platforms_page, make_scaling_page
-from traincast.app.pages.comparison import make_comparison_page
 from traincast.app.pages.decisions import (
     make_advice_page,
     make_sweep_page,
@@ -16,22 +15,20 @@ from traincast.app.pages.decisions import (
     make_what_ifs_html,
     try_usual_edits,
 )
-from traincast.app.pages.elements import join_blocks
-from traincast.app.pages.measured import make_trace_page
-from traincast.app.pages.page import MOST_BYTES, Page, Section, render_page
-from traincast.app.pages.parts import fold_records
+from traincast.app.pages.measured import make_comparison_page, make_trace_page
+from traincast.app.pages.page import MOST_BYTES, Page, Section, join_blocks, render_page
+from traincast.app.pages.parts import fold_records, make_software_section
 from traincast.app.pages.prediction import make_prediction_page
-from traincast.app.pages.provenance import make_software_section
 from traincast.app.pages.sharded import make_sharding_page
-from traincast.planner.fitting.fit import Fit
+from traincast.planner.fitting import Fit
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.sharding.result import ShardingResult
 from traincast.planner.what_if.advice import Advice
-from traincast.planner.what_if.platforms import PlatformComparison
+from traincast.planner.what_if.money import PlatformComparison
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.scaling import ScalingCurve
+from traincast.simulator.scenario.scaling import ScalingCurve
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path

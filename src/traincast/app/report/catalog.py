@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.simulator.scenario.models import CoverageList, ModelList
-from traincast.simulator.scenario.platforms import PlatformList
+from traincast.simulator.scenario.catalog import CoverageList, ModelList, PlatformList
 from traincast.utils.display.text import format_count, format_table
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from traincast.app.report.prediction import format_remarks
-from traincast.planner.fitting.fit import Fit
-from traincast.planner.fitting.remedies import Remedy
+from traincast.planner.fitting import Fit, Remedy
 from traincast.planner.parallelism.plan import Plan
-from traincast.planner.what_if.platforms import PlatformComparison, PlatformStep
-from traincast.simulator.prediction.scaling import ScalingCurve
-from traincast.simulator.prediction.verdict import state_verdict
+from traincast.planner.what_if.money import PlatformComparison, PlatformStep
+from traincast.simulator.prediction.result import state_verdict
+from traincast.simulator.scenario.scaling import ScalingCurve
 from traincast.utils.display.text import (
     count_of,
     format_bar,

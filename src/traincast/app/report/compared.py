@@ -1,12 +1,132 @@
-"""Two traced runs side by side, as text."""
+"""Measured traces in a few sentences, two runs side by side, and a traced run against its prediction, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from traincast.app.report.measured_verdict import PART_NAMES
-from traincast.traces.replay.compare import Change, TraceComparison
-from traincast.utils.display.text import format_milliseconds, format_table, shorten_name
+import numpy as np
+
+from traincast.traces.breakdown import PARTS
+from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
+from traincast.traces.replay.compare import Change, TraceComparison, find_slowest_rank
+from traincast.traces.replay.host import KEPT as KEPT_HOST
+from traincast.traces.replay.host import SET_UP
+from traincast.traces.replay.kernels import Known
+from traincast.traces.replay.path import PathReport
+from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.utils.display.text import (
+    count_of,
+    format_bar,
+    format_duration,
+    format_interval,
+    format_milliseconds,
+    format_table,
+    shorten_name,
+)
+
+PART_NAMES = dict(zip(PARTS, (
+    "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
+    "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
+    "idle: reason not recorded",
+), strict=True))  # fmt: skip
+"""The parts of a step in words."""
+_SPREAD = 1.1  # longest over shortest step from which on they differ
+_LEAST_GAIN = 0.02  # of a step: less is not worth a word
+
+
+def state_traces(report: TraceReport) -> list[str]:
+    """The verdict of one rank, or of all together and of the slowest one."""
+    rank = find_slowest_rank(report)
+    device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
+    steps = f"median of {count_of(len(rank.steps), 'step')}{_state_spread(rank)}{device}"
+    lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
+    if not report.is_one_job:
+        many = count_of(len(report.ranks), "trace")
+        return [
+            f"Slowest of {many} is {rank.linked.trace.path.name}, {lines[0]}",
+            "They are no ranks of one job: not all have collectives; each is a step of its own.",
+            *_state_culprit(rank),
+            *(f"note: {note}" for note in (report.together.notes if report.together else ())),
+        ]
+    if report.together:
+        figures = report.together.breakdown
+        lines = [
+            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{device}; "
+            f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
+            f"Slowest is rank {rank.rank}, {lines[0]}",
+        ]
+    return [*lines, *_state_culprit(rank)]
+
+
+def _state_spread(rank: RankReport) -> str:
+    """The shortest and the longest step and their mean, where one number does not stand for all."""
+    lengths = [step.step for step in rank.steps]
+    if max(lengths) < _SPREAD * min(lengths):
+        return ""
+    mean = sum(lengths) / len(lengths)
+    return f" ({format_interval((min(lengths), max(lengths)))}, mean {format_duration(mean)})"
+
+
+def _state_parts(rank: RankReport) -> str:
+    """How busy the device is, and what most of the rest is."""
+    step = rank.median_step
+    whole = step.step or 1.0
+    idle = [(name, getattr(step, name) / whole) for name in PARTS[1:]]
+    name, share = max(idle, key=lambda pair: pair[1])
+    rest = f", {PART_NAMES[name]} {share:.0%}" if share >= _LEAST_GAIN else ""
+    return f"the device is busy {step.active / whole:.0%}{rest}"
+
+
+def _state_culprit(rank: RankReport) -> list[str]:
+    """The op with most of the critical path, and what would gain most."""
+    path = rank.path
+    ops = [(name, share) for name, share in path.by_op.items() if name]
+    if not ops:
+        return []
+    name, share = max(ops, key=lambda pair: pair[1])
+    if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
+        return [f"Code between ops is {path.by_op['']:.0%} of the critical path: no op is on record there."]
+    gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
+    what = f", {path.most} in all {path.by_what[path.most]:.0%}" if path.most else ""
+    return [f"{shorten_name(name)} is {share:.0%} of the critical path{what}{gain}."]
+
+
+_TOP = 6  # rows of a table: a page shows the largest, JSON all
+_SHORT = 3  # parts of a path that a sentence names
+_SHOWN_GAIN = 0.001  # what is less is shown as 0.0 %
+
+
+def format_path_shares(path: PathReport, most: int = _TOP) -> str:
+    """Shares of the path, and the steps' gain for everything that would bring one."""
+    lines = ["Critical path (share of the steps' time, what would save most first)"]
+    lines += [f"  {name:<40} {share:>6.1%}  {format_bar(share)}" for name, share in list(path.by_what.items())[:most]]
+    lines += ["  of which under these ops:"]
+    ops = list(path.by_op.items())[:most]
+    lines += [f"    {shorten_name(name or 'between ops', 38):<38} {share:>6.1%}" for name, share in ops]
+    lines += _format_taken_over(path)
+    return "\n".join(
+        [*lines, "", "Twice as fast, a step is shorter by", *format_gains(path.faster, width=40, most=most)]
+    )
+
+
+def _format_taken_over(path: PathReport) -> list[str]:
+    """What else holds a step, where another path takes over as soon as the first part of this one gets faster."""
+    if not path.after:
+        return []
+    what = path.most
+    after = ", ".join(f"{name} {share:.0%}" for name, share in list(path.after.items())[:_SHORT])
+    return [f"  half the time for {what} gains {path.faster[what]:.1%} only: then another path holds ({after})"]
+
+
+def format_gains(gains: Mapping[str, float], width: int, most: int = 1000) -> list[str]:
+    """What would bring how much, with names of at most `width` letters, and what would bring nothing."""
+    lines = [
+        f"  {shorten_name(name, width):<{width}} {gain:>6.1%}  {format_bar(gain)}"
+        for name, gain in list(gains.items())[:most]
+        if gain >= _SHOWN_GAIN
+    ]
+    nothing = [name for name, gain in list(gains.items())[:most] if gain < _SHOWN_GAIN]
+    return [*lines, f"  nothing by: {', '.join(nothing)}"] if nothing else lines
 
 
 def format_comparison(comparison: TraceComparison, top: int) -> str:
@@ -74,3 +194,172 @@ def _format_changes(first: str, changes: Sequence[Change], *, shapes: bool, pred
     start = 2 if shapes else 1
     header = (first, *(("shapes",) if shapes else ()), *times, "change", "share")
     return format_table(header, rows, right=range(start, len(header)))
+
+
+_ATTRIBUTION_TOP = 8  # rows of a table: a page shows the largest, JSON all
+_MOST_NAMED = 4
+MOST_STEPS = 20
+"""Steps that a page shows one by one; JSON has all."""
+
+_WHY = {
+    Known.COMMUNICATION: "collectives keep their measured duration",
+    Known.HOST_COPY: "copies from and to the host keep theirs, as the host is the trace's own",
+    Known.NO_SHAPES: "the trace does not say what the op worked on",
+    Known.NO_OP: "launched outside of any op",
+    Known.ESTIMATED: "nobody has modelled the op",
+}
+OVERHEAD_NAMES = {
+    "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
+    "T5": "T5 between launches", "alone": "T5 ops without launch", KEPT_HOST: "program's own (kept)",
+    SET_UP: "set-up and stalls (kept)",
+}  # fmt: skip
+"""What the types of overhead are called on pages."""
+
+
+def format_attribution(attribution: Attribution) -> str:
+    """Steps with the shares of their error, kernels by family and op, overheads by type and op."""
+    own = attribution.host_profile == OWN_HOST
+    lines = [
+        *format_forecast(attribution),
+        *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
+        _format_steps(attribution),
+        f"  when it goes on, host and device settled: {format_milliseconds(attribution.steady)} ms per step",
+        "",
+        "Kernels, per step",
+        _format_families(attribution),
+        "",
+        *_format_ops(attribution),
+        *_format_kept(attribution),
+    ]
+    return "\n".join(lines if own else [*lines, "", *_format_host(attribution)])
+
+
+def format_forecast(attribution: Attribution) -> list[str]:
+    """How far the prediction is off where the trace is of the platform's own GPU, else what is forecast for it; with
+    its interval and how much of the kernels was modelled."""
+    own = attribution.host_profile == OWN_HOST
+    host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
+    if attribution.host_scale != 1.0:
+        host += f" times {attribution.host_scale:.2f}"
+    steps = attribution.steps
+    measured = format_milliseconds(sum(step.measured for step in steps) / len(steps))
+    on = f"on {attribution.platform} ({host})"
+    low, high = map(format_milliseconds, attribution.interval)
+    rest = "the rest is carried over from what it took" if attribution.kernels.carried else "the rest is as measured"
+    known = f"  90 % interval {low} to {high} ms; {attribution.kernels.modelled:.0%} of kernel time is modelled, {rest}"
+    if attribution.is_forecast:
+        predicted = format_milliseconds(attribution.mean_step)
+        return [
+            f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms",
+            known,
+        ]
+    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}", known]
+
+
+def _format_host(attribution: Attribution) -> list[str]:
+    return [
+        "Host time, per step, the profiler's cost included",
+        _format_types(attribution),
+        *_format_set_up(attribution),
+        "",
+        *_format_host_ops(attribution),
+    ]
+
+
+def _format_set_up(attribution: Attribution) -> list[str]:
+    """Where the host time arose that is far longer than any overhead."""
+    kept = sorted((-m, op) for (kind, op), (m, _) in attribution.sum_host_by_op().items() if kind == SET_UP)
+    named = ", ".join(f"{op or 'between ops'} {format_milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
+    return [f"  more than 1 ms at once, which no overhead takes: {named}"] if kept else []
+
+
+def _format_steps(attribution: Attribution) -> str:
+    """The shares of each step's error."""
+    header = ("step", "measured ms", "predicted ms", attribution.difference, "= simulation", "+ kernels", "+ overheads")
+    rows = [
+        (
+            str(s.number), format_milliseconds(s.measured), format_milliseconds(s.full), f"{s.error:+.1%}",
+            *(f"{share:+.1%}" for share in s.compute_shares().values()),
+        )
+        for s in attribution.steps[:MOST_STEPS]
+    ]  # fmt: skip
+    shown = format_table(header, rows, right=range(len(header)))
+    rest = len(attribution.steps) - len(rows)
+    return f"{shown}\n  {rest} more in the JSON" if rest else shown
+
+
+def _format_error(pair: Pair) -> str:
+    return f"{pair[1] / pair[0] - 1:+.0%}" if pair[0] > 0 else "-"
+
+
+def _format_signed(seconds: float) -> str:
+    return f"{1e3 * seconds:+.2f}"
+
+
+def _format_families(attribution: Attribution) -> str:
+    header = ("family", "measured ms", "predicted ms", attribution.difference, "changes the step by ms")
+    rows = [
+        (
+            name,
+            format_milliseconds(pair[0]),
+            format_milliseconds(pair[1]),
+            _format_error(pair),
+            _format_signed(attribution.change_by_family.get(name, 0.0)),
+        )
+        for name, pair in attribution.sum_by_family().items()
+    ]
+    return format_table(header, rows, right=(1, 2, 3, 4))
+
+
+def _format_ops(attribution: Attribution) -> list[str]:
+    shown = sorted(attribution.sum_by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_ATTRIBUTION_TOP]
+    rows = [
+        (shorten_name(name, 48), format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
+        for name, p in shown
+    ]
+    header = ("op (furthest off first)", "measured ms", "predicted ms", attribution.difference)
+    return [format_table(header, rows, right=(1, 2, 3))]
+
+
+def _format_kept(attribution: Attribution) -> list[str]:
+    """What was not predicted from shapes, and how much of the device time that is."""
+    lines = []
+    total = float(attribution.kernels.measured.sum())
+    for known, why in _WHY.items():
+        mine = np.flatnonzero(attribution.kernels.known == known)
+        if not len(mine):
+            continue
+        seconds = float(attribution.kernels.measured[mine].sum())
+        ops = sorted({attribution.kernels.op[kernel] for kernel in mine.tolist()} - {""})
+        named = f" ({', '.join(ops[:4])}{', ...' if len(ops) > 4 else ''})" if ops else ""
+        share = seconds / total if total else 0.0
+        how = "carried to this GPU from what they took" if attribution.kernels.carried else "measured duration"
+        why = why if known in (Known.COMMUNICATION, Known.HOST_COPY) else f"{why}: {how}"
+        lines.append(f"  {len(mine)} kernels, {share:.0%} of device time: {why}{named}")
+    return lines
+
+
+def _format_types(attribution: Attribution) -> str:
+    rows = [
+        (
+            OVERHEAD_NAMES[kind],
+            format_milliseconds(p[0]),
+            format_milliseconds(p[1]),
+            _format_error(p),
+            _format_signed(attribution.change_by_type.get(kind, 0.0)),
+        )
+        for kind, p in attribution.sum_by_type().items()
+        if any(p)
+    ]
+    header = ("overhead", "measured ms", "pooled ms", attribution.difference, "changes the step by ms")
+    return format_table(header, rows, right=(1, 2, 3, 4))
+
+
+def _format_host_ops(attribution: Attribution) -> list[str]:
+    shown = list(attribution.sum_host_by_op().items())[:_ATTRIBUTION_TOP]
+    rows = [
+        (kind, shorten_name(op, 48) or "-", format_milliseconds(p[0]), format_milliseconds(p[1]), _format_error(p))
+        for (kind, op), p in shown
+    ]
+    header = ("type", "op (furthest off first)", "measured ms", "pooled ms", attribution.difference)
+    return [format_table(header, rows, right=(2, 3, 4))]

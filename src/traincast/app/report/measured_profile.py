@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from traincast.traces.profiler.communication import SharedCommunicationRow
-from traincast.traces.profiler.places import PlaceRow
-from traincast.traces.profiler.tables import ProfileTables
+from traincast.traces.profiler.kernels import PlaceRow
+from traincast.traces.profiler.tables import ProfileTables, SharedCommunicationRow
 from traincast.traces.replay.results import RankReport
 from traincast.utils.display.text import format_milliseconds, format_quantity, format_table, shorten_name
 

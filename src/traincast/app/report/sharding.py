@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.planner.sharding.result import ShardingResult, describe_kind, describe_ranks
-from traincast.planner.sharding.scored_plan import ScoredPlan
-from traincast.planner.sharding.task import Task
+from traincast.planner.sharding.result import ScoredPlan, ShardingResult, Task, describe_kind, describe_ranks
 from traincast.simulator.collective_calls import format_rank_list
-from traincast.simulator.prediction.verdict import rank_bounds, state_memory
+from traincast.simulator.prediction.result import rank_bounds, state_memory
 from traincast.utils.display.text import format_milliseconds, format_quantity, format_table
 
 _MOST_TABLES = 40

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from traincast.app.report.choices import format_remedies
-from traincast.planner.what_if.advice import Advice
+from traincast.planner.what_if.advice import Advice, Sensitivity
 from traincast.planner.what_if.money import Cost
 from traincast.planner.what_if.result import WhatIf, find_bottleneck, summarise_prediction
-from traincast.planner.what_if.sensitivity import Sensitivity
 from traincast.planner.what_if.sweeps.result import SweepResult, get_row_cost
-from traincast.simulator.prediction.verdict import state_memory, state_verdict
+from traincast.simulator.prediction.result import state_memory, state_verdict
 from traincast.utils.display.text import (
     count_of,
     format_bar,

@@ -21,9 +21,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from traincast.app.server.fields import list_fields
+from traincast.app.server.fields import ParsedRequest, list_fields
 from traincast.app.server.guard import Rejection, find_field
-from traincast.app.server.request import ParsedRequest
 from traincast.app.server.worker import CHECK, DONE, PROGRESS, REFUSED, serve_requests
 
 WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished", "failed", "cancelled"

@@ -7,10 +7,9 @@ from importlib.resources import files
 from typing import Any
 
 from traincast.app.api import list_platforms
-from traincast.app.pages.elements import Html, escape_html, join_blocks
-from traincast.app.pages.page import SCRIPTS, STYLES, read_asset
+from traincast.app.pages.page import SCRIPTS, STYLES, Html, escape_html, join_blocks, read_asset
 from traincast.app.server.fields import DETAILS, UPLOAD, Field, list_fields
-from traincast.simulator.scenario.models import GROUPS, list_built_in_models
+from traincast.simulator.scenario.catalog import GROUPS, list_built_in_models
 from traincast.utils.version import __version__
 
 _OWN = ("live.css", "live.js")

@@ -9,15 +9,15 @@ from typing import Any
 
 from traincast.app import api
 from traincast.app.pages.page import Page, render_page, render_sections
-from traincast.app.pages.provenance import is_trace
+from traincast.app.pages.parts import is_trace
 from traincast.app.pages.writing import add_what_ifs, make_page
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.app.server.fields import UPLOAD
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.simulator.scenario.scenario import list_scenario_fields
+from traincast.traces.events import ENDS_EARLY
 from traincast.traces.replay.results import TraceReport
-from traincast.traces.tables import ENDS_EARLY
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 

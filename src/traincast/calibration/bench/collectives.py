@@ -1,8 +1,9 @@
-"""Collectives as microbenchmarks: which, at which sizes, and the calls themselves, over gloo or NCCL."""
+"""Collectives, and copies between host and GPU, as microbenchmarks: which, at which sizes, and the calls themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from traincast.calibration.bench.device import Device
 from traincast.costs.cpu.collectives import CpuCollective
+from traincast.costs.cpu.samples import COPY_DIRECTIONS, COPY_MEMORIES, make_copy_signature
+from traincast.ir.ops import Signature
 from traincast.utils.errors import make_unknown_error
 
 # PyTorch 2.13 renamed both
@@ -89,3 +92,103 @@ def _send_to_second(whole: torch.Tensor, rank: int) -> None:
         dist.send(whole, 1)
     elif rank == 1:
         dist.recv(whole, 0)
+
+
+class DifferentiableAllToAll(torch.autograd.Function):
+    """A flat tensor of which rank r gets `sent[r]` elements and sends `received[r]`; gradients take the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """What the other ranks sent, in the order of ranks."""
+        ctx.sent, ctx.received = list(sent), list(received)
+        return _run_all_to_all(flat, ctx.sent, ctx.received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Gradients of what was sent: means over the ranks, as DDP makes of the others."""
+        return _run_all_to_all(grads[0] / len(ctx.sent), ctx.received, ctx.sent), None, None
+
+
+class Summed(torch.autograd.Function):
+    """Partial sums [samples of all ranks, columns]: every rank gets the sums of its own samples."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor) -> torch.Tensor:
+        """The sums of this rank's samples."""
+        own = partial.new_empty(partial.shape[0] // dist.get_world_size(), partial.shape[1])
+        reduce_scatter(own, partial)
+        return own
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """The gradients of all ranks' samples, as means over the ranks."""
+        grad = grads[0].contiguous() / dist.get_world_size()
+        everyone = grad.new_empty(grad.shape[0] * dist.get_world_size(), grad.shape[1])
+        all_gather(everyone, grad)
+        return everyone
+
+
+def _run_all_to_all(flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+    arrived = flat.new_empty(sum(received))
+    dist.all_to_all_single(arrived, flat, received, sent)
+    return arrived
+
+
+LEAST_COPY_BYTES, MOST_COPY_BYTES = 1 << 12, 1 << 26
+"""Copies that are measured, from a batch's labels to large batches."""
+_WAYS = tuple((direction, memory) for direction in COPY_DIRECTIONS for memory in COPY_MEMORIES)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """One copy to time."""
+
+    direction: str
+    memory: str
+    nbytes: int
+
+    @property
+    def key(self) -> str:
+        """A name that is the same in every run."""
+        return f"copy-{self.direction}-{self.memory}-{self.nbytes}".replace(" ", "-")
+
+    @property
+    def signature(self) -> Signature:
+        """The copy as a sample has it."""
+        return make_copy_signature(self.direction, self.memory, self.nbytes)
+
+
+def list_copy_ways(kind: str) -> tuple[tuple[str, str], ...]:
+    """How copies go on a kind of device: (direction, memory of the host)."""
+    return _WAYS if kind == "cuda" else ()
+
+
+def plan_copies(kind: str, seed: int = 0) -> Iterator[CopyTask]:
+    """Copies without end for a kind of device, every way in turn, at sizes that are even in their logarithm."""
+    first = float(np.random.default_rng((seed, 13)).random())
+    for turn in count() if list_copy_ways(kind) else ():
+        size = LEAST_COPY_BYTES * (MOST_COPY_BYTES / LEAST_COPY_BYTES) ** ((first + _GOLDEN * turn) % 1.0)
+        for direction, memory in list_copy_ways(kind):
+            yield CopyTask(direction, memory, int(size) // 64 * 64)
+
+
+class CopyCall:
+    """A copy, on any of several equal pairs of buffers."""
+
+    def __init__(self, task: CopyTask, device: Device, *, sets: int) -> None:
+        self._asynchronous = task.memory == "pinned"
+        self._pairs = [_allocate_copy_buffers(task, device) for _ in range(sets)]
+
+    def __call__(self, number: int = 0) -> None:
+        """Copies once."""
+        target, source = self._pairs[number]
+        target.copy_(source, non_blocking=self._asynchronous)
+
+
+def _allocate_copy_buffers(task: CopyTask, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a copy goes, and where it comes from."""
+    there = device.allocate((task.nbytes,), "uint8")
+    host = torch.ones(task.nbytes, dtype=torch.uint8)  # zeros could be pages that nobody has written yet
+    if task.memory == "pinned":
+        host = host.pin_memory()
+    return (there, host) if task.direction == "to device" else (host, there)

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from traincast.calibration.bench.device import Device, Identity, run_timed
-from traincast.calibration.bench.timing import (
+from traincast.calibration.bench.device import (
     BUSY_NEIGHBOURS,
     DRIFTED,
+    Device,
+    Identity,
     Reference,
     Series,
     Summary,
     compute_drift,
     run_series,
+    run_timed,
     summarise_series,
 )
 from traincast.costs.cpu.collectives import is_collective

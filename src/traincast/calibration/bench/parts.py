@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from traincast.calibration.bench.collectives import list_job_collectives, make_collective_job, plan_collectives
-from traincast.calibration.bench.copies import plan_copies
-from traincast.calibration.bench.device import Device
+from traincast.calibration.bench.collectives import (
+    list_job_collectives,
+    make_collective_job,
+    plan_collectives,
+    plan_copies,
+)
+from traincast.calibration.bench.device import Device, Reference, Series
 from traincast.calibration.bench.ranks import run_ranks
 from traincast.calibration.bench.store import Store
-from traincast.calibration.bench.timing import Reference, Series
 from traincast.costs.cpu.collectives import CpuCollective, make_collective_signature
 from traincast.costs.cpu.samples import Sample
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.calibration.bench.copies import CopyTask
-    from traincast.calibration.bench.small_steps import SmallStep
+    from traincast.calibration.bench.collectives import CopyTask
+    from traincast.calibration.bench.inside import SmallStep
 
 AGAIN = "-again"
 """Behind the key of what is measured a second time: neighbours, and where operands happen to be, are others then."""
@@ -63,7 +66,7 @@ def plan_parts(kind: str, host: float, together: float, copies: float, exchanges
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
     """Small steps: on a CPU their ops inside, and what the host takes alongside them, each at two times; on a GPU its
     overheads, traced. What to say where that cannot be done."""
-    from traincast.calibration.bench.small_steps import draw_small_steps
+    from traincast.calibration.bench.inside import draw_small_steps
 
     reference, start = Reference(device), time.monotonic()
     most = _MOST_STEPS if device.kind == "cpu" else _MOST_TRACES
@@ -81,8 +84,7 @@ def measure_host(device: Device, store: Store, seed: int, seconds: float, progre
 
 
 def _measure_small_step(device: Device, reference: Reference, small: SmallStep, store: Store, turn: str) -> list[str]:
-    from traincast.calibration.bench.host_overheads import trace_overheads
-    from traincast.calibration.bench.inside import measure_inside
+    from traincast.calibration.bench.inside import measure_inside, trace_overheads
 
     measured = measure_inside if device.kind == "cpu" else trace_overheads
     try:
@@ -105,11 +107,11 @@ def measure_together(
         return []
     from traincast.calibration.bench.inside import (
         capture_first,
+        draw_small_steps,
         make_inside_key,
         make_inside_samples,
         make_rank_step_sample,
     )
-    from traincast.calibration.bench.small_steps import draw_small_steps
 
     first = list(islice(draw_small_steps(seed), min(_MOST_STEPS, round(seconds / _TOGETHER_SECONDS))))
     steps = {small.name: small for small in first if make_inside_key(small, ranks) not in store}

@@ -14,7 +14,7 @@ from itertools import count
 
 import numpy as np
 
-from traincast.calibration.bench import images
+from traincast.calibration.bench import signatures
 from traincast.calibration.bench.signatures import MOST_FLOPS, Random, draw_size, make_op, make_spec
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 
@@ -307,8 +307,8 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "_embedding_bag_backward": (6, _draw_bag_backward),
     "sparse_update": (7, _draw_sparse_update),
     "sparse_add": (2, _draw_sparse_add),
-    "conv": (6, images.draw_conv),
-    "conv_backward": (6, images.draw_conv_backward),
+    "conv": (6, signatures.draw_conv),
+    "conv_backward": (6, signatures.draw_conv_backward),
     "embedding": (2, _draw_embedding),
     "embedding_dense_backward": (1, _draw_embedding_backward),
     "add": (3, _make_binary_drawer("add", alpha=1)),
@@ -345,10 +345,10 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "binary_cross_entropy_backward": (1, partial(_draw_binary_cross_entropy, backward=True)),
     "native_layer_norm": (1, _draw_layer_norm),
     "native_layer_norm_backward": (1, _draw_layer_norm_backward),
-    "native_batch_norm": (1, images.draw_batch_norm),
-    "native_batch_norm_backward": (1, images.draw_batch_norm_backward),
-    "max_pool2d_with_indices": (1, images.draw_pool),
-    "max_pool2d_with_indices_backward": (1, images.draw_pool_backward),
+    "native_batch_norm": (1, signatures.draw_batch_norm),
+    "native_batch_norm_backward": (1, signatures.draw_batch_norm_backward),
+    "max_pool2d_with_indices": (1, signatures.draw_pool),
+    "max_pool2d_with_indices_backward": (1, signatures.draw_pool_backward),
     "index": (1, _draw_index),
     "index_put": (1, _draw_index_put),
 }

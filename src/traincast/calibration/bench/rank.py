@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 
 from traincast.calibration.bench.collectives import make_collective_call
-from traincast.calibration.bench.device import Device, Seconds, run_timed
+from traincast.calibration.bench.device import Device, Reference, Seconds, run_timed
 from traincast.calibration.bench.measure import JOBS, LAUNCHER, MEETING, RESULTS
 from traincast.calibration.bench.store import open_device
-from traincast.calibration.bench.timing import Reference
 from traincast.utils.arrays import FloatArray
 
 Work = Callable[[], object]
@@ -235,7 +234,7 @@ def make_collective_step(job: dict[str, Any], rank: int, ranks: int, device: Dev
 
 def make_small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Work:
     """The small step of a job."""
-    from traincast.calibration.bench.small_steps import SmallStep
+    from traincast.calibration.bench.inside import SmallStep
 
     small = SmallStep.from_dict(job["small_step"])
     return small.make(small.batch_size, rank=rank, world_size=ranks)

@@ -80,7 +80,7 @@ def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
 
 
 def _check_clock(device: Device) -> str:
-    from traincast.calibration.bench.timing import Reference
+    from traincast.calibration.bench.device import Reference
 
     now = Reference(device).clock_mhz()
     return f"{now:.0f} MHz under load" if now else "cannot be read (on NVIDIA: pip install nvidia-ml-py)"
@@ -96,7 +96,7 @@ def _check_memory(device: Device) -> str:
 
 def _check_timer(device: Device) -> str:
     """The device's own clock against the host's, over work that is long enough for both."""
-    from traincast.calibration.bench.timing import Reference
+    from traincast.calibration.bench.device import Reference
 
     once = Reference(device).seconds().wall
     left, right = (device.allocate((1024, 1024)) for _ in range(2))
@@ -127,7 +127,7 @@ def _check_empty_timing(device: Device) -> str:
 
 
 def _check_reference(device: Device) -> str:
-    from traincast.calibration.bench.timing import Reference, run_series, summarise_series
+    from traincast.calibration.bench.device import Reference, run_series, summarise_series
 
     reference = Reference(device)
     figures = summarise_series(run_series(device, reference, reference.seconds, repeats=9), "wall")
@@ -138,7 +138,7 @@ def _check_reference(device: Device) -> str:
 
 def _check_copies(device: Device) -> list[tuple[str, Callable[[], str]]]:
     """Every way of copying once, a megabyte."""
-    from traincast.calibration.bench.copies import CopyCall, CopyTask, list_copy_ways
+    from traincast.calibration.bench.collectives import CopyCall, CopyTask, list_copy_ways
 
     def once(task: CopyTask) -> str:
         call = CopyCall(task, device, sets=1)
@@ -182,9 +182,9 @@ def _check_collectives(device: Device) -> str:
 
 def _check_store(device: Device) -> str:
     from traincast.calibration.bench.bench import make_task_key, measure_task
+    from traincast.calibration.bench.device import Reference
     from traincast.calibration.bench.plans import plan_benchmarks
     from traincast.calibration.bench.store import Store
-    from traincast.calibration.bench.timing import Reference
 
     task = next(islice(plan_benchmarks(1, ("relu",)), 1))
     with TemporaryDirectory() as folder:
@@ -197,7 +197,7 @@ def _check_store(device: Device) -> str:
 
 def _check_ops(device: Device) -> list[tuple[str, Callable[[], str]]]:
     """One op of every kind of the plan, small: that it runs, and how long."""
-    from traincast.calibration.bench.calls import OpCall
+    from traincast.calibration.bench.bench import OpCall
     from traincast.calibration.bench.plans import KINDS, plan_benchmarks
 
     def once(kind: str) -> str:

@@ -21,8 +21,7 @@ import polars as pl
 from traincast.calibration.bench.device import Device, Identity
 from traincast.costs.cpu.samples import Sample, format_sample, parse_row
 from traincast.utils.errors import TraincastError, make_unknown_error
-from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
-from traincast.utils.files.reading import format_path
+from traincast.utils.files.reading import check_parquet_size, format_path, reject_bad_parquet
 from traincast.utils.files.writing import write_bytes
 
 _MOST_ROWS = 1_000_000  # a day and a night of measuring gives fewer
@@ -232,11 +231,11 @@ def open_device(kind: str, index: int = 0, locked_mhz: float = 0.0) -> Device:
     if kind == "cpu":
         if locked_mhz:
             raise TraincastError("a CPU's clock cannot be locked from here; leave out `clock_mhz`")
-        from traincast.calibration.bench.cpu import CpuDevice
+        from traincast.calibration.bench.devices import CpuDevice
 
         return CpuDevice()
     if kind == "cuda":
-        from traincast.calibration.bench.cuda import CudaDevice
+        from traincast.calibration.bench.devices import CudaDevice
 
         return CudaDevice(index, locked_mhz)
     raise make_unknown_error("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

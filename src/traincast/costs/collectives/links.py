@@ -1,20 +1,70 @@
-"""Collective times from links alone: launch, hops, and bytes over the busiest link, inside a node and between nodes.
+"""Collective calls, and their times from links alone: launch, hops, and bytes over the busiest link, by NCCL or by a
+library of its own.
 
-This is what an unknown cluster gets, what carries measured nodes to several nodes, and what scales measured rank
-counts to others. Its few coefficients are pooled over all measured machines.
+This is what an unknown cluster gets, what carries measured nodes to several nodes, and what scales measured rank counts
+to others. Its few coefficients are pooled over all measured machines.
+
+Inside a node one kernel reads or writes the memory of node mates over the links. Between nodes host threads, one for
+every GPU, see a flag of their GPU and post writes from its memory to that of other nodes; what has come sets a flag
+there. Sums are made by switches on the way (SHARP).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from traincast.costs.collectives.calls import get_bus_factor
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.topology import EAGER_BYTES, Topology
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.utils.arrays import FloatArray
+from traincast.utils.errors import TraincastError
+
+__all__ = ["COLLECTIVE", "get_bus_factor", "share_bytes_evenly"]
+
+
+def get_bus_factor(kind: str, ranks: int) -> float:
+    """How many times the busiest link of a node carries the message: bus bandwidth = bytes * factor / seconds.
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    record = COLLECTIVES[kind]
+    return record.bus_whole + record.bus_share * ((ranks - 1) / ranks)
+
+
+def share_bytes_evenly(splits: npt.ArrayLike, node: Sequence[int] | None = None) -> float:
+    """`bytes` of the even all-to-all that takes as long as this uneven one.
+
+    `splits[i][j]` bytes go from rank i to rank j. The collective lasts as long as its busiest sender or receiver; with
+    `node` (the node of every rank), also as long as the node that sends or receives most over the network.
+
+    >>> even_bytes([[0, 10, 10, 10], [20, 0, 20, 20], [10, 10, 0, 10], [10, 10, 10, 0]])
+    80.0
+    """
+    matrix = np.array(splits, dtype=np.float64)
+    ranks = len(matrix)
+    if matrix.shape != (ranks, ranks) or ranks < 2 or not np.all(np.isfinite(matrix)) or np.any(matrix < 0):
+        raise TraincastError("all-to-all splits must be a square table of sizes >= 0 in bytes, two ranks or more")
+    np.fill_diagonal(matrix, 0.0)
+    busiest = max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max())
+    even = busiest * ranks / (ranks - 1)
+    if node is None or len(set(node)) < 2:
+        return float(even)
+    if len(node) != ranks:
+        raise TraincastError(f"all-to-all splits are for {ranks} ranks, but {len(node)} ranks were given a node")
+    places = np.asarray(node)
+    across = matrix * (places[:, None] != places[None, :])
+    names = np.unique(places)
+    sent = max(across[places == name].sum() for name in names)
+    received = max(across[:, places == name].sum() for name in names)
+    nodes = len(names)
+    return float(max(even, max(sent, received) * nodes / (ranks / nodes * (nodes - 1))))
+
 
 FLAGS_SLOWDOWN = 4.0  # small messages use the flag-carrying protocols, at about a quarter of the bandwidth
 FLAGS_BYTES = 65536  # rings over nodes use them up to here: seen on two clusters of A100, Sophia and Polaris
@@ -150,3 +200,48 @@ def _round_number(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _round_number(entry) for key, entry in value.items()}
     return float(f"{value:.5g}")
+
+
+# HugeCTR's own: an all-reduce is divided into up to this many blocks, none smaller than 256 KiB, which go through the
+# stages one behind the other (AR_NBLOCKS, AR_MIN_BLOCK)
+_BLOCKS, _LEAST_BLOCK = 8.0, 2.0**18
+# latencies of the network that a collective between nodes takes: the flag to the host thread and its post, the flight,
+# and the flag of what has come
+_FLIGHTS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Who takes part: `per_node` ranks on each of `nodes` nodes; `rate` is what one of them can send to node mates
+    (bytes per second)."""
+
+    per_node: int
+    nodes: int
+    rate: float
+
+
+def estimate_direct_seconds(
+    kind: str, message: FloatArray, places: Places, links: LinkModel, topology: Topology
+) -> FloatArray:
+    """Seconds of a collective of this kind, `message` bytes of every rank."""
+    mates = (places.per_node - 1) / places.per_node
+    inside = message * mates / places.rate
+    network = links.network[name_measured_kind(kind)]
+    adapter = topology.get_network_bandwidth(places.per_node) / places.per_node / network.slowdown
+    floor = links.floor("all_to_all", max(2, places.per_node), topology)
+    flights = _FLIGHTS * topology.network_latency if places.nodes > 1 else 0.0
+    if name_measured_kind(kind) == "all_reduce":
+        between = message / places.per_node / adapter if places.nodes > 1 else np.zeros_like(message)
+        return floor + flights + _estimate_one_shot_seconds(message, inside, between)
+    between = message * (places.nodes - 1) / places.nodes / adapter
+    return floor + flights + inside + between
+
+
+def _estimate_one_shot_seconds(message: FloatArray, inside: FloatArray, between: FloatArray) -> FloatArray:
+    """Each GPU sums its part of the block from all node mates, switches sum it over nodes, and every GPU fetches the
+    parts of its mates. One kernel does the first of all blocks, then the last."""
+    blocks = np.clip(message / _LEAST_BLOCK, 1.0, _BLOCKS)
+    by_links = 2.0 * inside
+    by_network = between + 2.0 * inside / blocks
+    behind = inside + (between + inside) / blocks
+    return np.maximum(np.maximum(by_links, by_network), behind)

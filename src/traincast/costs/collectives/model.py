@@ -1,9 +1,11 @@
-"""The collective model: measured curves where there are some, links where there are none."""
+"""The collective model: measured curves where there are some, links where there are none; alone and as they run in a
+step."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,15 +13,83 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.collectives.calls import COLLECTIVE, get_bus_factor
-from traincast.costs.collectives.curve import Curve
-from traincast.costs.collectives.direct import Places, estimate_direct_seconds
-from traincast.costs.collectives.links import LinkModel, count_ring_steps, get_node_bandwidth, name_measured_kind
-from traincast.costs.kernels.call import COMPUTE_TYPES, Calls, Estimate
+from traincast.costs.collectives.links import (
+    LinkModel,
+    Places,
+    count_ring_steps,
+    estimate_direct_seconds,
+    get_bus_factor,
+    get_node_bandwidth,
+    name_measured_kind,
+)
+from traincast.costs.in_step import SHIPPED, InStep
+from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.contract import COMPUTE_TYPES, Calls, Estimate, KernelCall
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM, Route
+from traincast.ir.ops import EXPOSED
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
+
+SMALL_BYTES = 65536  # up to here the latency decides; spreads are kept apart on both sides
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Seconds at growing message sizes, never falling. Each stretch is one regime of the library underneath.
+
+    `measured` is the range of bytes the points came from; `sigma` the spread of log time up to 64 KiB and above.
+    """
+
+    bytes: FloatArray
+    seconds: FloatArray
+    sigma: tuple[float, float]
+    measured: tuple[float, float]
+
+    @property
+    def floor(self) -> float:
+        """Seconds of the smallest message."""
+        return float(self.seconds[0])
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the last stretch: what the largest messages reach."""
+        return float((self.bytes[-1] - self.bytes[-2]) / max(self.seconds[-1] - self.seconds[-2], 1e-12))
+
+    def at(self, message: FloatArray) -> FloatArray:
+        """Seconds for messages of this many bytes; beyond the last point the last bandwidth goes on."""
+        inside = np.interp(message, self.bytes, self.seconds)
+        return np.asarray(inside + np.maximum(message - self.bytes[-1], 0.0) / self.bandwidth)
+
+    def sigma_at(self, message: FloatArray) -> FloatArray:
+        """Spread of log time for messages of this many bytes."""
+        return np.where(message <= SMALL_BYTES, *self.sigma)
+
+    def covers(self, message: FloatArray) -> BoolArray:
+        """Whether messages are within what was measured."""
+        return (message >= self.measured[0]) & (message <= self.measured[1])
+
+    def to_json(self) -> dict[str, Any]:
+        """The curve as plain data, rounded to what the measurements can carry."""
+        return {
+            "bytes": [float(f"{value:.12g}") for value in self.bytes],
+            "us": [float(f"{1e6 * value:.5g}") for value in self.seconds],
+            "sigma": [round(value, 4) for value in self.sigma],
+            "measured_bytes": list(self.measured),
+        }
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> Curve:
+        """The curve from its plain data."""
+        small, large = entry["sigma"]
+        low, high = entry["measured_bytes"]
+        return Curve(
+            bytes=np.array(entry["bytes"], dtype=np.float64),
+            seconds=1e-6 * np.array(entry["us"], dtype=np.float64),
+            sigma=(float(small), float(large)),
+            measured=(float(low), float(high)),
+        )
+
 
 PROFILE = Path(str(files("traincast.costs.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
@@ -258,3 +328,11 @@ def _check_request(calls: Calls, topology: Topology) -> None:
             f"a collective puts {ranks[row]:.0f} ranks on {nodes[row]:.0f} node(s) of '{topology.key}', "
             f"which hold {topology.gpus_per_node} GPUs each; give it more nodes"
         )
+
+
+def price_uniform(calls: Sequence[KernelCall], topology: Topology, numbers: InStep = SHIPPED) -> Estimate:
+    """Device time of these collectives: that of the links, and where kernels wait for it the time until all ranks have
+    arrived, since ranks that do the same are never quite at the same place."""
+    alone = load_shipped_collectives().predict(Calls.of(COLLECTIVE, calls), topology)
+    stalls = np.array([EXPOSED in call.variant.split() for call in calls], dtype=np.bool_)
+    return replace(alone, seconds=alone.seconds + 1e-6 * numbers.stall_us * stalls)

@@ -1,24 +1,90 @@
-"""The profile of a machine that was measured (a model per kind of op, host overheads, caches), and that machine as a
-platform."""
+"""The profile of a machine that was measured: a model per kind of op, host overheads, caches, and what cores lose to
+each other.
+
+Each op of a small step is timed twice, the step alone on the machine and the same step on all cores at once; the factor
+of a kind is what its ops take together over what they take alone. No model is in between.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from traincast.costs.cpu.collectives import CollectiveModels
-from traincast.costs.cpu.contention import Contention
 from traincast.costs.cpu.estimator import KindModel
-from traincast.costs.cpu.features import OTHER, Caches, Features
+from traincast.costs.cpu.features import OTHER, Caches, Features, get_family, get_kind
+from traincast.costs.cpu.samples import Sample, format_signature
 from traincast.hardware.device import cpu_device
 from traincast.hardware.platform import Platform
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import format_path, parse_toml, read_text
 from traincast.utils.files.writing import write_bytes
+
+_PRIOR = 12.0  # ops that weigh as much as their family, or as no loss at all
+_LIMITS = (1.0, 3.0)  # of a factor: nobody gains by neighbours, and beyond, something else was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long ops take: by number of ranks and kind or family ("2 add", "2 elementwise")."""
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def factor(self, ranks: int, kind: str) -> float:
+        """The factor of a kind; of its family where it was not measured, 1 where nothing was."""
+        family = self.factors.get(f"{ranks} {get_family(kind)}", 1.0)
+        return self.factors.get(f"{ranks} {kind}", family)
+
+
+def fit_crowding(samples: Iterable[Sample], clock: str) -> Contention:
+    """Factors from ops that were timed in steps both alone and together."""
+    alone: dict[tuple[str, str], list[float]] = {}
+    together: dict[int, list[Sample]] = {}
+    for sample in samples:
+        if sample.found and sample.ranks == 1:
+            alone.setdefault(_name_what(sample), []).append(sample.ratio(clock))
+        elif sample.found:
+            together.setdefault(sample.ranks, []).append(sample)
+    factors: dict[str, float] = {}
+    for ranks, some in together.items():
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for sample in some:
+            if _name_what(sample) in alone:
+                assert sample.signature is not None
+                before = float(np.median(alone[_name_what(sample)]))
+                pairs.setdefault(get_kind(sample.signature), []).append((before, sample.ratio(clock)))
+        factors |= {f"{ranks} {name}": round(value, 4) for name, value in _measure_factors(pairs).items()}
+    return Contention(factors)
+
+
+def _name_what(sample: Sample) -> tuple[str, str]:
+    """What is equal of an op timed alone and together."""
+    assert sample.signature is not None
+    return format_signature(sample.signature), sample.access
+
+
+def _measure_factors(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, float]:
+    """Of families towards 1 and of kinds towards their family, the more so the fewer ops there are."""
+    families: dict[str, list[tuple[float, float]]] = {}
+    for kind, some in pairs.items():
+        families.setdefault(get_family(kind), []).extend(some)
+    found = {family: _shrink_factor(some, 1.0) for family, some in families.items()}
+    return found | {kind: _shrink_factor(some, found[get_family(kind)]) for kind, some in pairs.items()}
+
+
+def _shrink_factor(pairs: Sequence[tuple[float, float]], towards: float) -> float:
+    """Time together over time alone, long ops counting more."""
+    alone, together = (sum(column) for column in zip(*pairs, strict=True))
+    trust = len(pairs) / (len(pairs) + _PRIOR)
+    factor = np.exp(trust * np.log(together / alone) + (1.0 - trust) * np.log(towards))
+    return float(np.clip(factor, *_LIMITS))
+
 
 KIND = "calibrated"
 """What `kind` says in the file of such a profile."""

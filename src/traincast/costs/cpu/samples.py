@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.cpu.caches import Operand
-from traincast.costs.cpu.features import Caches, Features, count_touched_bytes, describe_op
+from traincast.costs.cpu.features import Caches, Features, Operand, count_touched_bytes, describe_op
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 

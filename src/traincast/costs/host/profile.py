@@ -1,9 +1,12 @@
-"""Host profiles: the five overheads per top-level op, as data."""
+"""Host profiles: the five overheads per top-level op as data, by who issues the op, on CPUs of other generations and
+clocks."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,12 +15,83 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.host.cpus import find_cpu, list_cpus
-from traincast.costs.host.names import ISSUERS, get_issuer
 from traincast.costs.in_step import SHIPPED
-from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES
+from traincast.ir.ops import DISPATCH_SCOPE, MODULE_SCOPE, TIMES
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
+
+# nodes before PyTorch 1.9, which began to number them
+_UNNUMBERED = re.compile(r"([A-Z]\w*Backward)$")
+_PYTHON_NODES = ("All", "Lookup")  # autograd functions written in Python keep their class's name
+_REPLACED = {
+    "CudnnConvolutionBackward0": "ConvolutionBackward0",
+    "CudnnConvolutionTransposeBackward0": "ConvolutionBackward0",
+    "MiopenConvolutionBackward0": "ConvolutionBackward0",
+    "ThnnConv2DBackward0": "ConvolutionBackward0",
+    "ReluBackward1": "ReluBackward0",
+    # what a capture calls attention before a device has chosen its kernel
+    "ScaledDotProductFusedAttentionOverrideableBackward0": "ScaledDotProductFlashAttentionBackward0",
+}
+
+
+def get_current_name(op: str) -> str:
+    """The name that a top-level op of an older trace has in host profiles."""
+    numbered = f"{op}0" if _UNNUMBERED.match(op) and not op.startswith(_PYTHON_NODES) else op
+    return _REPLACED.get(numbered, numbered)
+
+
+# who issues a top-level op: the user's Python, the autograd engine taking up a node, or C++ in between (the engine's
+# own sums, the reducer's copies)
+PYTHON, NODE, ENGINE = ISSUERS = ("python", "node", "engine")
+_NODE_MARKS = ("Backward", "AccumulateGrad", "torch::autograd::CppNode")
+
+
+def get_issuer(op: str, *, main: bool) -> str:
+    """One of `ISSUERS`; `main` says that the op runs on the main thread."""
+    if main:
+        return PYTHON
+    return NODE if any(mark in op for mark in _NODE_MARKS) else ENGINE
+
+
+_MARKS = re.compile(r"\((?:r|tm|c)\)|\bcpu\b|\bprocessors?\b|\b\d+-cores?\b|@.*$|[,()]", re.IGNORECASE)
+_STATED_CLOCK = re.compile(r"@\s*(\d+(?:\.\d+)?)\s*ghz", re.IGNORECASE)
+_TURBO = 1.3  # of the base clock that a name states, where the model is not listed
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU: its name in lower case without marks, and how many times as long as `server-2022` its host code takes.
+    `spread` is the log-sigma of that."""
+
+    name: str
+    slowness: float
+    spread: float
+
+
+@cache
+def find_cpu(text: str) -> Cpu | None:
+    """The CPU that a name such as "AMD EPYC 7742 64-Core Processor" means; None where no generation is recognised."""
+    known = _read_cpus()
+    name = " ".join(_MARKS.sub(" ", text.lower()).replace("+", " ").split())
+    generation = next((each for each in known["generation"] if re.search(each["pattern"], name)), None)
+    if generation is None:
+        return None
+    listed = [ghz for model, ghz in known["boost_ghz"].items() if re.search(rf"\b{re.escape(model)}", name)]
+    stated = _STATED_CLOCK.search(text)
+    clock = listed[0] if listed else _TURBO * float(stated[1]) if stated else float(generation["ghz"])
+    slowness = (known["reference"] / (generation["per_clock"] * clock)) ** known["exponent"]
+    return Cpu(name, slowness, known["spread"])
+
+
+def list_cpus() -> tuple[str, ...]:
+    """Models whose clock is listed, in lower case; others are recognised by their generation."""
+    return tuple(_read_cpus()["boost_ghz"])
+
+
+@cache
+def _read_cpus() -> dict[str, Any]:
+    return tomllib.loads((files("traincast.costs.host") / "data" / "cpus.toml").read_text(encoding="utf-8"))
+
 
 SERVER = "server-2022"
 """The profile that others are scaled from: a server whose CPU is not known."""

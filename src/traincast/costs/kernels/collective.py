@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from traincast.costs.kernels.call import Family
-from traincast.costs.kernels.operands import get_compute_type
-from traincast.costs.kernels.record import FamilyRecord
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.contract import Family, FamilyRecord
+from traincast.costs.kernels.registry import Item, LoweringContext, get_compute_type, lowers
 from traincast.costs.kernels.streaming.launches import make_memcpy
 from traincast.ir.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, Route
 from traincast.ir.ops import Scalar, Signature

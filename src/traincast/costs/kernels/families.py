@@ -1,13 +1,15 @@
-"""Every kernel family, what first principles say of it, and the fitted model that is shipped.
+"""Every kernel family, what first principles say of it, the fitted model that is shipped, and what that was fitted on.
 
 From the records follow the ops that are lowered (`kernels.lower`), the rooflines and the shipped models.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +25,7 @@ from traincast.costs.kernels import (
     streaming,
     unmodelled,
 )
-from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import Chips, KernelModel, State, load_state
-from traincast.costs.kernels.record import FamilyRecord
+from traincast.costs.kernels.contract import Calls, Chips, Estimate, FamilyRecord, KernelModel, State, load_state
 from traincast.hardware.device import Device
 
 RECORDS: tuple[FamilyRecord, ...] = (
@@ -84,3 +84,35 @@ def _load_measured_chips() -> tuple[Chips, ...]:
         for part in (key.removesuffix("chip_key") for key in state if key.endswith("chip_key"))
     ]
     return tuple(map(Chips.from_state, parts))
+
+
+@cache
+def describe_profile(name: str) -> dict[str, Any]:
+    """What is written alongside a shipped profile about where it comes from."""
+    document: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
+    return document
+
+
+@cache
+def list_measured_devices(family: str) -> dict[str, tuple[str, ...]]:
+    """Keys of the devices whose kernels of this family were measured for its model, each with the kinds of GEMM that
+    were (none told apart: no kinds)."""
+    record = BY_NAME.get(family)
+    known = describe_profile(record.profile).get("devices", ()) if record and record.profile else ()
+    if not isinstance(known, dict):
+        return {str(key): () for key in known}
+    found: dict[str, tuple[str, ...]] = {}
+    for kind, keys in known.items():
+        for key in keys:
+            found[str(key)] = (*found.get(str(key), ()), str(kind))
+    return found
+
+
+def list_measured_families(device: str) -> list[str]:
+    """Families whose kernels were measured on a device: `gemm (fp32, half)`, `attention`."""
+    found = {family: list_measured_devices(family) for family in BY_NAME}
+    return [
+        f"{family} ({', '.join(devices[device])})" if devices[device] else family
+        for family, devices in found.items()
+        if device in devices
+    ]

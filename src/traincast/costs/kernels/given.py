@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, Family
-from traincast.costs.kernels.operands import get_compute_type, is_on_device
-from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_rate
-from traincast.costs.kernels.record import FamilyRecord
-from traincast.costs.kernels.registry import Item
+from traincast.costs.kernels.contract import Calls, Family, FamilyRecord, estimate_memory_seconds, get_flop_rate
+from traincast.costs.kernels.registry import Item, get_compute_type, is_on_device
 from traincast.hardware.device import Device
 from traincast.ir.formula import OpCost
 from traincast.ir.ops import Signature

@@ -6,12 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, Family
+from traincast.costs.kernels.contract import (
+    Calls,
+    Family,
+    FamilyRecord,
+    estimate_gemm_arithmetic_seconds,
+    estimate_memory_seconds,
+    get_flop_rate,
+)
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import get_gemm_compute_type, read_integer_argument, require_operand
-from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
-from traincast.costs.kernels.record import FamilyRecord
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
+    get_gemm_compute_type,
+    lowers,
+    read_integer_argument,
+    require_operand,
+)
 from traincast.costs.kernels.streaming.launches import make_elementwise_call
 from traincast.hardware.device import Device
 from traincast.ir.ops import Signature, TensorSpec

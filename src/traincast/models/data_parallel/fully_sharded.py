@@ -12,11 +12,24 @@ import numpy as np
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.models.data_parallel.broadcast import broadcast_buffers, find_buffers
-from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB, assign_buckets
-from traincast.models.data_parallel.data_parallel import check_data_parallel, explain_fixed_size
-from traincast.models.data_parallel.shards import ShardBuilder, keep_shards
-from traincast.models.data_parallel.units import NewGradient, Pass, Unit, find_new_gradients, find_units
+from traincast.models.data_parallel.data_parallel import (
+    BUCKET_BYTES,
+    MIB,
+    assign_buckets,
+    broadcast_buffers,
+    check_data_parallel,
+    explain_fixed_size,
+    find_buffers,
+)
+from traincast.models.data_parallel.shards import (
+    NewGradient,
+    Pass,
+    ShardBuilder,
+    Unit,
+    find_new_gradients,
+    find_units,
+    keep_shards,
+)
 from traincast.models.layers.builder import Communicator, Ref
 from traincast.utils.errors import TraincastError
 

@@ -13,11 +13,10 @@ from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.workload import STUDY_FRAMEWORK, Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.table import OPTIMIZER_STATE
-from traincast.models.layers import interaction, loss, optimizers
+from traincast.models.layers import interaction, mlp, optimizers
 from traincast.models.layers.builder import Ref, Scalars, StepBuilder
-from traincast.models.layers.lookup import MODULE, TableBatchedLookup
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.optimizers import LEARNING_RATE
+from traincast.models.layers.optimizers import LEARNING_RATE, MODULE, TableBatchedLookup
 from traincast.utils.errors import TraincastError
 
 
@@ -201,7 +200,7 @@ class _Writer:
     def _write_loss(self, probabilities: Ref) -> tuple[Ref, Ref, int]:
         builder = self.builder
         target = builder.add_input_copy((self.batch, 1), "float32")
-        mean, op = loss.write_loss_forward(builder, self.config.loss, probabilities, target)
+        mean, op = mlp.write_loss_forward(builder, self.config.loss, probabilities, target)
         builder.open_scope("aten::detach")
         detached = builder.add_view(mean, ())
         builder.add_op("aten::detach", [("self", mean)], [detached])
@@ -211,8 +210,8 @@ class _Writer:
 
     def _write_backward(self, probabilities: Ref, mean: Ref, target: Ref, loss_op: int) -> None:
         builder = self.builder
-        one = loss.write_backward_start(builder, mean)
-        grad = loss.write_loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
+        one = mlp.write_backward_start(builder, mean)
+        grad = mlp.write_loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
         builder.free_tensors(target)
         grad = self.top.write_backward(grad)
         dot = self.config.interaction == "dot"

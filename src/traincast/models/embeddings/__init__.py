@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traincast.models.embeddings.access import Access, Folded, Power, Reuse, Uniform, Zipf
-from traincast.models.embeddings.levels import LevelBytes, MemoryLevel, compute_bytes_by_level
-from traincast.models.embeddings.table import Pooling, Table, check_tables
+from traincast.models.embeddings.table import (
+    LevelBytes,
+    MemoryLevel,
+    Pooling,
+    Table,
+    check_tables,
+    compute_bytes_by_level,
+)
 
 if TYPE_CHECKING:
     from traincast.models.embeddings.read import load_tables

@@ -1,4 +1,13 @@
-"""Reuse histograms: how often the rows of one batch were accessed, in 17 power-of-two bins, and what follows.
+"""How often rows repeat: classes of equal popularity, reuse histograms of a batch, and what follows for batches and
+caches.
+
+Every access distribution becomes `RowClasses`, so each question has one result: sums over a few hundred classes,
+however many rows there are. Caches are least-recently-used; their hit rate is Che's approximation: a row hits when it
+was accessed within the last `compute_cache_window` lookups, the number in which as many different rows appear as the
+cache holds.
+
+Shares rounded to three decimals say how many lookups a bin of hot rows gets, but not how many rows share them. That is
+an integer, and each possible one is as likely as this many counts of the bin are to add up to those lookups.
 
 A batch shows counts, not popularities: a row seen once may stand for many that were not seen. The popularities are
 found as the mixture of Poisson rates that explains both columns of the histogram and the rows that stayed unseen
@@ -9,14 +18,155 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import inf
+from math import ceil, erfc, floor, inf, sqrt
 
 import numpy as np
 
-from traincast.models.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses, compute_bin_shares
-from traincast.models.embeddings.hot import TYPICAL, HotBin
 from traincast.utils.arrays import FloatArray, IntArray
 from traincast.utils.errors import TraincastError
+
+_SUMMED = 64  # up to here term by term; beyond, Wilson and Hilferty's normal form is right to 1e-4
+
+_erfc = np.frompyfunc(erfc, 1, 1)
+
+
+def compute_poisson_cdf(count: int | None, mean: FloatArray) -> FloatArray:
+    """Probability of at most `count` for each mean; None stands for no bound. Below zero: impossible."""
+    if count is None:
+        return np.ones_like(mean)
+    if count < 0:
+        return np.zeros_like(mean)
+    if count <= _SUMMED:
+        term = np.exp(-np.minimum(mean, 700.0))
+        total = term.copy()
+        for k in range(1, count + 1):
+            term = term * mean / k
+            total += term
+        return np.asarray(np.where(mean > 700.0, 0.0, np.minimum(total, 1.0)))
+    freedom = 2.0 * (count + 1)
+    spread = 2.0 / (9.0 * freedom)
+    score = (np.cbrt(2.0 * mean / freedom) - (1.0 - spread)) / sqrt(spread)
+    return 0.5 * np.asarray(_erfc(score / sqrt(2.0)), dtype=np.float64)
+
+
+BIN_EDGES = (0, *(2**power for power in range(16)))
+"""Reuse bins: (0, 1], (1, 2], (2, 4], ... (16384, 32768], and beyond 32768."""
+NUM_BINS = len(BIN_EDGES)
+_BISECTIONS = 60  # halve any window to a double's precision
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowClasses:
+    """`rows[i]` rows are each accessed with `probability[i]` by a lookup; rows * probability sum to one."""
+
+    rows: FloatArray
+    probability: FloatArray
+
+    @staticmethod
+    def from_weights(rows: FloatArray, weight: FloatArray) -> RowClasses:
+        """Classes from any positive weights; rows nobody accesses are left out."""
+        wanted = (rows > 0) & (weight > 0)
+        rows, weight = rows[wanted], weight[wanted]
+        return RowClasses(rows, weight / float(rows @ weight))
+
+    def _compute_access_probability(self, lookups: float) -> FloatArray:
+        """Probability that a row of each class is among this many lookups."""
+        never = np.log1p(-np.minimum(self.probability, 1.0 - 1e-15))
+        return np.asarray(-np.expm1(lookups * never))
+
+    def count_unique_rows(self, lookups: float) -> float:
+        """Expected number of different rows among `lookups`."""
+        return float(self.rows @ self._compute_access_probability(lookups))
+
+    def compute_cache_window(self, cache_rows: float) -> float:
+        """Lookups in which as many different rows are expected as the cache holds; infinite when all rows fit."""
+        if cache_rows >= float(self.rows.sum()) * (1.0 - 1e-12):
+            return inf
+        low = max(cache_rows, 1e-9)
+        high = 2.0 * low
+        while self.count_unique_rows(high) < cache_rows:
+            low, high = high, 4.0 * high
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.count_unique_rows(middle) < cache_rows else (low, middle)
+        return 0.5 * (low + high)
+
+    def compute_steady_hit_rate(self, cache_rows: float) -> float:
+        """Share of lookups that find their row in a cache of this many rows that has been in use for long."""
+        window = self.compute_cache_window(cache_rows)
+        return 1.0 if window == inf else self._compute_recent_probability(window)
+
+    def count_hits(self, cache_rows: float, lookups: float) -> float:
+        """Expected hits among `lookups` that begin with an empty cache: until it is full, every repeat hits."""
+        window = self.compute_cache_window(cache_rows)
+        if window >= lookups:
+            return lookups - self.count_unique_rows(lookups)
+        return (window - cache_rows) + (lookups - window) * self._compute_recent_probability(window)
+
+    def _compute_recent_probability(self, window: float) -> float:
+        """Probability that the row a lookup accesses is among the `compute_cache_window` lookups before it."""
+        return float((self.rows * self.probability) @ self._compute_access_probability(window))
+
+    def compute_reuse(self, lookups: float) -> tuple[FloatArray, FloatArray]:
+        """Expected rows, and lookups, in each reuse bin when `lookups` are made. Counts are taken as Poisson."""
+        row_share, access_share = compute_bin_shares(self.probability * lookups)
+        return row_share @ self.rows, access_share @ self.rows
+
+
+def compute_bin_shares(means: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """For Poisson counts of these means: probability of each reuse bin, and expected count from it; [17, n] each."""
+    ends = [*BIN_EDGES[1:], None]
+    counts = np.stack([compute_poisson_cdf(end, means) for end in (0, *ends)])
+    shifted = np.stack([compute_poisson_cdf(None if end is None else end - 1, means) for end in (0, *ends)])
+    return np.diff(counts, axis=0), means * np.diff(shifted, axis=0)
+
+
+TYPICAL = 1.4  # mean count of a bin over its lower edge, for counts that thin out like a power law
+SPREAD = 0.2  # of the counts inside a bin about their mean: a power law over one octave
+_FEW = 32.0  # rows beyond which their number is as good as known
+_ROUNDING = 1e-9  # of a quotient that should be whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotBin:
+    """A bin of counts in (lower, upper]: its `rows` and `lookups` as best known.
+
+    Rounding allows `fewest` to `most` rows, and lookups off by `blur`.
+    """
+
+    lower: float
+    upper: float
+    rows: float
+    lookups: float
+    fewest: float
+    most: float
+    blur: float
+
+    def make_classes(self) -> tuple[FloatArray, FloatArray]:
+        """Expected rows, and their counts: two classes about the mean count for every number of rows there may be."""
+        if self.rows <= 0.0:
+            return np.zeros(0), np.zeros(0)
+        number, chance = np.array([self.rows]), np.ones(1)
+        if self.blur > 0.0 and self.rows < _FEW:
+            number, chance = self._list_row_counts()
+        mean = self.lookups / number
+        room = np.minimum(mean - self.lower, self.upper - mean) / mean
+        apart = SPREAD * np.sqrt(np.maximum(1.0 - 1.0 / number, 0.0))  # a lone row has all the lookups
+        apart = np.minimum(apart, np.maximum(room, 0.0))
+        half = 0.5 * chance * number
+        return np.concatenate([half, half]), np.concatenate([mean * (1.0 - apart), mean * (1.0 + apart)])
+
+    def _list_row_counts(self) -> tuple[FloatArray, FloatArray]:
+        """Integers of rows that rounding and the edges of the bin allow, and how likely each is."""
+        first = ceil(max((self.lookups - self.blur) / self.upper, self.fewest, 1.0) - _ROUNDING)
+        last = floor(min((self.lookups + self.blur) / (self.lower + 1.0), self.most) + _ROUNDING)
+        number = np.arange(first, max(first, last) + 1, dtype=np.float64)
+        usual = TYPICAL * self.lower
+        sigma = np.hypot(SPREAD * usual * np.sqrt(number), self.blur / sqrt(3.0))
+        squares = ((self.lookups - number * usual) / sigma) ** 2
+        likely = np.exp(-0.5 * (squares - squares.min())) / sigma
+        return number, likely / likely.sum()
+
 
 _SUM_SLACK = 0.02  # of shares that should add up to 1: 17 of them rounded to three decimals are off by 0.009 at most
 _MEAN_SLACK = 0.02  # what rounding may move the mean count of a bin

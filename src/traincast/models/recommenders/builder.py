@@ -10,14 +10,16 @@ from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.models.embeddings.access import format_access
 from traincast.models.embeddings.table import OPTIMIZER_STATE, Table
 from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
-from traincast.models.layers.lookup import TableBatchedLookup
-from traincast.models.layers.loss import write_backward_start, write_loss_backward, write_loss_forward
 from traincast.models.layers.mlp import (
+    write_backward_start,
     write_bias_backward,
+    write_loss_backward,
+    write_loss_forward,
     write_operand_backward,
     write_transpose_backward,
     write_weight_backward,
 )
+from traincast.models.layers.optimizers import TableBatchedLookup
 
 Grads = Sequence[Ref | None]
 

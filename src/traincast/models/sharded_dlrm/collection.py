@@ -1,27 +1,114 @@
-"""The tables of one embedding module on one rank: row numbers to whoever holds the rows, rows and gradients back."""
+"""The tables of one embedding module on one rank: weights, states and caches, row numbers to whoever holds the rows,
+rows back."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
-from traincast.models.data_parallel.buckets import Reducer
-from traincast.models.layers.builder import RankBuilder, Ref
-from traincast.models.layers.optimizers import OptimizedParameter, make_optimizer_state, write_foreach_step
-from traincast.models.placement.kinds import ShardingKind
-from traincast.models.sharded_dlrm.inputs import (
+from traincast.models.data_parallel.data_parallel import Reducer
+from traincast.models.embeddings.table import OPTIMIZER_STATE
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
+from traincast.models.layers.optimizers import (
+    MODULE,
+    OptimizedParameter,
+    TableBatchedLookup,
+    make_optimizer_state,
+    write_foreach_step,
+)
+from traincast.models.placement.plan import ComputeKernel, ShardingKind
+from traincast.models.sharded_dlrm.communication import (
     Features,
+    HostOpNames,
+    OutputCommunication,
+    PooledOutputs,
     order_by_section,
     redistribute_lookups,
     split_by_kernel,
     write_offsets,
 )
-from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
-from traincast.models.sharded_dlrm.outputs import HostOpNames, OutputCommunication, PooledOutputs
-from traincast.models.sharded_dlrm.tables import KernelLookup
+from traincast.models.sharded_dlrm.layout import Batch, Layout, Mark, ScopeRole, Section
 
-MODULE = "Dlrm"
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_CACHE_WAYS = 32  # FBGEMM's set associativity
+
+
+@dataclass(slots=True, eq=False)
+class KernelLookup:
+    """One table-batched kernel of a rank, for the lookups of `samples` samples."""
+
+    builder: RankBuilder
+    batch: Batch
+    samples: int
+    kernel: TableBatchedLookup
+    cache: Ref | None
+
+    @staticmethod
+    def from_batch(builder: RankBuilder, batch: Batch, samples: int) -> KernelLookup:
+        """The weights and states of the kernel, there before the step."""
+        dtype, dense = DTYPES[batch.dtype], batch.kernel is ComputeKernel.DENSE
+        place = "cpu:pinned" if batch.kernel.in_host_memory else "cuda"
+        count = 0 if dense else OPTIMIZER_STATE[batch.optimizer].tensors
+        shape = (batch.state_elements // max(count, 1),)
+        # FBGEMM keeps the small row-wise state on the device, also of tables in host memory
+        beside = "cuda" if OPTIMIZER_STATE[batch.optimizer].per_row else place
+        kernel = TableBatchedLookup(
+            builder=builder,
+            tables=batch.tables,
+            weights=builder.add_resident_tensor((batch.elements,), StorageKind.PARAMETER, dtype, place),
+            states=[
+                builder.add_resident_tensor(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count)
+            ],
+            forms=_make_scalars(batch),
+            optimizer="dense" if dense else batch.optimizer,
+            weighted=batch.weighted,
+        )
+        cached = batch.kernel.cached
+        cache = builder.add_resident_tensor((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
+        return KernelLookup(builder, batch, samples, kernel, cache)
+
+    @property
+    def weights(self) -> Ref:
+        """The tables, one after the other."""
+        return self.kernel.weights
+
+    def write_forward(self, indices: Ref, offsets: Ref, weights: Ref | None) -> Ref:
+        """Pooled embeddings [samples, columns]; `weights` are those of weighted lookups."""
+        self.kernel.write_bounds_check(indices, offsets, weights)
+        if self.cache is not None:
+            self._fill_cache(self.cache)
+        return self.kernel.write_forward(self.samples, self.batch.columns)
+
+    def _fill_cache(self, cache: Ref) -> None:
+        """Rows that the cache misses come from the host, those they replace go back."""
+        builder, batch, indices = self.builder, self.batch, self.kernel.indices
+        assert indices is not None
+        builder.open_scope("fbgemm::linearize_cache_indices")
+        linear = builder.compute(
+            "fbgemm::linearize_cache_indices", [("indices", indices)], indices.shape, dtype="int64", module=MODULE
+        )
+        builder.open_scope("fbgemm::lru_cache_populate")
+        arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
+        scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
+                            ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
+        builder.add_op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
+        builder.open_scope("fbgemm::lxu_cache_lookup")
+        places = builder.compute(
+            "fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], indices.shape, [("ways", _CACHE_WAYS)],
+            dtype="int32", module=MODULE,
+        )  # fmt: skip
+        builder.free_tensors(linear, places)
+
+
+def _make_scalars(batch: Batch) -> Scalars:
+    forms: Scalars = [
+        ("total_D", batch.columns), ("max_D", batch.widest), ("total_rows", batch.rows), ("load", batch.load),
+        ("longest_bag", batch.longest_bag),
+    ]  # fmt: skip
+    return [*forms, ("host", batch.kernel.host_access)] if batch.kernel.in_host_memory else forms
+
+
+DLRM_MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
 """The optimizer of a copied table, by that of the table. TorchRec fuses optimizers into sharded tables only: a copied
 one is a parameter like any other, and a row-wise one becomes that of the dense part's kind."""
@@ -197,14 +284,14 @@ class ShardedTables:
             return
         if not pooled:
             builder.open_scope("aten::new_empty", Phase.FORWARD)
-            flat = builder.compute("aten::empty", [], (0,), [("size", (0,)), ("dtype", None)], module=MODULE)
+            flat = builder.compute("aten::empty", [], (0,), [("size", (0,)), ("dtype", None)], module=DLRM_MODULE)
         else:
             whole = self._join_pooled(pooled, section)
             with builder.label_scopes(Mark(ScopeRole.FLATTEN, section.kind)):
                 builder.open_scope("aten::reshape")
             flat = builder.add_view(whole, (whole.shape[0] * whole.shape[1],))
             self.reshapes[section.kind] = builder.add_op(
-                "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=MODULE
+                "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=DLRM_MODULE
             )
         output.start_forward(flat)
 
@@ -216,7 +303,7 @@ class ShardedTables:
         with builder.label_scopes(Mark(ScopeRole.BESIDE, section.kind)):
             builder.open_scope("aten::cat", Phase.FORWARD)
         shape = (pooled[0].shape[0], sum(part.shape[1] for part in pooled))
-        joined = builder.compute("aten::cat", [("tensors", pooled)], shape, [("dim", 1)], module=MODULE)
+        joined = builder.compute("aten::cat", [("tensors", pooled)], shape, [("dim", 1)], module=DLRM_MODULE)
         builder.free_tensors(*pooled)
         return joined
 
@@ -227,7 +314,7 @@ class ShardedTables:
             builder.open_scope("ViewBackward0", Phase.BACKWARD)
         shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
         whole = builder.add_view(flat, shape)
-        builder.add_op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
+        builder.add_op("aten::view", [("self", flat)], [whole], [("size", shape)], module=DLRM_MODULE, forward=forward)
         return whole
 
     def _update_tables(self, section: Section, lookups: list[KernelLookup], grad: Ref) -> list[Ref]:
@@ -237,7 +324,7 @@ class ShardedTables:
         if len(lookups) > 1:
             with builder.label_scopes(Mark(ScopeRole.PART, section.kind)):
                 builder.open_scope("CatBackward0", Phase.BACKWARD)
-            blocks = builder.add_column_slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
+            blocks = builder.add_column_slices(grad, [lookup.batch.columns for lookup in lookups], module=DLRM_MODULE)
         kept = []
         for number, (lookup, block) in enumerate(zip(lookups, blocks, strict=True)):
             with builder.label_scopes(Mark(ScopeRole.UPDATE, section.kind, number)):

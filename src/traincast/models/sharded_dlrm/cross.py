@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
-from traincast.models.data_parallel.buckets import Reducer
+from traincast.models.data_parallel.data_parallel import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.mlp import (
     write_bias_backward,

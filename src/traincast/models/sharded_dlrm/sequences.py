@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
-from traincast.models.placement.kinds import ShardingKind
+from traincast.models.placement.plan import ShardingKind
 from traincast.models.sharded_dlrm.collection import ShardedTables
-from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute_lookups
-from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Mark, ScopeRole
-from traincast.models.sharded_dlrm.outputs import HostOpNames, OutputCommunication
+from traincast.models.sharded_dlrm.communication import (
+    LENGTH_DTYPE,
+    Features,
+    HostOpNames,
+    OutputCommunication,
+    redistribute_lookups,
+)
+from traincast.models.sharded_dlrm.layout import Layout, Mark, ScopeRole, Section
 from traincast.utils.errors import TraincastError
 
 MODULE = "EmbeddingCollection"

@@ -1,4 +1,5 @@
-"""One step of a recommender whose tables are sharded over many ranks, written without torch."""
+"""One step of a recommender whose tables are sharded over many ranks, written without torch; by default each table
+whole on one."""
 
 from __future__ import annotations
 
@@ -10,19 +11,24 @@ from traincast.ir.builder import share_templates
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import DlrmConfig
-from traincast.models.embeddings.table import Table, check_tables
+from traincast.models.dlrm.config import DcnConfig, DlrmConfig
+from traincast.models.embeddings.access import Uniform, parse_access
+from traincast.models.embeddings.table import Pooling, Table, check_tables
 from traincast.models.layers.builder import RankBuilder, Ref
-from traincast.models.placement.plan import Plan
-from traincast.models.sharded_dlrm.captured_dense import CapturedDense, ReplayedDense
+from traincast.models.placement.memory import MemoryLimits
+from traincast.models.placement.options import WEIGHTS, make_greedy_plan
+from traincast.models.placement.plan import Plan, ShardingKind
+from traincast.models.sharded_dlrm.captured import CapturedDense, ReplayedDense
 from traincast.models.sharded_dlrm.collection import DENSE_OPTIMIZERS, ShardedTables
-from traincast.models.sharded_dlrm.config import DcnDense, Dense
-from traincast.models.sharded_dlrm.dcn import EagerDcn
-from traincast.models.sharded_dlrm.dense import EagerDense
-from traincast.models.sharded_dlrm.inputs import Features, copy_features, make_resident_features
-from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
-from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, ScopeRole
-from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
+from traincast.models.sharded_dlrm.communication import (
+    REFERENCE,
+    TORCHREC,
+    Features,
+    copy_features,
+    make_resident_features,
+)
+from traincast.models.sharded_dlrm.dense import DcnDense, Dense, EagerDcn, EagerDense
+from traincast.models.sharded_dlrm.layout import Layout, Mark, MarkedProgram, ScopeRole, assign_shards_to_ranks
 from traincast.utils.errors import TraincastError
 
 AnyDense: TypeAlias = "Dense | CapturedDense"
@@ -241,3 +247,60 @@ class _StepWriter:
         if self.dense is not None:
             self.dense.write_optimizer_step()
         sharded.step_copies()
+
+
+BALANCED = "greedy by lookups"
+
+TABLE_NAME = "table"
+"""What the tables of a DLRM are called, with their number from 0."""
+
+
+def make_dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
+    """The embedding tables of a DLRM, all rows of them; without a word on access every row as likely as any other."""
+    access = tuple(parse_access(text) for text in config.access) or (Uniform(),) * config.num_tables
+    sizes = zip(config.rows_per_table, config.lookups_per_table, access, strict=True)
+    return tuple(
+        Table(
+            name=f"{TABLE_NAME}{index}",
+            rows=rows,
+            dim=config.embedding_dim,
+            pooling=Pooling.from_constant(lookups),
+            access=wanted,
+            optimizer=config.optimizer,
+        )
+        for index, (rows, lookups, wanted) in enumerate(sizes)
+    )
+
+
+def build_hybrid_dlrm(
+    config: DlrmConfig, gpus: int, *, batch_size: int, memory_bytes: float, gpus_per_node: int, half: str = "",
+    pipelined: bool = False, plan: Plan | None = None,
+) -> tuple[Workload, str]:  # fmt: skip
+    """One training step of a DLRM on `gpus` GPUs of `memory_bytes` each, `batch_size` samples each, and what was
+    assumed.
+
+    Tables go whole to one GPU each, the busiest first to the GPU with the least lookups that has room for it; one
+    that fits nowhere is split by rows over all. Lookups are FBGEMM's, the dense part is under DDP; with `half`
+    (bfloat16, float16) its forward pass runs under autocast; `pipelined` as in `build_sharded_dlrm`. A `plan` that is
+    given takes the place of this one.
+    """
+    tables = make_dlrm_tables(config)
+    dense = replace(Dense.from_dlrm(config), half=half)
+    held = dense.compute_memory_bytes(sum(table.dim for table in tables), batch_size)
+    limits = MemoryLimits(device=memory_bytes, dense=held)
+    given = plan is not None
+    if plan is None:
+        plan = make_greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
+    workload = build_sharded_dlrm(
+        dense, tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node, pipelined=pipelined, name=config.name
+    )
+    if given:
+        return workload, f"{config.name} is hybrid parallel under the plan that was given"
+    split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
+    rows = f", {split} of them split by rows" if split else ""
+    above = "MLPs and cross network" if isinstance(config, DcnConfig) else "MLPs"
+    notes = (
+        f"{config.name} is taken as hybrid parallel: FBGEMM tables placed {BALANCED}{rows}, {above} under DDP "
+        "(traincast shard searches better plans)"
+    )
+    return workload, notes

@@ -17,9 +17,145 @@ from traincast.models.transformers.description import (
     LatentAttention,
     Transformer,
 )
-from traincast.models.transformers.hugging_face import is_hugging_face, read_hugging_face_config
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import format_path, parse_toml, read_document
+
+_SIZES = {  # of a description: what configurations call it
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim", "d_kv"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
+    "vocab": ("vocab_size",),
+}
+_RMS_TYPES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+    "gpt_oss", "t5", "phi3", "gemma", "gemma2", "olmo2",
+)  # fmt: skip
+_LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gpt_neo", "gptj", "vit", "roberta")
+_ENCODERS = ("bert", "roberta", "vit")
+_ACTIVATION = {"silu": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "relu": "relu"}
+_JOINED = ("gpt2", "gpt_neox", "mpt", "bloom", "falcon", "phi3")
+"""Families whose classes have one weight for query, key and value (Phi-3 also one for gate and up)."""
+_GATED_GELU = ("gemma", "gemma2")
+# whether the last projection is the token embedding where a configuration does not say: the defaults of the classes
+_TIED = ("gemma", "gemma2", "t5", *(family for family in _LAYER_TYPES if family not in ("gpt_neox", "gptj")))
+
+
+def is_hugging_face(document: Mapping[str, Any]) -> bool:
+    """Whether a document is a configuration of Hugging Face."""
+    return "model_type" in document or "architectures" in document
+
+
+def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a description; a family nobody knows is rejected by name."""
+    family = str(config.get("model_type", ""))
+    if family not in (*_RMS_TYPES, *_LAYER_TYPES):
+        known = ", ".join(sorted((*_RMS_TYPES, *_LAYER_TYPES)))
+        raise TraincastError(
+            f"{where}: model_type {shorten_value(family)} is not known ({known}); describe the model in a short YAML "
+            "instead"
+        )
+    table = {field: value for field, names in _SIZES.items() if (value := _take_first_field(config, names)) is not None}
+    if family == "falcon":
+        table["kv_heads"] = _count_falcon_kv_heads(config, table)
+    _add_kinds(table, config, family, where)
+    positions = _take_first_field(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
+    if isinstance(positions, int):
+        table["seq_len"] = min(positions, 8192)  # a context is longer than what a step trains with
+    if config.get("use_sliding_window", True) and isinstance(config.get("sliding_window"), int):
+        table["window"] = config["sliding_window"]
+        table["window_every"] = 2 if family in ("gpt_oss", "gemma2") else 1
+    if family.startswith(("deepseek", "kimi")):
+        _add_latent(table, config)
+    _add_experts(table, config, where)
+    return table
+
+
+def _count_falcon_kv_heads(config: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    """Heads of keys and values: `num_kv_heads` counts in the newer architecture only, else there is one or one each."""
+    if config.get("new_decoder_architecture"):
+        return table.get("kv_heads", table.get("heads"))
+    return 1 if config.get("multi_query", True) else table.get("heads")
+
+
+def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, where: str) -> None:
+    """Norm, activation, positions, biases, masks and tied tables of a family."""
+    layer = family in _LAYER_TYPES
+    table["norm"] = "layer" if layer else "rms_by_ops"
+    hidden_act = str(_take_first_field(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
+    gelu = "gelu" in hidden_act or (not hidden_act and layer)
+    by_ops = hidden_act in ("gelu_new", "gelu_fast") or (not hidden_act and family in ("gpt2", "gpt_neo", "gptj"))
+    plain = "gelu_new" if by_ops else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
+    table["activation"] = "geglu" if family in _GATED_GELU else plain
+    if family == "t5":
+        gated = "gated" in str(config.get("feed_forward_proj", "relu"))
+        table |= {"activation": "geglu" if gated else "relu", "position": "relative"}
+        table["encoder_layers"] = table.get("layers", 0)
+        table["layers"] = config.get("num_decoder_layers") or table["encoder_layers"]
+    elif family in ("gpt2", "opt", "bert", "roberta", "vit", "gpt_neo"):
+        table["position"] = "learned"
+    elif family in ("mpt", "bloom"):
+        table["position"] = "alibi"
+    table["bias"] = bool(config.get("bias", config.get("attention_bias", layer and family != "mpt")))
+    table["qkv_bias"] = table["bias"] or family in ("qwen2", "qwen2_moe")
+    table["joined"] = family in _JOINED
+    table["qk_norm"] = family in ("qwen3", "qwen3_moe")
+    table["tied"] = bool(config.get("tie_word_embeddings", family in _TIED))
+    table["causal"] = family not in _ENCODERS
+    if family == "vit":
+        patch, image = _read_size(config, "patch_size", 16, where), _read_size(config, "image_size", 224, where)
+        if image < patch:
+            raise TraincastError(
+                f"{where}: 'image_size' {image} is smaller than 'patch_size' {patch}; give a larger one"
+            )
+        table["patch_inputs"] = 3 * patch * patch
+        table["seq_len"] = (image // patch) ** 2 + 1
+        table.setdefault("vocab", _read_size(config, "num_labels", 1000, where))
+
+
+def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
+    table["latent"] = {
+        "q_rank": config.get("q_lora_rank") or 0,
+        "kv_rank": config.get("kv_lora_rank", 512),
+        "nope_dim": config.get("qk_nope_head_dim", 128),
+        "rope_dim": config.get("qk_rope_head_dim", 64),
+        "value_dim": config.get("v_head_dim", 128),
+    }
+    table["head_dim"] = table["latent"]["nope_dim"]
+    if "heads" in table:
+        table["kv_heads"] = table["heads"]
+
+
+def _add_experts(table: dict[str, Any], config: Mapping[str, Any], where: str) -> None:
+    count = _take_first_field(config, ("num_local_experts", "n_routed_experts", "num_experts"))
+    if not count:
+        return
+    width = _read_size(config, "moe_intermediate_size", table.get("ffn"), where)
+    shared = _read_size(config, "n_shared_experts", 0, where) * width
+    shared = _read_size(config, "shared_expert_intermediate_size", shared, where)
+    table["experts"] = {
+        "count": count,
+        "top_k": _take_first_field(config, ("num_experts_per_tok", "experts_per_token")) or 2,
+        "ffn": width,
+        "shared_ffn": shared,
+        "dense_layers": config.get("first_k_dense_replace") or 0,
+        "every": config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1,
+    }
+
+
+def _read_size(config: Mapping[str, Any], name: str, usual: Any, where: str) -> int:
+    """A size that arithmetic is done with; `usual` where the configuration leaves it out."""
+    value = config.get(name) or usual
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 24:
+        raise TraincastError(f"{where}: '{name}' is {shorten_value(value)}; give an integer from 1 to {1 << 24}")
+    return value
+
+
+def _take_first_field(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
 
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
 _MOST_OF = {"layers": 1024, "encoder_layers": 1024, "count": 65536}  # each is written op by op

@@ -1,4 +1,4 @@
-"""A plan as arrays, and the scores of thousands of changes to it at once.
+"""A plan as arrays: all options of all tables as rows, and the scores of thousands of changes at once.
 
 Tables that one kernel looks up are a group; what a group takes on a rank is a function of sums over its shards there,
 and a step is a function of all groups on all ranks. So a change costs as much as the groups and ranks it touches.
@@ -8,13 +8,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from traincast.models.placement.plan import Plan
-from traincast.planner.sharding.choices import ALL, NODE, NOWHERE, RANKS, Choices, Weights
+from traincast.models.placement.options import Option
+from traincast.models.placement.plan import Plan, ShardingKind
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+
+NOWHERE = -1
+"""In arrays of places: no shard."""
+RANKS, NODE, ALL = range(3)
+"""Who has shards of an option: ranks of its own choice, the ranks of a node, all."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Choices:
+    """All options of all tables as rows: `terms` and `memory` (device and host bytes) of one of their shards, and the
+    `group` that looks them up. `rows[t]` are the rows of table t; `base` is the memory that every rank needs anyway."""
+
+    options: tuple[Option, ...]
+    table: IntArray
+    group: IntArray
+    rows: tuple[range, ...]
+    terms: FloatArray
+    memory: FloatArray
+    base: FloatArray
+    groups: int
+    world_size: int
+    gpus_per_node: int
+
+    @cached_property
+    def most_slices(self) -> int:
+        """The largest number of shards that need a rank each."""
+        return max(1, *(option.slices for option in self.options))
+
+    @cached_property
+    def slices(self) -> IntArray:
+        """How many shards of each option need a rank each."""
+        return np.array([option.slices for option in self.options])
+
+    @cached_property
+    def shards(self) -> FloatArray:
+        """How many shards each option has."""
+        return np.array([option.slices or self.world_size for option in self.options], dtype=np.float64)
+
+    @cached_property
+    def scope(self) -> IntArray:
+        """Who has shards of each option."""
+        return np.array([find_scope(option) for option in self.options])
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the ranks are on."""
+        return -(-self.world_size // self.gpus_per_node)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Weights:
+    """Seconds that one shard of each option adds to its rank, and bytes on the device; both per row of the choices.
+
+    `capacity` is the bytes of a rank's device for shards, `average` the seconds of a rank when all tables are whole.
+    """
+
+    seconds: FloatArray
+    device_bytes: FloatArray
+    capacity: float
+    average: float
+
+
+def find_scope(option: Option) -> int:
+    """Who has shards of an option."""
+    return NODE if option.kind is ShardingKind.TABLE_ROW_WISE else RANKS if option.slices else ALL
+
 
 _AT_ONCE = 1 << 17  # ranks times groups of candidates scored together: what fits the processor's cache
 

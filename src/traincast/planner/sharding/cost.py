@@ -13,15 +13,12 @@ from functools import cached_property
 import numpy as np
 
 from traincast.costs.host.profile import load_host_profile
-from traincast.models.placement.kinds import ShardingKind
 from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, compute_common_bytes, compute_shard_bytes
 from traincast.models.placement.options import Option, find_option, list_table_options
-from traincast.models.placement.plan import Plan, Shard
+from traincast.models.placement.plan import Plan, Shard, ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
-from traincast.planner.sharding.assignment import Assignment
-from traincast.planner.sharding.choices import ALL, NOWHERE, Choices, Weights
+from traincast.planner.sharding.assignment import ALL, NOWHERE, Assignment, Choices, Weights
 from traincast.planner.sharding.durations import Durations, Stage
-from traincast.planner.sharding.layouts import Heaviest, merge_layouts
 from traincast.planner.sharding.lookups import (
     COLUMNS,
     DISTINCT,
@@ -33,10 +30,17 @@ from traincast.planner.sharding.lookups import (
     TableGroup,
     compute_shard_terms,
 )
-from traincast.planner.sharding.rank import RankProgram
-from traincast.planner.sharding.slots import Slot
-from traincast.planner.sharding.structure import Structure, build_structure, compile_rank, time_surroundings
-from traincast.planner.sharding.task import Task
+from traincast.planner.sharding.max_plus import Slot
+from traincast.planner.sharding.result import Task
+from traincast.planner.sharding.structure import (
+    Heaviest,
+    RankProgram,
+    Structure,
+    build_structure,
+    compile_rank,
+    merge_layouts,
+    time_surroundings,
+)
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
 _SMOOTH = 0.005  # weight of the average load alongside the step's time: between equal steps, the more even plan

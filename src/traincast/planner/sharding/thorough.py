@@ -8,24 +8,26 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.models.placement.plan import ComputeKernel, ShardingKind
 from traincast.planner.sharding.assignment import (
+    NOWHERE,
     Assignment,
     Changes,
+    Choices,
     StepCost,
+    Weights,
     find_best_candidates,
     find_best_changes,
     rescore,
 )
-from traincast.planner.sharding.choices import NOWHERE, Choices, Weights
-from traincast.planner.sharding.descent import (
+from traincast.planner.sharding.local_search import (
     Effort,
     drop_equal_assignments,
     find_best_by_groups,
     list_used_groups,
     make_starts,
+    place_shards,
 )
-from traincast.planner.sharding.starts import place_shards
 from traincast.utils.arrays import BoolArray, IntArray
 
 _MOST_PLACES = 64  # of one option: more ways to deal out slices are thinned out

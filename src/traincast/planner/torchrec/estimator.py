@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traincast.models.placement.kinds import ComputeKernel
-from traincast.models.placement.plan import Placement, Plan, check_plan
-from traincast.planner.sharding.task import Task
-from traincast.planner.torchrec.objects import import_torchrec
+from traincast.models.placement.plan import ComputeKernel, Placement, Plan, check_plan
+from traincast.planner.sharding.result import Task
 from traincast.planner.torchrec.planner import (
+    import_torchrec,
     make_constraints,
     make_reservation,
     make_topology,

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import make_fill_call
-from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.costs.kernels.embedding.physics import make_fill_call
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option
-from traincast.planner.sharding.communication import make_task_communication
+from traincast.models.placement.plan import ComputeKernel, ShardingKind
+from traincast.planner.sharding.durations import make_task_communication
 from traincast.planner.sharding.lookups import (
     COLUMNS,
     ELEMENTS,
@@ -27,13 +27,12 @@ from traincast.planner.sharding.lookups import (
     ROWS,
     TABLES,
     LookupKernels,
+    Preparation,
     TableGroup,
     compute_shard_terms,
 )
-from traincast.planner.sharding.preparation import Preparation
-from traincast.planner.sharding.task import Task
-from traincast.planner.torchrec.objects import import_torchrec
-from traincast.planner.torchrec.planner import make_constraints, make_topology
+from traincast.planner.sharding.result import Task
+from traincast.planner.torchrec.planner import import_torchrec, make_constraints, make_topology
 from traincast.planner.torchrec.plans import DEFAULT_CACHE_FRACTION, KIND_OF
 from traincast.planner.torchrec.shard_costs import time_outputs
 from traincast.utils.errors import TraincastError

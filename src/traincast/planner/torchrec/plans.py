@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from traincast.models.embeddings.table import MAX_DIM, MAX_ROWS, Table
-from traincast.models.placement.kinds import ComputeKernel, ShardingKind
-from traincast.models.placement.plan import Placement, Plan, Shard, check_placement, check_plan
-from traincast.planner.torchrec.fields import (
+from traincast.models.placement.plan import (
+    ComputeKernel,
+    Placement,
+    Plan,
+    Shard,
+    ShardingKind,
+    check_placement,
+    check_plan,
+)
+from traincast.planner.torchrec.tables import (
     check_choice,
     check_integer,
     check_mapping,

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import load_platform
-from traincast.planner.sharding.task import Task, make_task
+from traincast.hardware.platform import add_default_links, load_platform
+from traincast.planner.sharding.result import Task, make_task
 from traincast.planner.torchrec.estimator import make_perf_plugins
-from traincast.planner.torchrec.objects import describe_module, import_torchrec
-from traincast.planner.torchrec.planner import make_topology
+from traincast.planner.torchrec.planner import describe_module, import_torchrec, make_topology
 from traincast.planner.torchrec.tables import tables_from_json
 from traincast.utils.errors import TraincastError
 

@@ -14,23 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.tables import make_fill_call
-from traincast.models.embeddings.load import Part, count_fetched_rows
-from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE
-from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.costs.kernels.embedding.physics import make_fill_call
+from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, Part, count_fetched_rows
 from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.models.placement.options import Option, find_option
-from traincast.models.placement.plan import Placement, Plan
-from traincast.planner.sharding.choices import ALL, NODE, find_scope
-from traincast.planner.sharding.communication import CommunicationCosts, make_task_communication
+from traincast.models.placement.plan import ComputeKernel, Placement, Plan, ShardingKind
+from traincast.planner.sharding.assignment import ALL, NODE, find_scope
 from traincast.planner.sharding.cost import FastCost
-from traincast.planner.sharding.durations import Stage
-from traincast.planner.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
-from traincast.planner.sharding.preparation import Preparation
-from traincast.planner.sharding.task import Task
+from traincast.planner.sharding.durations import CommunicationCosts, Stage, make_task_communication
+from traincast.planner.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES, Preparation
+from traincast.planner.sharding.result import Task
 from traincast.utils.arrays import FloatArray, IntArray
 
 

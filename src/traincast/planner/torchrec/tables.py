@@ -1,4 +1,5 @@
-"""TorchRec table configs as JSON of their fields, to and from `Table`. Needs no TorchRec.
+"""TorchRec table configs as JSON of their fields, to and from `Table`; untrusted JSON, where every complaint names the
+field.
 
 A description is `{"modules": {path: {"is_weighted": false, "tables": [config, ...]}}}`, or a bare list of configs. A
 config has the fields of `EmbeddingBagConfig` or `EmbeddingConfig`, enums by their names. What these lack and a step
@@ -8,8 +9,9 @@ the fields `pooling`, `access` and `optimizer` of a table set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,72 @@ from traincast.models.embeddings.access import Access, Reuse, format_access
 from traincast.models.embeddings.documents import list_module_entries
 from traincast.models.embeddings.read import MAX_TABLES, make_table
 from traincast.models.embeddings.table import Table, check_tables
-from traincast.utils.errors import TraincastError, shorten_value
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
+
+
+def shorten_name(name: str) -> str:
+    """A name for a message: short, on one line."""
+    return repr(name[:80])[1:-1]
+
+
+def check_mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Mapping[str, Any]:
+    """A JSON object, with no other keys than those allowed."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an object")
+    names = None if allowed is None else tuple(allowed)
+    for key in value if names is not None else ():
+        if names is not None and key not in names:
+            raise make_unknown_error("field", shorten_name(key), names, f"{where} may have {', '.join(names)}.")
+    return value
+
+
+def check_sequence(value: Any, where: str, most: int) -> Sequence[Any]:
+    """A JSON list of at most `most` items."""
+    if not isinstance(value, list | tuple):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a list")
+    if len(value) > most:
+        raise TraincastError(f"{where} has {len(value)} items; at most {most} are read")
+    return value
+
+
+def check_text(value: Any, where: str) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a text")
+    return value
+
+
+def check_integer(value: Any, where: str, least: int, most: int) -> int:
+    """An integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an integer")
+    if not least <= value <= most:
+        raise TraincastError(f"{where} is {shorten_value(value)}; give an integer from {least} to {most}")
+    return value
+
+
+def check_number(value: Any, where: str) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a number")
+    try:
+        result = float(value)
+    except OverflowError:
+        result = float("inf")
+    if not isfinite(result):
+        raise TraincastError(f"{where} is {shorten_value(value)}; give a finite number")
+    return result
+
+
+def check_choice(value: Any, where: str, choices: Iterable[str]) -> str:
+    """One of the choices."""
+    names = tuple(choices)
+    if not isinstance(value, str) or value not in names:
+        word = shorten_name(value) if isinstance(value, str) else shorten_value(value)
+        raise make_unknown_error(where, word, names, f"Choose {', '.join(names)}.")
+    return value
+
 
 DEFAULT_MODULE = "embedding_bag_collection"
 WEIGHTED_MODULE = "weighted_embedding_bag_collection"

@@ -11,12 +11,11 @@ import numpy as np
 from traincast.costs.cpu.collectives import CpuCollective
 from traincast.costs.cpu.op_costs import collect_op_deviations
 from traincast.costs.cpu.profile import Machine, Profile
-from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.contract import KernelCall
 from traincast.hardware.platform import Platform
 from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import MatchedCollective
-from traincast.simulator.cpu.instructions import CpuStep, lower_step
-from traincast.simulator.cpu.rank_plan import compute_step_seconds
+from traincast.simulator.cpu.instructions import CpuStep, compute_step_seconds, lower_step
 from traincast.simulator.prediction.rank_results import (
     RankResult,
     find_slowest_class,
@@ -26,7 +25,7 @@ from traincast.simulator.prediction.rank_results import (
 from traincast.simulator.prediction.result import Prediction, make_prediction
 from traincast.simulator.prediction.step import StepSimulation, list_kernel_seconds, simulate_durations
 from traincast.simulator.timeline import Timeline
-from traincast.utils.totals import sum_by_key
+from traincast.utils.metrics import sum_by_key
 
 
 def predict_on_machine(

@@ -1,20 +1,190 @@
-"""What a step needs of a device: allocated, active, reserved and used bytes, and whether they fit."""
+"""What a step needs of a device: allocated, active, reserved and used bytes, replayed until they no longer grow, and
+whether they fit."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from traincast.hardware.device import Device
+from traincast.hardware.device import AMPERE, HOPPER, Device
 from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents, group_layers
-from traincast.simulator.memory.allocator import LARGE_SEGMENT, AllocatorSettings
-from traincast.simulator.memory.process import CONTEXT_SPREAD, ProcessMemory, add_workspaces, estimate_process_memory
-from traincast.simulator.memory.replay import Replay, replay_steps
+from traincast.simulator.memory.allocator import (
+    LARGE_SEGMENT,
+    UNLIMITED,
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    OutOfMemoryError,
+)
 from traincast.utils.metrics import Z90
+
+_MIB = 1 << 20
+_CONTEXT_MIB = {"newest": 600, "before": 560, "older": 400, "amd": 900}
+"""CUDA context with the modules that a training step loads (PyTorch 2, CUDA 12 with lazy loading); what nvidia-smi
+shows of a process that has allocated nothing, with cuBLAS and cuDNN loaded. Set by hand."""
+_COMMUNICATOR_MIB = 700
+"""Buffers of one NCCL communicator with its channels: TorchRec's benchmark on two ranks uses 500 to 2,000 beyond what
+is reserved and the context. Set by hand with its rows in view."""
+CONTEXT_SPREAD = 0.5
+"""Log-sigma of both: they depend on driver, release and which kernels were loaded."""
+_HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
+_CUBLAS_BYTES = (2 * 4096 + 8 * 16) * 1024
+"""PyTorch's default workspace of a cuBLAS handle (`:4096:2:16:8`)."""
+_CUBLAS_HOPPER_BYTES = 32 * _MIB
+"""That of Hopper and later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes outside of the allocator: the context with loaded modules, and buffers of communicators."""
+
+    context: float
+    communicators: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.context + self.communicators
+
+    def to_dict(self) -> dict[str, Any]:
+        """In GB."""
+        return {"context_gb": self.context / 1e9, "communicators_gb": self.communicators / 1e9}
+
+
+def estimate_process_memory(device: Device, communicators: int) -> ProcessMemory:
+    """What a process on a device holds that communicates in this many groups of ranks."""
+    if device.vendor != "nvidia":
+        kind = "amd"
+    elif device.is_capability_at_least(HOPPER):
+        kind = "newest"
+    else:
+        kind = "before" if device.is_capability_at_least(AMPERE) else "older"
+    return ProcessMemory(_CONTEXT_MIB[kind] * _MIB, communicators * _COMMUNICATOR_MIB * _MIB)
+
+
+def add_workspaces(events: MemoryEvents, device: Device) -> MemoryEvents:
+    """The step with the workspaces of cuBLAS, which PyTorch allocates when a handle is first used."""
+    if device.is_cpu or not events.ticks:
+        return events
+    size = _CUBLAS_HOPPER_BYTES if device.is_capability_at_least(HOPPER) else _CUBLAS_BYTES
+    labels = (*events.labels, "cuBLAS")
+    return events.add_blocks(
+        np.full(_HANDLES, size), born=-1, gone=events.ticks, appears=0, label=len(events.labels), labels=labels
+    )
+
+
+MOST_STEPS = 4
+"""Steps that are replayed at most: fragmentation is stable after two or three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the allocator did: peaks in bytes over all steps, their number, how often it gave its cache back to the
+    driver, and what a block that did not fit wanted (0: all fitted)."""
+
+    allocated: int
+    active: int
+    reserved: int
+    steps: int
+    retries: int
+    missing: int
+    allocator: CachingAllocator
+
+
+def replay_steps(
+    events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED
+) -> Replay:
+    """Replays steps on a device that can give `capacity` bytes. Other streams are done with a freed block."""
+    allocator = CachingAllocator(settings, capacity)
+    step, missing = _Step(events, allocator), 0
+    steps = 1
+    try:
+        step.allocate_resident()
+        for steps in range(1, MOST_STEPS + 1):
+            before = allocator.reserved
+            step.run(first=steps == 1)
+            if steps > 1 and allocator.reserved == before:
+                break
+    except OutOfMemoryError as error:
+        missing = error.wanted
+    return Replay(
+        allocator.peak_allocated, allocator.peak_active, allocator.peak_reserved, steps, allocator.retries, missing,
+        allocator,
+    )  # fmt: skip
+
+
+class _Step:
+    """Steps of one rank on one allocator."""
+
+    def __init__(self, events: MemoryEvents, allocator: CachingAllocator) -> None:
+        self.events, self.allocator = events, allocator
+        self.held: list[Block | None] = [None] * len(events.nbytes)
+        self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
+        self.handed_on = _pair_steps(events)
+        leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
+        self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
+
+    def allocate_resident(self) -> None:
+        """What is there before the first step, in the order in which it is made."""
+        for number in np.flatnonzero((self.events.born < 0) & (self.events.appears < 0)).tolist():
+            self.held[number] = self.allocator.allocate(self.sizes[number], 0, number)
+
+    def run(self, *, first: bool) -> None:
+        """One step; the device is done with it before the next one begins. What it leaves and the next one does not
+        find (gradients that are set to None) goes in between."""
+        held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
+        for _, number, comes in list_step_events(self.events, first=first):
+            if comes:
+                held[number] = allocator.allocate(sizes[number], streams[number], number)
+                continue
+            block = held[number]
+            if block is None:  # there before the first step only
+                continue
+            held[number] = None
+            allocator.free(block)
+        allocator.synchronize()
+        for made, found in self.handed_on:
+            held[found], held[made] = held[made], None
+        for number in self.dropped:
+            block = held[number]
+            if block is not None:
+                allocator.free(block)
+                held[number] = None
+
+
+@lru_cache(maxsize=4)  # of searches that replay one step again and again
+def _pair_steps(events: MemoryEvents) -> list[tuple[int, int]]:
+    """Blocks that a step leaves to the next one (a batch that was fetched ahead, gradients, the loss with its graph),
+    each with the block that is there before a step and goes in it: the same one, a step later. Of blocks of one size
+    those of the same category come first; a step finds what the one before made among its inputs."""
+    left: dict[int, list[int]] = {}
+    for number in np.flatnonzero((events.born < 0) & (events.gone < events.ticks)).tolist():
+        left.setdefault(int(events.nbytes[number]), []).append(number)
+    pairs = []
+    for number in np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist():
+        found = left.get(int(events.nbytes[number]))
+        if found:
+            same = next((one for one in found if events.category[one] == events.category[number]), found[0])
+            found.remove(same)
+            pairs.append((number, same))
+    return pairs
+
+
+@lru_cache(maxsize=8)
+def list_step_events(events: MemoryEvents, *, first: bool) -> list[tuple[int, int, bool]]:
+    """What comes and goes in a step, in the host's order: tick, block, whether it comes."""
+    born = np.where((events.born < 0) & first, events.appears, events.born)
+    comes, goes = np.flatnonzero(born >= 0), np.flatnonzero(events.gone < events.ticks)
+    ticks = np.concatenate((born[comes], events.gone[goes]))
+    number = np.concatenate((comes, goes))
+    order = np.argsort(ticks, kind="stable")
+    kinds = order < len(comes)
+    return list(zip(ticks[order].tolist(), number[order].tolist(), kinds.tolist(), strict=True))
+
 
 KNOWN_SPREAD = 0.02
 """Log-sigma of the allocated bytes of a captured step, whose tensors are known, and of one under a vendor's modules,

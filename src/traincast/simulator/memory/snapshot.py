@@ -7,8 +7,7 @@ from typing import Any
 
 from traincast.ir.memory import CATEGORIES
 from traincast.simulator.memory.allocator import CachingAllocator, Segment, round_size
-from traincast.simulator.memory.device_memory import DeviceMemory
-from traincast.simulator.memory.replay import list_step_events
+from traincast.simulator.memory.device_memory import DeviceMemory, list_step_events
 
 _MOST_EVENTS = 100_000  # of the trace: as many as PyTorch's own history keeps by default
 

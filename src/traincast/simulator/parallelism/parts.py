@@ -10,23 +10,22 @@ import numpy as np
 
 from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program
-from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.communication import LayerGroups
+from traincast.models.transformers.description import (
+    Transformer,
+    count_embedding_parameters,
+    count_head_parameters,
+    count_layer_parameters,
+)
 from traincast.models.transformers.program.step import (
     LayerBlock,
     build_embedding_block,
     build_head_block,
     build_layer_block,
 )
-from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.sizes import (
-    count_embedding_parameters,
-    count_head_parameters,
-    count_layer_parameters,
-)
+from traincast.models.transformers.program.style import LayerGroups, Shard, Style
 from traincast.simulator.parallelism.groups import make_head_style, make_shard, make_style
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.orders import split_layers_into_parts
+from traincast.simulator.parallelism.snippets import split_layers_into_parts
 from traincast.simulator.parallelism.splicing import mark_ops_between
 from traincast.utils.arrays import BoolArray, IntArray
 

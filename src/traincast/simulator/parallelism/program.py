@@ -12,16 +12,16 @@ from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.orders import (
+from traincast.simulator.parallelism.parts import Part, make_parts, mark_recomputed_ops
+from traincast.simulator.parallelism.snippets import (
     BACKWARD,
     FORWARD,
+    Snippets,
     Turn,
     order_1f1b,
     order_interleaved,
     order_zero_bubble,
 )
-from traincast.simulator.parallelism.parts import Part, make_parts, mark_recomputed_ops
-from traincast.simulator.parallelism.snippets import Snippets
 from traincast.simulator.parallelism.splicing import ProgramWriter, Tables, Unit, make_programs, mark_ops_between
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray

@@ -14,8 +14,7 @@ import numpy as np
 
 from traincast.ir.ops import Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
-from traincast.ir.sizes import SizeTable
-from traincast.ir.symbolic import replace_sizes_by_indices
+from traincast.ir.sizes import SizeTable, replace_sizes_by_indices
 from traincast.utils.arrays import BoolArray, Int32Array
 
 _LASTING = (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE, StorageKind.BUFFER)

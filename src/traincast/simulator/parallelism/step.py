@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.simulator.parallelism.communication import CommunicationCosts
-from traincast.simulator.parallelism.groups import Groups
-from traincast.simulator.parallelism.layer_costs import LayerCosts
+from traincast.simulator.parallelism.groups import CommunicationCosts, Groups
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.orders import compute_pipeline_seconds
 from traincast.simulator.parallelism.parts import make_parts
-from traincast.simulator.parallelism.stage_units import StageUnits, Unit
+from traincast.simulator.parallelism.snippets import compute_pipeline_seconds
+from traincast.simulator.parallelism.stage_units import LayerCosts, StageUnits, Unit
 
 
 @dataclass(frozen=True, slots=True)

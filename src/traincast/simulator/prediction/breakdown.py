@@ -13,7 +13,7 @@ from traincast.costs.kernels.cost import Costs, Source
 from traincast.ir.ops import Phase, find_layer
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import BoolArray, FloatArray
-from traincast.utils.totals import sum_by_key
+from traincast.utils.metrics import sum_by_key
 
 PLACES = ("module", "layer", "op")
 """What kernel time can be shown by."""

@@ -1,30 +1,38 @@
-"""Predicting one step of a workload on a platform."""
+"""Predicting one step of a workload on a platform, or steps of one GPU that differ in their sizes side by side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.costs.kernels.call import Estimate, KernelCall
+from traincast.costs.kernels.contract import Estimate, KernelCall
 from traincast.costs.kernels.cost import Costs, price_in_step
 from traincast.costs.kernels.families import is_chip_measured
 from traincast.costs.kernels.registry import make_lowering_context
 from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
+from traincast.ir.memory import compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
+from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
 from traincast.simulator.prediction.breakdown import list_outside_ops
-from traincast.simulator.prediction.rank_results import find_slowest_class, list_rank_results, make_fullest_memory
+from traincast.simulator.prediction.rank_results import (
+    describe_updates,
+    find_slowest_class,
+    list_rank_results,
+    list_warnings,
+    make_fullest_memory,
+)
 from traincast.simulator.prediction.result import Prediction, make_prediction
 from traincast.simulator.prediction.step import StepSimulation, Unevenness, simulate_step
-from traincast.simulator.prediction.warnings import describe_updates, list_warnings
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
+from traincast.utils.metrics import Z90
 
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU are inside, see docs/evidence/dlrm.md
@@ -177,3 +185,56 @@ def compute_spread_terms(
     if exposed and topology is not None and topology.island == 1 and not topology.curves:
         terms["wiring"] = WIRING_SPREAD * exposed / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeResult:
+    """The figures of one step; seconds and bytes. `interval` is a 90 % interval of `iteration`."""
+
+    iteration: float
+    interval: tuple[float, float]
+    device_active: float
+    memory: DeviceMemory
+
+
+def predict_sizes(
+    steps: Sequence[Workload],
+    platform: Platform,
+    *,
+    tf32: bool = False,
+    host: HostProfile | None = None,
+    roofline_only: bool = False,
+    late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
+) -> list[SizeResult]:
+    """What `predict_step` says of each of these steps, all of one GPU and of one model."""
+    first = steps[0]
+    for step in steps:
+        if len(step.ranks) != 1:
+            raise TraincastError(f"workload '{step.name}' runs on {len(step.ranks)} GPUs; predict it by itself")
+    assert all(step.synchronised == first.synchronised and step.tf32 == first.tf32 for step in steps)
+    programs = tuple(step.programs[step.ranks[0]] for step in steps)
+    context = make_lowering_context(first, platform.device, tf32=tf32)
+    # no step exchanges anything, so that each is a rank of its own, which nobody waits for
+    instructions = build_step_instructions(programs, tuple(range(len(programs))), context)
+    costs = price_in_step(instructions.lowered[0], platform.device, roofline_only=roofline_only)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    simulated = simulate_step(
+        instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
+        late=late, op_speed=op_speed,
+    )  # fmt: skip
+    of_rank: dict[int, SizeResult] = {}
+    for c, result in enumerate(list_rank_results(simulated)):
+        timeline = simulated.timeline(c)
+        terms = compute_spread_terms(
+            timeline, compute_kernel_errors(timeline, costs), profile, platform, result.device_active, several=False
+        )
+        spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
+        for rank in result.ranks:
+            of_rank[rank] = SizeResult(
+                iteration=result.iteration,
+                interval=(result.iteration / spread, result.iteration * spread),
+                device_active=result.device_active,
+                memory=make_device_memory(compute_peak_memory(programs[rank]), platform.device, communicators=0),
+            )
+    return [of_rank[rank] for rank in range(len(steps))]

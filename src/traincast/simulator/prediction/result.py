@@ -1,4 +1,4 @@
-"""What a prediction is: how long a step takes on a platform, and what it is made of."""
+"""What a prediction is: how long a step takes on a platform, what it is made of, and all that in a few sentences."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.contract import KernelCall
 from traincast.costs.kernels.cost import Costs
 from traincast.hardware.platform import Platform
 from traincast.ir.rows import count_bytes_left_out
 from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import format_rank_list
-from traincast.simulator.critical import PathPart
 from traincast.simulator.memory.device_memory import DeviceMemory
 from traincast.simulator.prediction.breakdown import (
     OutsideOp,
@@ -25,20 +24,24 @@ from traincast.simulator.prediction.breakdown import (
     sum_seconds_by_source,
 )
 from traincast.simulator.prediction.document import make_prediction_document
-from traincast.simulator.prediction.parallel import ParallelFigures, list_layout_figures
 from traincast.simulator.prediction.rank_results import (
     RankResult,
+    Trust,
     compute_imbalance,
     find_step_path,
     sum_path_by_activity,
     sum_path_by_place,
 )
 from traincast.simulator.prediction.step import StepSimulation
-from traincast.simulator.prediction.throughput import Throughput, compute_throughput
-from traincast.simulator.prediction.warnings import Trust
-from traincast.simulator.timeline import Timeline
+from traincast.simulator.prediction.throughput import (
+    ParallelFigures,
+    Throughput,
+    compute_throughput,
+    list_layout_figures,
+)
+from traincast.simulator.timeline import PathPart, Timeline
 from traincast.utils.arrays import BoolArray
-from traincast.utils.display.text import format_milliseconds
+from traincast.utils.display.text import format_duration, format_gigabytes, format_interval, format_milliseconds
 from traincast.utils.metrics import Z90
 from traincast.utils.results import Records, Result, drop_nested_values
 
@@ -333,3 +336,91 @@ def make_prediction(
         imbalance=compute_imbalance(ranks),
         gpus=len(workload.ranks),
     )
+
+
+_SURE = 0.9  # from here on whether it fits is stated without a word of doubt
+_LEAST_BOUND = 0.1  # of the step: a second bound below it is not worth a word
+_IDLE, _EXPOSED, _FUSABLE, _ARITHMETIC = 0.15, 0.12, 0.25, 0.4  # shares of the step from which a remedy is worth trying
+_FUSED = ("elementwise", "norm", "softmax", "reduction", "copy", "other kernels")
+_COMPUTE = ("gemm", "conv", "attention", "GEMMs")
+_HOST = ("host", "waiting for the host")
+_GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
+           "dp": "data parallel"}  # fmt: skip
+
+
+def state_verdict(p: Prediction) -> tuple[str, ...]:
+    """Two or three sentences; parameters stand between backticks."""
+    bounds = " and ".join(f"{name} ({share:.0%})" for name, share in rank_bounds(p))
+    lines = [
+        f"{format_duration(p.iteration)} per step (90 % interval {format_interval(p.interval)}), bound by {bounds}; "
+        f"{state_memory(p)}.",
+        p.trust.sentence,
+    ]
+    remedy = suggest_remedy(p)
+    return (*lines, f"Worth trying: {remedy}.") if remedy else tuple(lines)
+
+
+def split_critical_path(p: Prediction) -> dict[str, float]:
+    """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
+    if p.parallel is None:
+        return sum_path_by_activity(p.path)
+    return dict(split_step(p))
+
+
+def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
+    """What takes most of the step and, where it matters, what comes second, with their shares."""
+    whole = p.iteration or 1.0
+    ranked = sorted(split_critical_path(p).items(), key=lambda item: -item[1])
+    first = [(name, seconds / whole) for name, seconds in ranked[:2]]
+    return [pair for number, pair in enumerate(first) if not number or pair[1] >= _LEAST_BOUND] or [("nothing", 0.0)]
+
+
+def state_memory(p: Prediction) -> str:
+    """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear. A step that takes more than there
+    is only while the allocator keeps spare blocks is shown with the least that it needs."""
+    needed, limit, sure = p.needed_bytes + p.left_out_bytes, p.platform.device.memory_bytes, p.fit_probability
+    if not math.isfinite(limit):
+        return f"{needed / 1e9:.1f} GB of memory"
+    if p.fits and needed > limit:
+        needed = p.memory.required_bytes
+    word = "fits" if p.fits else "does not fit"
+    if 1 - _SURE < sure < _SURE:
+        word = f"probably {word} ({max(sure, 1 - sure):.0%})"
+    return f"{word}, {format_gigabytes(needed)} of {format_gigabytes(limit)} GB"
+
+
+def suggest_remedy(p: Prediction) -> str:
+    """The first thing worth trying, by what bounds the step; "" where nothing simple is."""
+    used, device = p.scenario, p.platform.device
+    if device.is_cpu or not used or p.workload.mode != "training":
+        return ""
+    if not p.fits:
+        return "traincast fits, which tries what would make it fit"
+    share = {name: seconds / (p.iteration or 1.0) for name, seconds in split_critical_path(p).items()}
+    is_eager = used.get("kernels") == "eager"
+    if is_eager and (sum(share.get(name, 0.0) for name in _HOST) > _IDLE or p.device_idle / p.iteration > _IDLE):
+        return "`cuda_graph` or `compiled`, since the GPU waits for its host"
+    if p.exposed_comm / (p.iteration or 1.0) > _EXPOSED:
+        return f"a larger `batch_size`, since {p.exposed_comm / p.iteration:.0%} of the step is exposed communication"
+    if used.get("dtype") == "fp32" and sum(share.get(name, 0.0) for name in _COMPUTE) > _ARITHMETIC:
+        faster = next((dtype for dtype in ("bf16", "tf32", "fp16") if dtype in device.peak_flops), "")
+        if faster:
+            return f"`dtype={faster}`, since GEMMs run in fp32"
+    fusable = sum(share.get(name, 0.0) for name in _FUSED)
+    if is_eager and fusable > _FUSABLE:
+        return f"`compiled`, since it fuses the small kernels that are {fusable:.0%} of the step"
+    return ""
+
+
+def split_step(result: Prediction) -> list[tuple[str, float]]:
+    """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
+    figures = result.parallel
+    assert figures is not None
+    gemm, attention = (result.by_family.get(name, 0.0) for name in ("gemm", "attention"))
+    update = result.by_phase.get("optimizer", 0.0)
+    shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
+    rows = [("GEMMs", gemm), ("attention", attention)]
+    rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
+    rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
+    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, result.iteration - shown))]
+    return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]

@@ -16,9 +16,16 @@ from traincast.costs.kernels.cost import Costs
 from traincast.ir.compiled import find_graph_scopes
 from traincast.ir.program import Program
 from traincast.simulator.instructions import Classes, StepInstructions, find_classes
-from traincast.simulator.many_ranks import CollectiveIndex, Collectives, Deadlock, simulate_ranks
+from traincast.simulator.many_ranks import (
+    Clocks,
+    CollectiveIndex,
+    Collectives,
+    Deadlock,
+    GroupSimulation,
+    RankGroup,
+    simulate_ranks,
+)
 from traincast.simulator.overlap import simulate_with_overlap
-from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup
 from traincast.simulator.schedule import RUNTIME_CALLS, Code, Schedule
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import FloatArray, IntArray

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from traincast.ir.edit import remove_phase
+from traincast.ir.editor import remove_phase
 from traincast.ir.ops import Phase
 from traincast.ir.workload import MAX_BATCH, Workload
 from traincast.models.dlrm.config import (

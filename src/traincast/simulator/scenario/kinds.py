@@ -101,7 +101,7 @@ def _find_named_kind(name: str) -> str:
 
     if name in BUILTIN_SETS:
         return "tables"
-    from traincast.models.published import list_published_programs
+    from traincast.models.catalog import list_published_programs
 
     if name in list_published_programs():
         return "program"

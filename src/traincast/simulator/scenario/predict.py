@@ -6,36 +6,38 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform
-from traincast.ir.edit import remove_phase
+from traincast.hardware.platform import Platform, add_default_links
+from traincast.ir.editor import remove_phase
 from traincast.ir.formula import merge_op_costs
 from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.memory.allocator import AllocatorSettings, parse_settings
 from traincast.simulator.memory.device_memory import WOULD_NOT_RUN
 from traincast.simulator.prediction.prediction import predict_step
+from traincast.simulator.prediction.rank_results import Note, warn_of_positions
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import Unevenness
-from traincast.simulator.prediction.warnings import Note, warn_of_positions
 from traincast.simulator.scenario.captured import (
+    Loader,
     accumulate_captured,
     check_undivided,
+    count_batches,
     read_sharding,
+    read_traced_loader,
     share_captured,
 )
-from traincast.simulator.scenario.loading import Loader, count_batches, read_traced_loader
-from traincast.simulator.scenario.programs import (
+from traincast.simulator.scenario.resolved import Resolved, Structural, list_settings, resolve
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import (
     PIPELINED,
     TORCHREC,
     build_recommender,
     check_eager,
+    compile_workload,
+    load_single_gpu_step,
     make_no_program_error,
+    spread_on_gpus,
 )
-from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
-from traincast.simulator.scenario.scenario import Scenario
-from traincast.simulator.scenario.settings import list_settings
-from traincast.simulator.scenario.workloads import compile_workload, load_single_gpu_step, spread_on_gpus
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def load_step(resolved: Resolved) -> tuple[Workload, list[str]]:
     if loader is not None:
         step = loader.feed_workload(step)
     if resolved.scenario.is_graphed:
-        from traincast.transforms.cuda_graph import apply_cuda_graphs  # only graphs need it
+        from traincast.transforms.fusion import apply_cuda_graphs  # only graphs need it
 
         step, said = apply_cuda_graphs(step)
         notes.append(said)
@@ -160,8 +162,8 @@ def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload
 
         return build_tables_step(scenario, resolved.plan, platform, gpus)
     if resolved.source == "program":
-        from traincast.models.published import find_published_program
-        from traincast.simulator.scenario.programs import build_published_step
+        from traincast.models.catalog import find_published_program
+        from traincast.simulator.scenario.workloads import build_published_step
 
         return build_published_step(
             find_published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node
@@ -171,8 +173,8 @@ def _load_divided_step(resolved: Resolved, platform: Platform) -> tuple[Workload
     if resolved.source == "dlrm":
         return _load_recommender(resolved, platform)
     from traincast.models.sharded_dlrm.recommender import is_shardable
-    from traincast.simulator.scenario.programs import shard_workload
     from traincast.simulator.scenario.tables import place_captured
+    from traincast.simulator.scenario.workloads import shard_workload
 
     check_eager(resolved.name, gpus, scenario)
     step = load_single_gpu_step(scenario, resolved.source)
@@ -193,7 +195,7 @@ def _load_recommender(resolved: Resolved, platform: Platform) -> tuple[Workload,
     check_eager(config.name, resolved.gpus, scenario)
     if scenario.program not in (None, TORCHREC, PIPELINED):
         raise TraincastError(f"a `plan` is for TorchRec's program, not '{scenario.program}'; leave out one of them")
-    from traincast.simulator.scenario.programs import build_hybrid_variant
+    from traincast.simulator.scenario.workloads import build_hybrid_variant
 
     pipelined = scenario.program == PIPELINED
     return build_hybrid_variant(config, resolved.gpus, platform, scenario, pipelined=pipelined, plan=resolved.plan)
@@ -272,7 +274,7 @@ def _write_dlrm_step(config: DlrmConfig, scenario: Scenario, platform: Platform)
     """A described recommender on one GPU."""
     from traincast.models.dlrm.config import DcnConfig
     from traincast.models.dlrm.program import build_dlrm_workload
-    from traincast.simulator.scenario.programs import AUTOCAST, build_hybrid_variant
+    from traincast.simulator.scenario.workloads import AUTOCAST, build_hybrid_variant
     from traincast.transforms.retyping.edit import with_autocast, with_weights
 
     mode = scenario.mode or "training"

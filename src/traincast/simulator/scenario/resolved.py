@@ -1,29 +1,72 @@
-"""A resolved scenario: names and files loaded once, and everything that decides how long a step takes as one value."""
+"""A resolved scenario: read from keywords or a file, names and files loaded once, every field with the value that was
+used."""
 
 from __future__ import annotations
 
+import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.hardware.links import add_default_links
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, add_default_links, load_platform
 from traincast.ir.formula import OpCost, read_op_costs
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.kinds import KINDS, check_used, choose_step_kind, find_source_kind
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.kinds import KINDS, USED, check_used, choose_step_kind, find_source_kind
+from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.simulator.scenario.workloads import get_default_dtype
-from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import compute_file_digest
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
+from traincast.utils.files.reading import compute_file_digest, format_path, read_document
 
 if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
     from traincast.models.placement.plan import Plan
     from traincast.models.transformers.description import Transformer
     from traincast.simulator.parallelism.layout import Layout
+    from traincast.simulator.prediction.result import Prediction
+
+
+def make_scenario(values: Mapping[str, Any]) -> Scenario:
+    """The scenario that keywords describe; an unknown one is named with the nearest known."""
+    known = list_scenario_fields()
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise make_unknown_error("keyword", name, known, f"Choose from {', '.join(known)}.")
+        if value is None:
+            continue
+        if name == "fsdp" and isinstance(value, bool):
+            value = 2 if value else None
+        elif name in ("stage_layers", "overlap", "graph_modules") and not isinstance(value, str):
+            value = ",".join(str(part) for part in value)
+        elif isinstance(value, Path):
+            value = str(value)
+        plain[name] = value
+    return Scenario(**plain)
+
+
+def read_scenario(path: str | Path, *, also: Iterable[str] = ()) -> dict[str, Any]:
+    """The fields of a scenario file (YAML, TOML or JSON) as keywords; `also` are other keys that it may have."""
+    content, where = read_document(path), format_path(path)
+    known = [*list_scenario_fields(), *also]
+    if not isinstance(content, Mapping):
+        raise TraincastError(f"{where}: not a scenario; write fields by name, such as `workload: resnet50`")
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for name, value in values.items():
+        if name not in known:
+            names = ", ".join(known)
+            raise TraincastError(f"{where}: {make_unknown_error('field', name, known, f'It may have {names}.')}")
+        info = list_scenario_fields().get(name)
+        if info is not None and info.kind == "text" and not isinstance(value, str | int):
+            raise TraincastError(f"{where}: `{name}` {shorten_value(value)}: give text")
+    return {name: str(value) if _is_text(name) else value for name, value in values.items()}
+
+
+def _is_text(name: str) -> bool:
+    info = list_scenario_fields().get(name)
+    return info is not None and info.kind == "text"
 
 
 Structural = Callable[[Workload], tuple[Workload, str]]
@@ -191,8 +234,8 @@ def _resolve_host(scenario: Scenario, kind: str) -> HostProfile | None:
         return load_host_profile(scenario.host)
     if scenario.host is not None or kind != "program":
         return scenario.host
-    from traincast.models.published import find_published_program
-    from traincast.simulator.scenario.programs import find_published_host
+    from traincast.models.catalog import find_published_program
+    from traincast.simulator.scenario.workloads import find_published_host
 
     return find_published_host(find_published_program(str(scenario.workload)))
 
@@ -230,3 +273,78 @@ def read_costs(costs: str | Path | Sequence[OpCost] | None) -> tuple[OpCost, ...
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TraincastError(f"{path} is no TOML: {error}") from None
     return read_op_costs(table, str(path))
+
+
+_LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "micro_batch", "schedule", "checkpoint")
+"""Fields of a layout that are shown even where they were not given."""
+
+
+def list_settings(resolved: Resolved, result: Prediction) -> dict[str, Any]:
+    """Every field by name with the value that was used; None where the kind of step does not use it, or where its
+    default is nothing. Objects are shown by their names."""
+    scenario, used = resolved.scenario, USED[resolved.kind]
+    settings = list_settings_of_kind(scenario, resolved.kind, result)
+    if result.parallel is not None:
+        settings["batch_size"] = scenario.batch_size
+        for name in _LAYOUT:
+            settings[name] = getattr(result.parallel.layout, name)
+    settings |= {name: value for name, value in _list_model_choices(resolved).items() if settings[name] is None}
+    if "kernels" in used:
+        settings["kernels"] = "compiled" if scenario.is_compiled else scenario.kernels or "eager"
+    return settings
+
+
+def list_settings_of_kind(scenario: Scenario, kind: str, result: Prediction) -> dict[str, Any]:
+    """The settings of a step of a kind as far as the scenario and the prediction say them."""
+    used = USED[kind]
+    settings = {
+        name: convert_to_plain(getattr(scenario, name)) if name in used else None for name in list_scenario_fields()
+    }
+    settings |= {"gpus": result.gpus, "host": result.host_profile, "mode": result.workload.mode}
+    return settings | {"batch_size": result.workload.batch_size, "seq_len": result.workload.seq_len or None}
+
+
+def _list_model_choices(resolved: Resolved) -> dict[str, Any]:
+    """Optimizer, attention and embedding that a model has where none was asked for."""
+    if resolved.kind == "transformer":
+        return {"attention": "sdpa"}
+    if resolved.kind == "parallel":
+        return {"optimizer": "adam", "attention": "sdpa"}
+    if resolved.source == "dlrm":
+        config = resolved.of_dlrm()
+        return {"optimizer": config.optimizer, "embedding": "fbgemm" if resolved.gpus > 1 else config.embedding}
+    if resolved.source != "model":
+        return {}
+    from traincast.models.catalog import list_models
+
+    info = next(info for info in list_models() if info.name == resolved.scenario.workload)
+    own = {} if resolved.scenario.mode == "inference" else {"optimizer": info.optimizers[0]}
+    return own | ({info.axis: info.choices[0]} if info.axis else {})
+
+
+def format_settings(settings: dict[str, Any]) -> str:
+    """One line with the settings that a step was predicted under: `dtype fp32, batch_size 8, kernels eager`."""
+    shown = {name: value for name, value in settings.items() if value not in (None, False, "") and name != "workload"}
+    if isinstance(shown.get("plan"), str) and len(shown["plan"]) > 60:
+        shown["plan"] = "as given"
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in shown.items())
+
+
+def convert_to_plain(value: Any) -> Any:
+    """A value as JSON has it: objects by their key or name."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list | tuple):
+        return [convert_to_plain(one) for one in value]
+    return str(getattr(value, "key", None) or getattr(value, "name", None) or value)
+
+
+def format_predict_command(scenario: Scenario) -> str:
+    """The command that predicts a scenario, with an option for every field that was given."""
+    words = ["traincast", "predict", str(convert_to_plain(scenario.workload))]
+    for name, value in scenario.given().items():
+        if name == "workload":
+            continue
+        option = list_scenario_fields()[name].option
+        words += [option] if value is True else [option, str(convert_to_plain(value))]
+    return shlex.join(words)

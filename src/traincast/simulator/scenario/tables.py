@@ -13,13 +13,12 @@ from traincast.models.embeddings.documents import ASSUMED_DIM, lacks_width
 from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
 from traincast.models.placement.plan import Plan, load_plans, read_plan_from_json
-from traincast.models.sharded_dlrm.captured_dense import split_recommender
-from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.captured import split_recommender
+from traincast.models.sharded_dlrm.dense import Dense
 from traincast.models.sharded_dlrm.step import AnyDense, build_sharded_dlrm
 from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, read_dlrm, read_sizes
 from traincast.simulator.scenario.kinds import find_source_kind
-from traincast.simulator.scenario.programs import PIPELINED, TORCHREC
-from traincast.simulator.scenario.workloads import load_single_gpu_step
+from traincast.simulator.scenario.workloads import PIPELINED, TORCHREC, load_single_gpu_step
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.files.reading import parse_json, read_document
 
@@ -88,7 +87,7 @@ def load_recommender(
     content = read_document(path) if written else None
     described = isinstance(content, Mapping) and "rows_per_table" in content
     if described or source in STUDY_DLRMS or source == DLRM_V2.name:
-        from traincast.models.sharded_dlrm.hybrid import make_dlrm_tables
+        from traincast.models.sharded_dlrm.step import make_dlrm_tables
         from traincast.simulator.scenario.dlrm_file import load_described_dlrm
 
         config = load_described_dlrm(source)

@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from traincast.costs.host.names import PYTHON, get_issuer
+from traincast.costs.host.profile import PYTHON, get_issuer
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray

@@ -15,7 +15,7 @@ from traincast.traces.classify import COMMUNICATION
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.kernels import find_kernels_in_steps
-from traincast.traces.profiler.ops import OpFinder
+from traincast.traces.profiler.rates import OpFinder
 from traincast.traces.replay.compare import (
     Times,
     TraceComparison,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.names import get_current_name, get_issuer
-from traincast.costs.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
+from traincast.costs.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile, get_current_name, get_issuer
 from traincast.simulator.schedule import Code
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.simulator.critical import PathPart, Segment, find_critical_path
 from traincast.simulator.schedule import Code
+from traincast.simulator.timeline import PathPart, Segment, find_critical_path
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.link import Linked
 from traincast.traces.replay.steps import compute_steady_seconds, find_steady_path, select_marked_steps, simulate_once
@@ -22,7 +22,7 @@ from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.replay.together import RanksSchedule, RanksSimulation, simulate_together
 from traincast.utils.arrays import FloatArray, IntArray, group_positions
 from traincast.utils.errors import TraincastError, make_unknown_error
-from traincast.utils.totals import sum_by_key
+from traincast.utils.metrics import sum_by_key
 
 HOST = "host"
 """What the path and the gains call all work of the host."""

@@ -16,8 +16,7 @@ from traincast.traces.collectives import Collective
 from traincast.traces.execution import ExecutionTrace
 from traincast.traces.link import Linked
 from traincast.traces.overheads.extraction import TYPES, Overheads
-from traincast.traces.profiler.communication import SharedCommunicationRow
-from traincast.traces.profiler.tables import ProfileTables, convert_rows
+from traincast.traces.profiler.tables import ProfileTables, SharedCommunicationRow, convert_rows
 from traincast.traces.replay.attribution import Attribution
 from traincast.traces.replay.path import PathReport, RanksPath
 from traincast.traces.replay.steps import Replay

@@ -14,7 +14,7 @@ from traincast.simulator.schedule import Code
 from traincast.traces.classify import COMMUNICATION, find_kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
-from traincast.traces.profiler.ops import OpFinder
+from traincast.traces.profiler.rates import OpFinder
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
 

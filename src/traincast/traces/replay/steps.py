@@ -15,11 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from traincast.simulator.critical import Segment, find_critical_path
-from traincast.simulator.many_ranks import Collectives, simulate_rank, simulate_ranks
-from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup, RankTimes
+from traincast.simulator.many_ranks import (
+    Clocks,
+    Collectives,
+    GroupSimulation,
+    RankGroup,
+    RankTimes,
+    simulate_rank,
+    simulate_ranks,
+)
 from traincast.simulator.schedule import Code, Schedule
-from traincast.traces.intervals import Intervals
+from traincast.simulator.timeline import Segment, find_critical_path
+from traincast.traces.breakdown import Intervals
 from traincast.traces.link import Linked
 from traincast.traces.replay.timeline import STEP_EDGE, TimelineInstructions
 from traincast.utils.arrays import FloatArray, IndexArray, IntArray

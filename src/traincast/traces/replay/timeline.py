@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from traincast.simulator.schedule import Code, Schedule
 from traincast.traces.events import Kind
-from traincast.traces.launch_queue import Lateness, LaunchQueue, compute_lateness, launch_queue
 from traincast.traces.link import Linked
+from traincast.traces.slowdowns import Lateness, LaunchQueue, compute_lateness, launch_queue
 from traincast.utils.arrays import FloatArray, IntArray
 
 

@@ -13,14 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.collectives.calls import share_bytes_evenly
+from traincast.costs.collectives.links import share_bytes_evenly
 from traincast.costs.collectives.model import load_shipped_collectives
-from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.hardware.topology import Topology
 from traincast.ir.collectives import COLLECTIVES, UNEVEN_FORM
-from traincast.simulator.many_ranks import Collectives, Deadlock, simulate_ranks
-from traincast.simulator.rank_group import Clocks, GroupSimulation, RankGroup, RankTimes
+from traincast.simulator.many_ranks import (
+    Clocks,
+    Collectives,
+    Deadlock,
+    GroupSimulation,
+    RankGroup,
+    RankTimes,
+    simulate_ranks,
+)
 from traincast.simulator.schedule import Code
 from traincast.traces.breakdown import StepBreakdown
 from traincast.traces.collectives import Match, Matches

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.names import get_current_name
+from traincast.costs.host.profile import get_current_name
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM
 from traincast.ir.ops import Phase, Scalar, Signature, TensorSpec
@@ -18,7 +18,7 @@ from traincast.ir.workload import COVERS, LOADER, TF32_ARITHMETIC, Workload
 from traincast.traces.classify import find_kernel_family
 from traincast.traces.collectives import Collective, Match
 from traincast.traces.link import Linked
-from traincast.traces.profiler.ops import infer_framework_version, make_version_context
+from traincast.traces.profiler.rates import infer_framework_version, make_version_context
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.traces.replay.step_ops import StepOp, list_step_ops
 from traincast.traces.replay.timeline import JOIN_NS

@@ -8,7 +8,7 @@ import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
 from traincast.costs.kernels.attention.lowering import choose_backend
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.hardware import load_device
 

@@ -13,7 +13,7 @@ from traincast.costs.kernels.attention.physics import (
     choose_attention_kernel,
     compute_attention_features,
 )
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import list_device_keys, load_device
 

@@ -15,7 +15,7 @@ from traincast.costs.kernels.attention.physics import (
     compute_attention_backward_features,
     get_exponential_rate,
 )
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.hardware import load_device
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import list_device_keys, load_device

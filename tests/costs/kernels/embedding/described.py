@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, expm1, log1p
 
-from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_preparation
-from traincast.costs.kernels.embedding.tables import Tables
-from traincast.models.embeddings.load import Part, find_longest_bag, total_load
-from traincast.models.embeddings.table import ITEM_BYTES, Table
+from traincast.costs.kernels.embedding.lowering.lookups import lower_tbe_preparation
+from traincast.costs.kernels.embedding.physics import Tables
+from traincast.models.embeddings.table import ITEM_BYTES, Part, Table, find_longest_bag, total_load
 
 
 def distinct_rows(rows: float, lookups: float) -> float:

@@ -5,7 +5,7 @@ import pytest
 
 from tests.costs.kernels.embedding.described import distinct_rows
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
-from traincast.costs.kernels.embedding.tables import make_uniform_tables
+from traincast.costs.kernels.embedding.physics import make_uniform_tables
 from traincast.costs.kernels.registry import LoweringContext
 
 

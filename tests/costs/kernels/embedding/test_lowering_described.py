@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Zipf
-from traincast.models.embeddings.load import FIELDS, Part, total_load
+from traincast.models.embeddings.table import FIELDS, Part, total_load
 from traincast.utils.errors import TraincastError
 
 TABLES = [

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.costs.kernels.embedding.described import lookup_tables
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.physics import Rates
-from traincast.costs.kernels.embedding.tables import make_uniform_tables
+from traincast.costs.kernels.embedding.physics import Rates, make_uniform_tables
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf

@@ -9,14 +9,13 @@ import pytest
 
 from tests.costs.kernels.embedding.described import lookup_tables, tbe_backward_calls, tbe_forward_calls
 from tests.costs.kernels.signatures import field, lowered, tensor
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import PCIE_GBS, Calls, get_clock_hz, get_dram_gain
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.physics import PCIE_GBS, get_clock_hz, get_dram_gain
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Reuse, Table, Uniform, Zipf
-from traincast.models.embeddings.load import Part, count_fetched_rows
 from traincast.models.embeddings.reuse import ReuseHistogram
+from traincast.models.embeddings.table import Part, count_fetched_rows
 
 BATCH = 4096
 DEVICES = ("t4", "v100", "a100-80gb", "h100")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls, load_state
 from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import GemmModel, compute_clock_spread
 from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe_gemm, get_engine_rate
-from traincast.costs.kernels.model import load_state
 from traincast.hardware import list_device_keys, load_device
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import EngineFit, GemmModel
-from traincast.costs.kernels.model import load_state
 from traincast.hardware import load_device
 
 

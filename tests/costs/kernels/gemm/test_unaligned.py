@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.gemm import GEMM
-from traincast.hardware.catalog import load_device
+from traincast.hardware.platform import load_device
 
 
 def seconds(n, compute="bf16", device="h100", k=64, *, kind="bmm", batch=16, m=5185):

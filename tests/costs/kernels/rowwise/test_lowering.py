@@ -6,8 +6,7 @@ import pytest
 
 from tests.costs.kernels.signatures import OLD, field, kernels, lowered, tensor
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.operands import choose_reduction_kind
-from traincast.costs.kernels.registry import LoweringContext
+from traincast.costs.kernels.registry import LoweringContext, choose_reduction_kind
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 
 _HIDDEN = tensor(8, 512, 1024)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.hardware import list_device_keys, load_device

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.rowwise import SOFTMAX
-from traincast.hardware.catalog import load_device
+from traincast.hardware.platform import load_device
 
 
 def seconds(cols, compute):

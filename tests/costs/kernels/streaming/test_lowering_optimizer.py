@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
-from traincast.costs.kernels.streaming.lowering.optimizer import split_launches
+from traincast.costs.kernels.streaming.lowering.reduction import split_launches
 
 _CHUNK = 65536
 

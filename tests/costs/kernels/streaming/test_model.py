@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls, load_state
 from traincast.costs.kernels.families import PROFILES, load_shipped_model
-from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.hardware import list_device_keys, load_device
 

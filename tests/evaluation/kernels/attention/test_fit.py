@@ -9,7 +9,7 @@ import pytest
 
 from tests.costs.kernels.attention.test_model import attention
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.costs.kernels.conv.residual import Boosting
+from traincast.costs.kernels.conv.model import Boosting
 from traincast_evaluation.kernels.conv.boosting import boost
 
 

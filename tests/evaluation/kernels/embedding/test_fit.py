@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.embedding.test_model import lookups
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
 from traincast.costs.kernels.families import PROFILES

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from traincast.costs.kernels.embedding.model import WATCHES, Watches
-from traincast.costs.kernels.embedding.physics import Rates
-from traincast.costs.kernels.embedding.tables import guess_longest_bag, make_fill_call, make_uniform_tables
+from traincast.costs.kernels.embedding.physics import Rates, guess_longest_bag, make_fill_call, make_uniform_tables
 from traincast.costs.kernels.registry import Control, ControlKind
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import estimate_engine_seconds

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.costs.kernels.call import COMPUTE_TYPES
+from traincast.costs.kernels.contract import COMPUTE_TYPES
 from traincast.costs.kernels.families import load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import load_device

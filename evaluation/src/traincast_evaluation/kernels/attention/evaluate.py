@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from traincast.costs.kernels.attention.model import AttentionModel
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.families import PROFILES
-from traincast.costs.kernels.model import load_state
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.attention.fit import TRAINING, predict_as_served
 from traincast_evaluation.kernels.attention.measurements import read_encoder, read_pointwise, read_trained

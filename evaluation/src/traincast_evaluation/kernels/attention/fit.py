@@ -19,8 +19,7 @@ from traincast.costs.kernels.attention.physics import (
     compute_cache_features,
     count_query_elements,
 )
-from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import Chips
+from traincast.costs.kernels.contract import Calls, Chips, Estimate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast_evaluation.kernels import efficiency

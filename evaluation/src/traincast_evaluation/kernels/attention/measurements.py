@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.kernels.efficiency import DEVICE, convert_efficiency_to_seconds, read_efficiency

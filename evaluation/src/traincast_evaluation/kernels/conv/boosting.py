@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.conv.residual import Boosting
+from traincast.costs.kernels.conv.model import Boosting
 from traincast.utils.arrays import FloatArray
 
 _BINS = 64  # values told apart per feature; 128 are no better (docs/evidence/kernels.md)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.conv.model import ConvModel
 from traincast.costs.kernels.families import PROFILES
-from traincast.costs.kernels.model import load_state
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.conv.fit import TRAINING, physics_predictor
 from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls, Chips
 from traincast.costs.kernels.conv.model import (
     FIXED_SECONDS,
     FUSED,
@@ -26,13 +26,14 @@ from traincast.costs.kernels.conv.model import (
     TENSOR_TYPES,
     ConvModel,
     ConvParameters,
+    ConvTrees,
     compute_algorithm_features,
+    compute_own_tree_features,
+    compute_shared_tree_features,
     estimate_algorithm_seconds,
     get_conv_flop_rates,
 )
 from traincast.costs.kernels.conv.physics import Geometry
-from traincast.costs.kernels.conv.residual import ConvTrees, compute_own_tree_features, compute_shared_tree_features
-from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray
 from traincast.utils.metrics import compute_mean_error_percent

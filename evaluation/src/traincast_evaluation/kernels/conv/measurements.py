@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.hardware import Device
 from traincast.utils.arrays import BoolArray, FloatArray

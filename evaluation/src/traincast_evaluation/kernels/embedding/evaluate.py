@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.embedding.model import EmbeddingModel
 from traincast.costs.kernels.families import PROFILES
-from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
 from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval
 from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judge_spreads

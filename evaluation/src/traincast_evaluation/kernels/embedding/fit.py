@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls, Chips
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.model import (
     DOMAIN_SIZES,
@@ -29,7 +29,6 @@ from traincast.costs.kernels.embedding.model import (
     name_spread_group,
 )
 from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
-from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import compute_mean_error_percent, is_within_interval

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.lowering.inputs import make_moved_elements, make_populate_items
-from traincast.costs.kernels.embedding.lowering.lookups import make_dense_backward
-from traincast.costs.kernels.embedding.lowering.tbe import lower_tbe_preparation
+from traincast.costs.kernels.embedding.lowering.lookups import lower_tbe_preparation, make_dense_backward
 from traincast.costs.kernels.embedding.model import Watches
-from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
-from traincast.costs.kernels.embedding.tables import Tables, make_pooled_tables, make_uniform_tables
+from traincast.costs.kernels.embedding.physics import (
+    Rates,
+    Tables,
+    estimate_embedding_seconds,
+    make_pooled_tables,
+    make_uniform_tables,
+)
 from traincast.costs.kernels.registry import Control, Item
 from traincast.costs.kernels.streaming.launches import make_elementwise_call
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.contract import Calls, KernelCall, get_clock_hz
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.physics import L2_SHARE, Rates
-from traincast.costs.kernels.embedding.tables import guess_longest_bag, make_uniform_tables
-from traincast.costs.kernels.physics import get_clock_hz
+from traincast.costs.kernels.embedding.physics import L2_SHARE, Rates, guess_longest_bag, make_uniform_tables
 from traincast.hardware import Device, load_device
 from traincast.models.embeddings import load_tables
 from traincast.utils.arrays import FloatArray

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import COMPUTE_TYPES
+from traincast.costs.kernels.contract import COMPUTE_TYPES, load_state
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import GemmModel
-from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.kernels.gemm.fit import (

@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES
+from traincast.costs.kernels.contract import COMPUTE_BYTES, COMPUTE_TYPES, Chips
 from traincast.costs.kernels.gemm.model import (
     OLD_ARCHS,
     SIGMA_EDGES,
     EngineFit,
+    Float32Array,
     GemmModel,
     classify_spread,
     compute_clock_spread,
     estimate_engine_seconds,
 )
 from traincast.costs.kernels.gemm.physics import ENGINES, Engine, Problem, choose_engine, describe_gemm
-from traincast.costs.kernels.gemm.residual_net import Float32Array
-from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.metrics import Z90, compute_mean_error_percent

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.gemm import GEMM
 from traincast.hardware import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray

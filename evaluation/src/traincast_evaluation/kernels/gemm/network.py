@@ -14,11 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import COMPUTE_BYTES, Calls
-from traincast.costs.kernels.gemm.model import SIGMA_EDGES, EngineFit, classify_spread, estimate_engine_seconds
+from traincast.costs.kernels.contract import COMPUTE_BYTES, Calls, Chips
+from traincast.costs.kernels.gemm.model import (
+    SIGMA_EDGES,
+    EngineFit,
+    Float32Array,
+    ResidualNet,
+    classify_spread,
+    compute_gate,
+    estimate_engine_seconds,
+)
 from traincast.costs.kernels.gemm.physics import Engine, Problem, describe_gemm
-from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet, compute_gate
-from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast_evaluation.kernels.gemm.measurements import EDGE, as_timed

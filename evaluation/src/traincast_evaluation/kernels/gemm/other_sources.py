@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.kernels.call import COMPUTE_BYTES, Calls, KernelCall
+from traincast.costs.kernels.contract import COMPUTE_BYTES, Calls, KernelCall, KernelModel, load_state
 from traincast.costs.kernels.families import PROFILES, load_shipped_model
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import GemmModel
 from traincast.costs.kernels.gemm.physics import DRAM_SHARE
-from traincast.costs.kernels.model import KernelModel, load_state
 from traincast.hardware import Device, load_device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import ErrorRow, compute_error_row

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.families import PROFILES
-from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.rowwise.model import RowParameters
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.rowwise.fit import NORM_TRAINING, SOFTMAX_TRAINING, RowTraining

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.model import Chips, KernelModel
+from traincast.costs.kernels.contract import Calls, Chips, Estimate, KernelModel
 from traincast.costs.kernels.rowwise.model import (
     COL_KNOTS,
     COL_STEP,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.costs.kernels.contract import load_state
 from traincast.costs.kernels.families import PROFILES
-from traincast.costs.kernels.model import load_state
 from traincast.costs.kernels.streaming.model import ElementwiseModel
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.kernels.evaluate import summarise_by_device, summarise_samples, summarise_unseen_chips

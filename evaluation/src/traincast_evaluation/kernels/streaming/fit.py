@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.model import Chips
+from traincast.costs.kernels.contract import Calls, Chips
 from traincast.costs.kernels.streaming.model import ElementwiseModel, StreamParameters
 from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,

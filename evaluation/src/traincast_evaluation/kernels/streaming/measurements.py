@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import Calls
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.hardware import Device

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from traincast.models.dlrm.config import DcnConfig, DlrmConfig
-from traincast.models.embeddings.access import Uniform, parse_access
-from traincast.models.embeddings.draws import draw_rows
+from traincast.models.embeddings.access import Uniform, draw_rows, parse_access
 from traincast.models.layers.optimizers import LEARNING_RATE
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.define.dcn import DlrmDcn

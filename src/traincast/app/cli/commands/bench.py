@@ -15,12 +15,10 @@ import argparse
 import sys
 
 from traincast.app.api import bench, self_check
-from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.arguments import add_scenario_options, parse_path
+from traincast.app.cli.output import print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import add_scenario_options
-from traincast.calibration.campaign import Benched
+from traincast.calibration.here import Benched
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

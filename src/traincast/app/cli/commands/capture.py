@@ -37,9 +37,8 @@ from pathlib import Path
 from traincast.app.api import capture
 from traincast.app.captures import TIME_LIMIT_S
 from traincast.app.cli.arguments import parse_path, parse_whole_numbers
-from traincast.app.cli.output import check_outputs, print_json, print_text
-from traincast.app.cli.progress import show_progress_line
-from traincast.simulator.scenario.fields import list_scenario_fields
+from traincast.app.cli.output import check_outputs, print_json, print_text, show_progress_line
+from traincast.simulator.scenario.scenario import list_scenario_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,7 @@ import argparse
 from traincast.app.api import check
 from traincast.app.checking import DEFAULT_GATE, CheckResult
 from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes

@@ -11,11 +11,16 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import compare
-from traincast.app.cli.arguments import parse_count, parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.arguments import (
+    WORKLOAD_HELP,
+    add_scenario_file,
+    add_scenario_options,
+    parse_count,
+    parse_path,
+    read_scenario_values,
+)
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import WORKLOAD_HELP, add_scenario_file, add_scenario_options, read_scenario_values
 from traincast.app.report.choices import draw_platforms, format_platform_comparison
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes

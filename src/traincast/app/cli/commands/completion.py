@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from traincast.app.api import list_models, list_platforms
 from traincast.app.cli.output import print_json, print_text
 from traincast.app.cli.registry import build_parsers, list_commands
-from traincast.simulator.scenario.models import LANGUAGE, TABLES
+from traincast.simulator.scenario.catalog import LANGUAGE, TABLES
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import export
-from traincast.app.cli.arguments import parse_path
+from traincast.app.cli.arguments import VARIANT, WORKLOAD_HELP, add_scenario_options, parse_path, read_scenario_values
 from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.scenario import VARIANT, WORKLOAD_HELP, add_scenario_options, read_scenario_values
-from traincast.simulator.scenario.export import FORMATS, Exported
+from traincast.simulator.scenario.catalog import FORMATS, Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import fits
-from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.arguments import add_scenario_file, add_scenario_options, parse_path, read_scenario_values
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, read_scenario_values
 from traincast.app.report.choices import format_fit
-from traincast.planner.fitting.fit import AXES
+from traincast.planner.fitting import AXES
 from traincast.simulator.memory.snapshot import make_snapshot
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json

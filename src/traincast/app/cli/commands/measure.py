@@ -16,10 +16,8 @@ import contextlib
 import sys
 
 from traincast.app.api import measure
-from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
-from traincast.app.cli.scenario import VARIANT, WORKLOAD_HELP, add_scenario_options, read_scenario_values
+from traincast.app.cli.arguments import VARIANT, WORKLOAD_HELP, add_scenario_options, parse_path, read_scenario_values
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.calibration.bench.measure import Measured
 
 

@@ -15,11 +15,15 @@ import argparse
 from pathlib import Path
 
 from traincast.app.api import plan
-from traincast.app.cli.arguments import add_processes_option, parse_count, parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.arguments import (
+    add_processes_option,
+    add_scenario_options,
+    parse_count,
+    parse_path,
+    read_scenario_values,
+)
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_options, read_scenario_values
 from traincast.app.report.choices import format_plan
 from traincast.planner.parallelism.launch_files import TOOLS, write_launch_file
 from traincast.planner.parallelism.plan import PLANNED, Plan, read_layout

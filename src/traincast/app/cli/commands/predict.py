@@ -30,18 +30,17 @@ import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from traincast.app.cli.arguments import parse_path
-from traincast.app.cli.output import check_outputs, name_options, print_json, print_text
-from traincast.app.cli.progress import show_progress_line
-from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import (
+from traincast.app.cli.arguments import (
     PLATFORM_HELP,
     WORKLOAD_HELP,
     add_scenario_file,
     add_scenario_options,
     parse_gpu_numbers,
+    parse_path,
     read_scenario_values,
 )
+from traincast.app.cli.output import check_outputs, name_options, print_json, print_text, show_progress_line
+from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.predicting import check_gpu, predict
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
@@ -50,8 +49,8 @@ from traincast.ir.file import load_workload
 from traincast.planner.what_if.money import Cost, Prices, choose_prices, compute_cost, find_price
 from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve
-from traincast.simulator.scenario.fields import make_scenario
+from traincast.simulator.scenario.resolved import make_scenario
+from traincast.simulator.scenario.scaling import SCALINGS, ScalingCurve
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json
 

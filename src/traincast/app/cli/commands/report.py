@@ -16,14 +16,19 @@ import argparse
 from pathlib import Path
 
 from traincast.app.api import advise, compare, fits, plan, shard, trace, whatif, write_report
-from traincast.app.cli.arguments import add_edit_arguments, parse_path, read_edits
+from traincast.app.cli.arguments import (
+    add_edit_arguments,
+    add_scenario_file,
+    parse_one_gpu_number,
+    parse_path,
+    read_edits,
+    read_scenario_values,
+)
 from traincast.app.cli.commands.predict import add_curve_options, predict_asked
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import add_scenario_file, parse_one_gpu_number, read_scenario_values
 from traincast.app.pages.decisions import read_sweep_page
-from traincast.app.pages.provenance import is_evaluation, is_sweep, is_trace
+from traincast.app.pages.parts import is_evaluation, is_sweep, is_trace
 from traincast.app.pages.writing import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
 from traincast.utils.plugins import PAGES, require_plugin

@@ -10,13 +10,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from traincast.app.cli.main import Terminated
 from traincast.app.cli.output import print_json, print_text
 from traincast.app.cli.registry import OK
-from traincast.app.cli.signals import Terminated
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.app.server.app import Settings
+    from traincast.app.server.server import Settings
 
 _MOST_PORT = 65535
 
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_settings(args: argparse.Namespace) -> Settings:
-    from traincast.app.server.app import Settings
+    from traincast.app.server.guard import UploadLimits
     from traincast.app.server.jobs import Limits
-    from traincast.app.server.uploads import UploadLimits
+    from traincast.app.server.server import Settings
 
     for name, value, least, most in (("port", args.port, 0, _MOST_PORT), ("workers", args.workers, 2, 256),
                                      ("upload_mb", args.upload_mb, 1, 1 << 20)):  # fmt: skip

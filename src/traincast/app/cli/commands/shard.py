@@ -14,15 +14,21 @@ import argparse
 
 from traincast.app.api import shard
 from traincast.app.cli.arguments import add_processes_option, parse_path
-from traincast.app.cli.output import check_outputs, name_options, print_json, print_result, print_text
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.output import (
+    check_outputs,
+    name_options,
+    print_json,
+    print_result,
+    print_text,
+    show_progress_bar,
+)
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.predicting import read_tables
 from traincast.app.report.sharding import format_platforms, format_sharding
 from traincast.models.embeddings.table import ITEM_BYTES
 from traincast.models.placement.plan import convert_plan_to_json
-from traincast.planner.sharding.entry import write_torchrec_plan
 from traincast.planner.sharding.result import ShardingResult
+from traincast.planner.sharding.search import write_torchrec_plan
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_json
 

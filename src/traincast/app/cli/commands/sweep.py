@@ -16,14 +16,18 @@ import argparse
 from typing import Any
 
 from traincast.app.api import sweep
-from traincast.app.cli.arguments import add_processes_option, parse_path
-from traincast.app.cli.output import check_outputs, print_result
-from traincast.app.cli.progress import show_progress_bar
+from traincast.app.cli.arguments import (
+    WORKLOAD_HELP,
+    add_processes_option,
+    add_scenario_options,
+    parse_path,
+    read_scenario_values,
+)
+from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
-from traincast.app.cli.scenario import WORKLOAD_HELP, add_scenario_options, read_scenario_values
 from traincast.app.report.whatif import format_sweep
 from traincast.planner.what_if.money import choose_prices
-from traincast.planner.what_if.sweeps.grid import check_options, read_varied_values
+from traincast.planner.what_if.sweeps.points import check_options, read_varied_values
 from traincast.utils.errors import TraincastError
 
 

@@ -17,17 +17,19 @@ import argparse
 from typing import Any
 
 from traincast.app.api import advise, list_edits, sensitivity, whatif
-from traincast.app.cli.arguments import add_edit_arguments, add_money_arguments, read_edits, read_money_options
-from traincast.app.cli.output import print_json, print_result, print_text
-from traincast.app.cli.progress import show_progress_bar
-from traincast.app.cli.registry import OK
-from traincast.app.cli.scenario import (
+from traincast.app.cli.arguments import (
     PLATFORM_HELP,
     WORKLOAD_HELP,
+    add_edit_arguments,
+    add_money_arguments,
     add_scenario_file,
     add_scenario_options,
+    read_edits,
+    read_money_options,
     read_scenario_values,
 )
+from traincast.app.cli.output import print_json, print_result, print_text, show_progress_bar
+from traincast.app.cli.registry import OK
 from traincast.app.report.whatif import format_advice, format_sensitivity, format_whatif
 from traincast.utils.display.text import format_table
 from traincast.utils.errors import TraincastError

@@ -18,8 +18,7 @@ from traincast.costs.kernels.attention.physics import (
     compute_attention_features,
     count_query_elements,
 )
-from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import ArrayRecord, Chips, ParametricModel
+from traincast.costs.kernels.contract import ArrayRecord, Calls, Chips, Estimate, Family, ParametricModel
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 

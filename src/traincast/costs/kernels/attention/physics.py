@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import estimate_memory_seconds, get_flop_rate
+from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_flop_rate
 from traincast.hardware.device import BLACKWELL, HOPPER, Device
 from traincast.utils.arrays import FloatArray
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from math import prod
 
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.operands import (
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
     choose_reduction_kind,
     find_operand,
     get_gemm_compute_type,
+    lowers,
     read_integer_sizes,
     require_operand,
 )
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import make_iterated_call, make_layout_copy, make_reduction_call
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError

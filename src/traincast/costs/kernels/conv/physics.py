@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.contract import (
+    Calls,
+    estimate_gemm_arithmetic_seconds,
+    estimate_memory_seconds,
+    get_flop_rate,
+)
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 

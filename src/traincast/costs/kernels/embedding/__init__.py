@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.call import Family
-from traincast.costs.kernels.record import FamilyRecord
-from traincast.models.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.costs.kernels.contract import Family, FamilyRecord
+from traincast.models.embeddings.table import FIELDS as LOAD_FIELDS
 
 EMBEDDING = Family(
     "embedding",
@@ -26,7 +25,7 @@ EMBEDDING = Family(
 RECORD = FamilyRecord(
     family=EMBEDDING,
     package=__name__,
-    lowering=tuple(f"lowering.{name}" for name in ("lookups", "tbe", "inputs")),
+    lowering=tuple(f"lowering.{name}" for name in ("lookups", "inputs")),
     roofline="physics:sheet_seconds",
     model="model:EmbeddingModel",
     profile="embedding",

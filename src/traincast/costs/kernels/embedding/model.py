@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls, Estimate, Family
+from traincast.costs.kernels.contract import Calls, Chips, Estimate, Family, ParametricModel, State
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import Rates, estimate_embedding_seconds
-from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.call import Family
-from traincast.costs.kernels.record import FamilyRecord
+from traincast.costs.kernels.contract import Family, FamilyRecord
 
 GEMM = Family(
     "gemm",

@@ -6,8 +6,14 @@ from __future__ import annotations
 from math import prod
 
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import find_operand, get_gemm_compute_type, require_operand
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
+    find_operand,
+    get_gemm_compute_type,
+    lowers,
+    require_operand,
+)
 from traincast.costs.kernels.streaming.launches import (
     make_device_copy,
     make_iterated_call,

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import estimate_gemm_arithmetic_seconds, estimate_memory_seconds, get_flop_rate
+from traincast.costs.kernels.contract import (
+    Calls,
+    estimate_gemm_arithmetic_seconds,
+    estimate_memory_seconds,
+    get_flop_rate,
+)
 from traincast.hardware.device import AMPERE, BLACKWELL, VOLTA, Device
 from traincast.utils.arrays import FloatArray
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import get_compute_type, require_operand
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.registry import Item, LoweringContext, get_compute_type, lowers, require_operand
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import REDUCTION
 from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_reduction_call, make_small_kernel

@@ -9,9 +9,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import Chips, KernelModel, ParametricModel, State
-from traincast.costs.kernels.physics import get_clock_hz
+from traincast.costs.kernels.contract import (
+    Calls,
+    Chips,
+    Estimate,
+    Family,
+    KernelModel,
+    ParametricModel,
+    State,
+    get_clock_hz,
+)
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.rowwise.physics import (
     Features,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_bus_gain, get_clock_hz
+from traincast.costs.kernels.contract import COPY_SHARE, Calls, estimate_memory_seconds, get_bus_gain, get_clock_hz
 from traincast.hardware.device import ADA, TURING, Device
 from traincast.utils.arrays import FloatArray
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.call import Family
-from traincast.costs.kernels.record import FamilyRecord
+from traincast.costs.kernels.contract import Family, FamilyRecord
 
 ELEMENTWISE = Family(
     "elementwise",
@@ -57,8 +56,8 @@ def _make_record(family: Family, *lowering: str) -> FamilyRecord:
 
 
 RECORDS = (
-    _make_record(ELEMENTWISE, "elementwise", "optimizer"),
-    _make_record(COPY, "copy"),
+    _make_record(ELEMENTWISE, "elementwise", "reduction"),
+    _make_record(COPY, "elementwise"),
     _make_record(REDUCTION, "reduction"),
     _make_record(POOL, "reduction"),
     _make_record(INDEX, "index"),

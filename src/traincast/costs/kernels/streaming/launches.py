@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import (
+from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.registry import (
+    Control,
+    ControlKind,
+    Item,
     count_real_bytes,
     get_compute_type,
     has_same_layout,
     is_dense,
     sum_real_bytes,
 )
-from traincast.costs.kernels.registry import Control, ControlKind, Item
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
-from traincast.ir.ops import TensorSpec
+from traincast.ir.ops import DTYPE_BYTES, TensorSpec
 
 STREAM_SYNCHRONIZE = Control(ControlKind.STREAM_SYNCHRONIZE)
 _LEAVES_L2 = 4 << 20  # bytes of one operand that are pushed out before they come round again
@@ -58,7 +60,7 @@ def _count_read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
     """Bytes of an operand broadcast to `shape` that come from memory: a block that has left the L2 by the time it is
     wanted again is read again."""
     missing = len(shape) - len(spec.shape)
-    block = total = spec.itemsize
+    block = total = DTYPE_BYTES[spec.dtype]
     for i in reversed(range(len(shape))):
         size, stride = (1, 0) if i < missing else (spec.shape[i - missing], spec.stride[i - missing])
         if size > 1 and stride:

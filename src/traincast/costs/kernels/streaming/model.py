@@ -14,9 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import Chips, ParametricModel, State
-from traincast.costs.kernels.physics import HOST_LINK_SHARE, get_bus_gain
+from traincast.costs.kernels.contract import (
+    HOST_LINK_SHARE,
+    Calls,
+    Chips,
+    Estimate,
+    Family,
+    ParametricModel,
+    State,
+    get_bus_gain,
+)
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, estimate_memory_seconds, get_clock_hz, get_pinned_rate
+from traincast.costs.kernels.contract import COPY_SHARE, Calls, estimate_memory_seconds, get_clock_hz, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 

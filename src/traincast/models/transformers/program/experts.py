@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from traincast.ir.ops import Phase
-from traincast.ir.variants import GROUPED, GROUPED_NARROW
+from traincast.ir.ops import GROUPED, GROUPED_NARROW, Phase
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.program.gemms import write_linear
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import (
     write_activation,
     write_gated_activation,
     write_gelu_by_ops,
+    write_linear,
     write_residual_add,
 )
 from traincast.models.transformers.program.style import Shard

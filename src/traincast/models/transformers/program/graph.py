@@ -6,16 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.compiled import LAUNCH, NODE
-from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
-from traincast.ir.variants import DISPATCH_SCOPE, MODULE_SCOPE, TIMES, VARIANT
+from traincast.ir.ops import ACCUMULATE_GRAD, DISPATCH_SCOPE, MODULE_SCOPE, TIMES, VARIANT, Phase, StorageKind
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
-from traincast.models.transformers.program.communication import (
-    LayerGroups,
-    Region,
-    begin_collective,
-    write_collective,
-)
-from traincast.models.transformers.program.style import Style
+from traincast.models.transformers.program.style import LayerGroups, Region, Style, begin_collective, write_collective
 
 Gradients = Sequence[Ref | None]
 Collectives = Sequence[tuple[str, float]]

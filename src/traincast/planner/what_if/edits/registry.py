@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
-from traincast.simulator.scenario.fields import FieldInfo, list_scenario_fields
 from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.scenario import FieldInfo, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error
 
-_FAMILIES = (
-    "hardware", "speed", "recommender", "transformer", "sizes", "precision", "embedding", "fusion", "gradients",
-    "launching", "data",
-)  # fmt: skip
-_FIELDS_AFTER = "transformer"  # fields of the scenario are set before sizes and ops are edited
+_FAMILIES = ("hardware", "description", "step")
+_FIELDS_AFTER = "description"  # fields of the scenario are set before sizes and ops are edited
 _RISKS = {"seq_len": "accuracy: other samples", "global_batch": "accuracy: another batch"}
 _NOT_EDITED = ("workload", "compiled")  # another step; the edit `compile`
 MOST_EDITS = 32

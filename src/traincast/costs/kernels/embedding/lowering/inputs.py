@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.embedding.tables import make_fill_call
-from traincast.costs.kernels.operands import get_compute_type, read_integer_argument, require_operand
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.embedding.physics import make_fill_call
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
+    get_compute_type,
+    lowers,
+    read_integer_argument,
+    require_operand,
+)
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort

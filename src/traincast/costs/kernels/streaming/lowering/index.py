@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import count_real_bytes, get_compute_type, is_on_device
-from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.registry import (
+    Item,
+    LoweringContext,
+    count_real_bytes,
+    get_compute_type,
+    is_on_device,
+    lowers,
+)
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import (
     STREAM_SYNCHRONIZE,

@@ -1,0 +1,58 @@
+"""Kernels that nobody modelled: carried from one GPU to another by what both are known for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from traincast.hardware.platform import load_device
+from traincast.traces.replay.kernels import SIGMA, Grids, carry_kernels, find_compute_type
+
+
+def carry(seconds, family, name, source="a100-80gb", target="h100", blocks=0.0, threads=0.0):
+    grids = Grids(np.array([blocks]), np.array([threads]))
+    found = carry_kernels(np.array([seconds]), [family], [name], grids, *(load_device(key) for key in (source, target)))
+    return float(found.seconds[0]), float(found.sigma[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("ampere_sgemm_128x64_tn", "fp32"),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_32x6_tn_align4>", "tf32"),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f", "fp16"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "bf16"),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32", "tf32"),
+        ("Cijk_Ailk_Bljk_SB_MT64x16x32", "fp32"),
+        ("Cijk_Alik_Bljk_BBS_BH_MT128x128x32", "bf16"),
+        ("volta_dgemm_64x64_nn", "fp64"),
+    ],
+)
+def test_names_say_the_type_that_a_product_computes_in(name, compute):
+    assert find_compute_type(name) == compute
+
+
+def test_a_product_in_fp32_gains_by_the_rate_of_fp32_and_not_of_half_precision():
+    full, half = (carry(10e-3, "gemm", name)[0] for name in ("ampere_sgemm_128x64_tn", "ampere_bf16_s16816gemm"))
+    a100, h100 = load_device("a100-80gb"), load_device("h100")
+    for seconds, compute in ((full, "fp32"), (half, "bf16")):
+        ratio = a100.get_sustained_flops(compute) / h100.get_sustained_flops(compute)
+        assert seconds == pytest.approx(10e-3 * ratio, rel=0.45)
+
+
+def test_a_long_stream_follows_the_memory_and_a_short_one_does_not():
+    memory = load_device("a100-80gb").dram_bandwidth / load_device("h100").dram_bandwidth
+    assert carry(5e-3, "elementwise", "triton_poi_fused")[0] == pytest.approx(5e-3 * memory, rel=0.1)
+    assert carry(3e-6, "elementwise", "triton_poi_fused")[0] > 3e-6 * memory * 1.1
+
+
+def test_an_element_wise_kernel_is_as_large_as_its_grid_says():
+    known = carry(20e-6, "elementwise", "vectorized_elementwise_kernel<4>", target="t4", blocks=1024.0, threads=128.0)
+    by_time = carry(20e-6, "elementwise", "triton_poi_fused", target="t4")
+    assert known[0] < by_time[0]
+
+
+def test_the_same_device_keeps_what_was_measured_and_another_vendor_is_less_sure():
+    assert carry(1e-4, "gemm", "sgemm", target="a100-80gb") == (1e-4, 0.0)
+    near, far = (carry(1e-4, "gemm", "sgemm", target=target)[1] for target in ("h100", "mi300x"))
+    assert near == SIGMA["arithmetic"] < far
