@@ -155,7 +155,7 @@ def whatif(
     edits: Sequence[str],
     *,
     on: On,
-    price: float | None = None,
+    price: float | str | Mapping[str, float] | None = None,
     samples: float | None = None,
     tokens: float | None = None,
     **scenario: Unpack[ScenarioFields],
@@ -163,13 +163,14 @@ def whatif(
     """A step before and after `edits` such as "batch-size=4096" or "cuda-graph" (`list_edits` names them), and the
     change with its 90 % interval: errors that both predictions share are left out of it.
 
-    `price` is dollars of one GPU for an hour, `samples` or `tokens` those of the whole run; energy is at most that of
-    `power_limit_w` (default: the limit on the sheet of the GPU). Other keywords are those of `predict`.
+    `price` is dollars of one GPU for an hour, or those by platform or GPU ("h100=2.5,a100-80gb=1.6"; others as listed),
+    `samples` or `tokens` those of the whole run; energy is at most that of `power_limit_w` (default: the limit on the
+    sheet of the GPU). Other keywords are those of `predict`.
     """
-    from traincast.planner.what_if.money import Prices
+    from traincast.planner.what_if.money import make_prices
     from traincast.planner.what_if.result import answer_what_if
 
-    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens)
+    prices = make_prices(price, samples=samples, tokens=tokens)
     return answer_what_if(_resolve_scenario(workload, on, scenario), edits, prices)
 
 
@@ -178,7 +179,7 @@ def advise(
     workload: Source,
     *,
     on: On,
-    price: float | None = None,
+    price: float | str | Mapping[str, float] | None = None,
     samples: float | None = None,
     tokens: float | None = None,
     progress: Callable[[float], None] = lambda _: None,
@@ -187,9 +188,9 @@ def advise(
     """Which edits would make a step faster: those that apply, alone and in pairs, by the gain of a sample, each with
     its 90 % interval, what it does to memory and money, and its risk. Keywords as in `whatif`."""
     from traincast.planner.what_if.advice import advise as answer
-    from traincast.planner.what_if.money import Prices
+    from traincast.planner.what_if.money import make_prices
 
-    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens)
+    prices = make_prices(price, samples=samples, tokens=tokens)
     return answer(_resolve_scenario(workload, on, scenario), prices, progress=progress)
 
 

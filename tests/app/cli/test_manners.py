@@ -51,7 +51,7 @@ def test_what_the_users_code_prints_is_no_part_of_the_answer(step, tmp_path, cap
     assert main([words.get(word, word) for word in command.split()]) == 0
     captured = capsys.readouterr()
     assert "prints" in str(json.loads(captured.out))
-    assert "hello" in captured.err
+    assert "hello" not in captured.out
 
 
 @pytest.mark.parametrize(

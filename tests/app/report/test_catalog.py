@@ -31,7 +31,8 @@ def test_everything_with_a_name_is_listed_and_found_by_a_part_of_it():
 
     assert set(names) >= {*list_built_in_names(), *BUILTIN_SETS, *list_published_programs()}
     assert len(names) == len(set(names))
-    assert [model.info.name for model in models.select("LLAMA3")] == ["llama3-8b", "llama3-70b", "llama3-405b"]
+    found = [model.info.name for model in models.select("LLAMA3")]
+    assert found == ["llama3-8b", "llama3-70b", "llama3-405b", "llama3.2-1b", "llama3.2-3b"]
     assert models.to_dict()[names.index("llama3-8b")]["parameters"] == 8030261248
 
 

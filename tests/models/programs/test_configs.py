@@ -83,7 +83,7 @@ def test_the_studies_models_have_their_published_sizes():
 
 def test_the_dense_part_is_the_model_without_its_tables():
     dense = Dense.from_dlrm(replace(SMALL, loss="mse", optimizer="adam"))
-    assert dense == Dense(bottom_mlp=(3, 8), top_mlp=(4, 1), loss="mse", optimizer="adam")
+    assert dense == Dense(bottom_mlp=(3, 8), top_mlp=(4, 1), loss="mse", optimizer="adam", index_dtype="int32")
     assert dense.compute_top_width(2 * 8) == SMALL.top_input
     assert dense.equal_widths
     assert not replace(dense, interaction="cat").equal_widths

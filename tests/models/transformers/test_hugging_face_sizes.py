@@ -47,6 +47,8 @@ def test_parameters_are_the_published_ones(name: str, tmp_path) -> None:
 def test_parameters_are_those_of_the_class(family: str, whole: bool, tmp_path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    if family not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"the installed transformers has no class of {family}")
     layers = next(
         k for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if _has(transformers, family, k)
     )

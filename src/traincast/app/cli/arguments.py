@@ -62,9 +62,12 @@ def add_processes_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+PRICES_HELP = "dollars of a GPU and hour: 2.5, h100=2.5,..., or 'list'"
+
+
 def add_money_arguments(parser: argparse.ArgumentParser) -> None:
     """What a step costs."""
-    parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--price", metavar="PRICES", help=PRICES_HELP)
     parser.add_argument("--samples", type=parse_count, metavar="N", help="samples of the whole run, such as 4B")
     parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole run, such as 15T")
     parser.add_argument("--power-watts", type=float, dest="power_limit_w", help=argparse.SUPPRESS)  # its old name

@@ -156,6 +156,15 @@ def _parse_prices(text: str) -> dict[str, float]:
     return prices
 
 
+def make_prices(
+    price: float | str | Mapping[str, float] | None, *, samples: float | None = None, tokens: float | None = None
+) -> Prices:
+    """What `choose_prices` understands as prices, with the samples or tokens of the run; no dollars without one."""
+    if isinstance(price, str | Mapping):
+        price = choose_prices(price)[0] or None
+    return Prices(per_gpu_hour=price, samples=samples, tokens=tokens)
+
+
 def find_price(prices: Mapping[str, float], platform: str, device: str) -> float | None:
     """The price of a platform: its own, that of its GPU, or that of all."""
     return next((prices[name] for name in (platform, device, "") if name in prices), None)

@@ -289,8 +289,6 @@ class _Extraction:
                 continue
             issuer = get_issuer(self.linked.get_name(scope), main=thread == 0)
             span = max(end - begin - self.cost.op, 0.0)  # one op's end and the next one's begin are recorded in it
-            if 1e-9 * span < LONGEST_GAP:
-                span /= compare_with_usual_gap(self.linked, issuer, begin, end)
             self.samples["T1", issuer].append(span)
 
     def _is_other_thread_busy(self, thread: int, begin: int, end: int) -> bool:

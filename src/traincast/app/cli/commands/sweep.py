@@ -17,6 +17,7 @@ from typing import Any
 
 from traincast.app.api import sweep
 from traincast.app.cli.arguments import (
+    PRICES_HELP,
     WORKLOAD_HELP,
     add_processes_option,
     add_scenario_options,
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=parse_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")
     parser.add_argument("--out", "-o", type=parse_path, metavar="FILE", help="all rows (.csv, .parquet)")
     parser.add_argument("--image", type=parse_path, metavar="FILE", help="time over cost (.svg)")
-    parser.add_argument("--price", metavar="PRICES", help="dollars of a GPU and hour: 2.5, h100=2.5,..., or 'list'")
+    parser.add_argument("--price", metavar="PRICES", help=PRICES_HELP)
     add_processes_option(parser)
     add_scenario_options(parser)
 

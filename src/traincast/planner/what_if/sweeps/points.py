@@ -223,7 +223,7 @@ def _predict_together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     rows = []
     for result, samples in _predict_sizes(variants):
         cost = Cost(
-            gpus=1, seconds=result.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
+            gpus=1, seconds=result.iteration, samples=samples, tokens=0, price=price.find(first.platform), watts=None,
             run_steps=None,
         )  # fmt: skip
         idle = max(0.0, result.iteration - result.device_active)
