@@ -12,9 +12,9 @@ from tests.calibration.bench.test_store import HERE
 from traincast.app.api import fit_store, predict, refine
 from traincast.app.cli.main import main
 from traincast.calibration.bench.collectives import KINDS, plan_collectives, plan_copies
-from traincast.calibration.bench.inside import make_overhead_signature
 from traincast.calibration.bench.parts import make_collective_key
 from traincast.calibration.bench.plans import plan_benchmarks
+from traincast.calibration.bench.signatures import make_overhead_signature
 from traincast.calibration.bench.store import Store
 from traincast.calibration.refine import _find_only_kernel
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.calibration.bench.inside import is_overhead, parse_overhead_signature
+from traincast.calibration.bench.signatures import is_overhead, parse_overhead_signature
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.cpu.collectives import is_collective, list_collectives
 from traincast.costs.cpu.samples import Sample, is_copy, read_copy

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -96,3 +97,12 @@ def test_json_has_shell_and_script(capsys):
 def test_an_unknown_shell_is_refused(capsys):
     assert main(["completion", "tcsh"]) == 2
     assert "invalid choice: 'tcsh'" in capsys.readouterr().err
+
+
+def test_every_command_is_declared_without_torch():
+    """Who only predicts has no torch: help and completion of all commands must not need it."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from traincast.app.cli.main import main; main(['completion', 'bash'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout and not done.stderr

@@ -12,8 +12,8 @@ import pytest
 from tests.calibration.bench.fake_cuda import FakeCuda, FakeProfile
 from traincast.calibration.bench import inside
 from traincast.calibration.bench.devices import CudaDevice
-from traincast.calibration.bench.inside import is_overhead, parse_overhead_signature
 from traincast.calibration.bench.parts import measure_host, plan_parts
+from traincast.calibration.bench.signatures import is_overhead, parse_overhead_signature
 from traincast.calibration.bench.store import Store
 from traincast.ir.ops import Signature
 from traincast.utils.errors import TraincastError

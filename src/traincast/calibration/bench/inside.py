@@ -22,21 +22,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traincast.calibration.bench.collectives import DifferentiableAllToAll
 from traincast.calibration.bench.device import Device, Reference, Series, run_series, summarise_series
 from traincast.calibration.bench.plans import FAR_BYTES
+from traincast.calibration.bench.signatures import make_overhead_signature
 from traincast.calibration.fit import write_plan_text
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.step import capture_step
 from traincast.costs.cpu.features import count_touched_bytes, list_operands
 from traincast.costs.cpu.op_costs import VIEWS, count_host_events, make_cpu_ops, read_table_access
 from traincast.costs.cpu.samples import Sample
-from traincast.ir.ops import Signature
 from traincast.ir.program import Program
 from traincast.models.embeddings.access import draw_rows, parse_access
 from traincast.simulator.cpu.instructions import make_rank_plan
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, measure_overheads
+from traincast.traces.overheads.extraction import LONGEST_GAP, measure_overheads
 from traincast.utils.arrays import FloatArray
-from traincast.utils.errors import TraincastError
 
 Step = Callable[[], object]
 _FILL = 0.01  # of table entries; random ones would take longer to draw than to train on
@@ -406,26 +405,7 @@ def _select_longest_ops(
             }  # fmt: skip
 
 
-NAME = "traincast::overhead"
 _TRACED_WARM_UPS = 3  # the optimizer's state, then the allocator's cache
-
-
-def make_overhead_signature(kind: str, name: str) -> Signature:
-    """An overhead ("T2") of an op, an issuer or a runtime call as the signature of a sample."""
-    return Signature(NAME, (), (), (("overhead", kind), ("of", name)))
-
-
-def is_overhead(signature: Signature | None) -> bool:
-    """Whether a sample is of a host's overhead."""
-    return signature is not None and signature.name == NAME
-
-
-def parse_overhead_signature(signature: Signature) -> tuple[str, str]:
-    """(type, what it belongs to) of a sample's signature."""
-    kind, name = signature.scalar("overhead"), signature.scalar("of")
-    if kind not in TYPES or not isinstance(name, str):
-        raise TraincastError("a sample of a host's overhead in the store is damaged; measure it again")
-    return str(kind), name
 
 
 def trace_overheads(device: Device, reference: Reference, small: SmallStep) -> Iterator[tuple[str, Sample]]:

@@ -1,4 +1,5 @@
-"""Signatures of ops out of named tensors, sizes drawn even in their logarithm, and drawn ops on images."""
+"""Signatures of ops out of named tensors and of host overheads, sizes drawn even in their logarithm, and drawn ops on
+images."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import math
 import numpy as np
 
 from traincast.ir.ops import Scalar, Signature, TensorSpec
+from traincast.traces.overheads.extraction import TYPES
+from traincast.utils.errors import TraincastError
 
 Random = np.random.Generator
+_OVERHEAD = "traincast::overhead"
 MOST_FLOPS = 2.5e9  # of one call: 25 ms of a core
 
 
@@ -133,3 +137,21 @@ def draw_pool_backward(random: Random) -> Signature:
     image, half, indices, arguments = _draw_pool_sizes(random)
     tensors = [("grad_output", half), ("self", image), ("indices", indices)]
     return make_op("max_pool2d_with_indices_backward", tensors, [image], "", **arguments)
+
+
+def make_overhead_signature(kind: str, name: str) -> Signature:
+    """An overhead ("T2") of an op, an issuer or a runtime call as the signature of a sample."""
+    return Signature(_OVERHEAD, (), (), (("overhead", kind), ("of", name)))
+
+
+def is_overhead(signature: Signature | None) -> bool:
+    """Whether a sample is of a host's overhead."""
+    return signature is not None and signature.name == _OVERHEAD
+
+
+def parse_overhead_signature(signature: Signature) -> tuple[str, str]:
+    """(type, what it belongs to) of a sample's signature."""
+    kind, name = signature.scalar("overhead"), signature.scalar("of")
+    if kind not in TYPES or not isinstance(name, str):
+        raise TraincastError("a sample of a host's overhead in the store is damaged; measure it again")
+    return str(kind), name
