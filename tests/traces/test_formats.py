@@ -44,7 +44,7 @@ def test_what_no_format_knows_is_refused_by_the_last_reader(tmp_path):
 
 
 def test_folders_are_searched_for_the_files_of_every_format():
-    assert set(SUFFIXES) == {".json", ".json.gz", ".json.zip", ".et", ".et.gz", ".sqlite"}
+    assert set(SUFFIXES) == {".json", ".json.gz", ".json.zip", ".et", ".et.gz", ".sqlite", ".db"}
     assert FORMATS[-1].matches("anything", b"at all")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.traces import damaged
 from tests.traces.timelines import event, kernel, launch, linked, step
-from traincast.costs.host.profile import load_host_profile
 from traincast.traces.breakdown import Intervals, combine_ranks, compute_breakdown
 from traincast.traces.classify import find_kernel_family
 from traincast.traces.events import Kind
@@ -186,18 +185,6 @@ def test_distributions_merge_and_shrug_off_outliers():
     assert together.compute_robust_moments()[0] == pytest.approx(20e-6, rel=0.02)
     assert together.compute_quantile(0.5) == pytest.approx(np.median(np.append(a, b)), rel=0.05)
     assert together.total == pytest.approx(a.sum() + b.sum() + 14e-3)
-
-
-@pytest.mark.parametrize("name", ["a100-recsys-2022", "v100-resnet50-2021", "h100-vgg13-2025"])
-def test_shipped_profiles_are_what_the_traces_give(shared_data, tmp_path, name):
-    from traincast.costs.host.profile import parse_host_profile
-    from traincast_evaluation.fitting.host_traces import fit_host_from_traces
-
-    fitted = parse_host_profile(name, fit_host_from_traces(shared_data, tmp_path, lambda *_: None)[name])
-    shipped = load_host_profile(name)
-    assert dict(shipped.t2) == dict(fitted.t2)
-    assert 0 < shipped.t4["launch"] < 10e-6
-    assert shipped.provenance["sources"]
 
 
 def test_the_small_trace_breaks_down(tmp_path):

@@ -207,8 +207,8 @@ def _compute_step(linked: Linked, step: Step, covered: _Covered, rows: IntArray)
 
 def _find_op_numbers(linked: Linked, rows: IntArray) -> IntArray:
     """The names, by number, of the top-level ops that launched these kernels; `_NO_OP` for none."""
-    launch = linked.launch[rows]
-    scope = np.where(launch >= 0, linked.scope[launch], -1)
+    author = linked.author[rows]
+    scope = np.where(author >= 0, linked.scope[author], -1)
     return np.where(scope >= 0, linked.events["name"][scope], _NO_OP)
 
 

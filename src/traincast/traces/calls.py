@@ -33,14 +33,15 @@ def number_thread_keys(trace: TimelineTrace) -> IntArray:
     return np.asarray(number[trace.events["track"]])
 
 
-def number_threads(trace: TimelineTrace, marker: IntArray, host: IntArray) -> IntArray:
-    """Host threads by number: the marked one first, then by first event. Devices get -1."""
+def number_threads(trace: TimelineTrace, marker: IntArray, host: IntArray, usual: IntArray) -> IntArray:
+    """Host threads by number: the marked one first, else that with most of the `usual` events, then by first event.
+    Devices get -1."""
     thread = np.full(len(trace.events), -1, dtype=np.int64)
-    if not len(host):
+    if not len(usual):
         return thread
     event_key = number_thread_keys(trace)
     marked = len(marker) and trace.events["kind"][marker[0]] in HOST_KINDS
-    first = int(event_key[marker[0]]) if marked else int(np.bincount(event_key[host]).argmax())
+    first = int(event_key[marker[0]]) if marked else int(np.bincount(event_key[usual]).argmax())
     keys, appears = np.unique(event_key[host], return_index=True)
     order = keys[np.argsort(appears)]
     number = np.full(int(event_key.max()) + 1, -1, dtype=np.int64)

@@ -63,7 +63,7 @@ def find_collectives(linked: Linked) -> list[Collective]:
 
 def _make_collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:
     annotated: dict[str, Any] = {}
-    above = int(linked.launch[row])
+    above = int(linked.author[row])
     details = [_read_details(linked, row, parsed)]
     while above >= 0:
         details.append(_read_details(linked, above, parsed))

@@ -167,6 +167,9 @@ CATEGORIES = {
     "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
 }  # fmt: skip
 
+GRAPH_SHIFT = 32
+"""Bits of the number of a graph's node inside of its graph; the graph's number stands above."""
+
 EVENT = np.dtype(
     [
         ("start", "i8"),  # nanoseconds, the trace's own clock
@@ -174,7 +177,7 @@ EVENT = np.dtype(
         ("external", "i8"),  # External id, or -1
         ("correlation", "i8"),  # or -1
         ("record_function", "i8"),  # Record function id, or -1
-        ("sequence", "i8"),  # autograd sequence number, or -1
+        ("sequence", "i8"),  # autograd sequence number, of a kernel that of its node in a graph, or -1
         ("bytes", "i8"),  # of a copy or memset, or -1
         ("name", "i4"),  # index into names
         ("details", "i4"),  # index into details

@@ -7,16 +7,20 @@ A new format is a reader in a file of its own and a line in `FORMATS`: `docs/ext
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from traincast.traces.captures import join_captures, launches_graphs, only_captures
 from traincast.traces.chakra import read_chakra
 from traincast.traces.events import TimelineTrace
 from traincast.traces.execution import NODE_ARRAYS, ExecutionTrace, read_execution_trace
 from traincast.traces.kineto import read_kineto
-from traincast.traces.nsight import MAGIC, read_nsight
+from traincast.traces.nsight import NsightReader
+from traincast.traces.rocprof import RocprofReader
 from traincast.traces.scan import ByteSource
 from traincast.utils.errors import TraincastError
 
@@ -45,8 +49,22 @@ def _is_execution_trace(name: str, start: bytes) -> bool:
     return array is not None and array[1] != b"traceEvents"
 
 
-def _is_nsight(name: str, start: bytes) -> bool:
-    return start.startswith(MAGIC)
+def _is_database(name: str, start: bytes) -> bool:
+    return start.startswith(b"SQLite format 3\x00")
+
+
+def _read_database(path: Path) -> TimelineTrace:
+    """Reads a database of Nsight Systems or of rocprofv3."""
+    try:
+        with closing(sqlite3.connect(f"file:{path.resolve().as_posix()}?mode=ro", uri=True)) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "rocpd_op" in tables:
+                raise TraincastError(f"'{path}' is a trace of rocmProfileData; record the run with rocprofv3")
+            rocprof = any(name.startswith("rocpd_") for name in tables)
+            return (RocprofReader if rocprof else NsightReader)(path, database).read_timeline()
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        raise TraincastError(f"'{path}' is no sound database of Nsight Systems or rocprofv3: {error}") from None
 
 
 def _is_anything(name: str, start: bytes) -> bool:
@@ -55,7 +73,7 @@ def _is_anything(name: str, start: bytes) -> bool:
 
 # the first that matches reads the file; Kineto's reader says of everything else what is wrong with it
 FORMATS: tuple[TraceFormat, ...] = (
-    TraceFormat("Nsight Systems", (".sqlite",), _is_nsight, read_nsight),
+    TraceFormat("database of Nsight Systems or rocprofv3", (".sqlite", ".db"), _is_database, _read_database),
     TraceFormat("Chakra", (".et", ".et.gz"), _is_chakra, read_chakra),
     TraceFormat(
         "PyTorch execution trace", (".json", ".json.gz", ".json.zip"), _is_execution_trace, read_execution_trace
@@ -75,8 +93,8 @@ _FOREIGN = (
     ((".pftrace", ".perfetto-trace"), b"", "a Perfetto trace", "write Chrome JSON"),
     ((".pickle", ".pkl"), b"\x80", "a pickle (a memory snapshot?), which may run code and is not read",
      "record memory with PyTorch's profiler (profile_memory=True)"),
-    ((), b'"rocprofiler-sdk-tool"', "rocprofv3's own JSON", "record with PyTorch's profiler"),
-    ((".csv",), b'"Kind","Agent_Id"', "a table of rocprofv3", "record with PyTorch's profiler"),
+    ((), b'"rocprofiler-sdk-tool"', "rocprofv3's own JSON", "give its database (--output-format rocpd)"),
+    ((".csv",), b'"Kind","Agent_Id"', "a table of rocprofv3", "give its database (--output-format rocpd)"),
 )  # fmt: skip
 _NEAR = 256  # bytes in which a file says what it is
 
@@ -125,19 +143,31 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
     """Reads files and folders; a timeline and an execution trace of the same rank belong together."""
     timelines: dict[int, TimelineTrace] = {}
     executions: dict[int, ExecutionTrace] = {}
-    for path in _list_files(paths):
-        trace = read_trace_file(path)
-        if isinstance(trace, TimelineTrace):
-            rank = trace.rank if trace.rank is not None else _rank_in_name(path, len(timelines))
-            _add_trace(timelines, rank, trace)
-        else:
-            _add_trace(executions, _rank_in_name(path, len(executions)), trace)
+    traces = [read_trace_file(path) for path in _list_files(paths)]
+    for trace in _join_captures([trace for trace in traces if isinstance(trace, TimelineTrace)]):
+        rank = trace.rank if trace.rank is not None else _rank_in_name(trace.path, len(timelines))
+        _add_trace(timelines, rank, trace)
+    for trace in (trace for trace in traces if isinstance(trace, ExecutionTrace)):
+        _add_trace(executions, _rank_in_name(trace.path, len(executions)), trace)
     if len(timelines) == len(executions) == 1:  # a pair of one run, however the files are called
         executions = {next(iter(timelines)): next(iter(executions.values()))}
     return [
         RankTraces(rank=rank, timeline=timelines.get(rank), execution=executions.get(rank))
         for rank in sorted(timelines.keys() | executions.keys())
     ]
+
+
+def _join_captures(traces: list[TimelineTrace]) -> list[TimelineTrace]:
+    """The timelines, each that launches graphs with those of how they were captured: of the same rank, or without."""
+    captures = [trace for trace in traces if only_captures(trace)]
+    if not captures or not any(map(launches_graphs, traces)):
+        return traces
+    joined = []
+    for trace in (trace for trace in traces if not only_captures(trace)):
+        for captured in captures if launches_graphs(trace) else ():
+            trace = join_captures(trace, captured) if captured.rank in (None, trace.rank) else trace
+        joined.append(trace)
+    return joined
 
 
 def _add_trace(traces: dict[int, T], rank: int, trace: T) -> None:

@@ -15,6 +15,7 @@ from traincast.traces.events import (
     CATEGORIES,
     DEVICE_KINDS,
     EVENT,
+    GRAPH_SHIFT,
     LIMIT,
     MEMORY,
     MOMENT,
@@ -49,6 +50,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
     "reserved": "Total Reserved", "address": "Addr", "device_type": "Device Type", "device_id": "Device Id",
     "registers": "registers per thread", "shared": "shared memory", "order": "Seq", "meeting": "Comms Id",
+    "graph": "graph id", "node": "graph node id",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
 
@@ -62,6 +64,8 @@ class Arguments(msgspec.Struct, gc=False, rename={
     forward_thread: Int = 0
     record_function: Int = -1
     waits_for: Int = -1
+    graph: Int = 0
+    node: Int = -1
     dims: msgspec.Raw = _RAW
     types: msgspec.Raw = _RAW
     strides: msgspec.Raw = _RAW
@@ -317,6 +321,8 @@ class _KinetoSink(RowSink):
             rows["stream"] = [a.stream if isinstance(a.stream, int) else _parse_stream(a.stream) for a in arguments]
             rows["device"] = [a.device for a in arguments]
             self._assign_streams(rows, events, arguments)
+            rows["sequence"] = [_number_node(a) if a.graph else sequence
+                                for a, sequence in zip(arguments, rows["sequence"].tolist(), strict=True)]  # fmt: skip
             rows["bytes"] = [_parse_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
         if Kind.SYNC in present:
             rows["waits_for"] = [a.waits_for for a in arguments]
@@ -359,6 +365,13 @@ class _KinetoSink(RowSink):
             return values * 1000
         whole = np.floor(values)  # of microseconds since 1970 a product with 1000 would lose a quarter of one
         return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1e3).astype(np.int64)
+
+
+def _number_node(a: Arguments) -> int:
+    """The number of a graph's node; newer drivers have the graph's in it already."""
+    if not 0 <= a.graph < 1 << 30 or a.node < 0:
+        return -1
+    return a.node if a.node >> GRAPH_SHIFT else (a.graph << GRAPH_SHIFT) + a.node
 
 
 def _count_frames(stack: msgspec.Raw) -> int:

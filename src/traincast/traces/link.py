@@ -19,6 +19,7 @@ from traincast.traces.calls import (
     sort_host_events,
     stream_numbers,
 )
+from traincast.traces.captures import GRAPH_LAUNCH, LAUNCH, find_authors, find_captures
 from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, Table, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
@@ -26,13 +27,11 @@ from traincast.traces.markers import find_marker_rows, find_periodic_rows, mask_
 from traincast.utils.arrays import BoolArray, IntArray, group_positions
 from traincast.utils.errors import TraincastError
 
-_LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*|urEnqueue\w+|zeCommandListAppend\w+")
 _SYNCHRONISE = re.compile(
     r"(?:cuda|hip|cu|ze)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
     r"|urQueueFinish$|urEventWait$"
 )
 _COVERED = 0.5  # share of a trace that steps told by their kernels alone have to make up
-_GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _BEGUN = 0.1  # of the usual length: a last step that is shorter and launched nothing had only begun
 _WAIT_TOLERANCE_NS = 25_000  # a waiting stream goes on this long after what it waited for, at most
@@ -60,9 +59,10 @@ class Linked:
     """A timeline with its events tied together. Arrays hold one entry per event: the row of another event, or -1.
 
     `thread` numbers host threads (0 is the one with the step markers), `parent` the enclosing host event, `scope` the
-    top-level op, `launch` the runtime call behind a kernel, `follows` the kernel before one whose call
-    was lost, `waited_for` the kernel of another stream that a kernel
-    had to wait for, `step` the index in `steps` (by host time, for kernels that of their launch). `marked` says
+    top-level op, `launch` the runtime call behind a kernel, `author` the call that says what a kernel is (of a graph's
+    node the one that was captured), `follows` the kernel before one whose call was lost, `waited_for` the kernel of
+    another stream that a kernel had to wait for, `capture` the number of the capture of a graph that a host event is
+    part of, `step` the index in `steps` (by host time, for kernels that of their launch). `marked` says
     whether steps could be told; if not, the whole trace is one. `period` is the number of kernels of a step where
     nothing but their sequence told them, else 0; `marker` is what marks them ("#" for numbers) where neither the
     profiler did nor anybody named it, else "". `cut` is the number of a last step that the profiler had only begun,
@@ -78,6 +78,8 @@ class Linked:
     parent: IntArray
     scope: IntArray
     launch: IntArray
+    author: IntArray
+    capture: IntArray
     follows: IntArray
     waited_for: IntArray
     step: IntArray
@@ -118,8 +120,10 @@ class Linked:
 
     @cached_property
     def host(self) -> IntArray:
-        """Rows of host events by start; an event comes before what it encloses."""
-        return sort_host_events(self.trace)
+        """Rows of host events by start, but for those that only captured graphs; an event comes before what it
+        encloses."""
+        rows = sort_host_events(self.trace)
+        return rows[self.capture[rows] < 0]
 
     @cached_property
     def scopes(self) -> IntArray:
@@ -187,26 +191,30 @@ class Linked:
             yield above
             above = int(self.parent[above])
 
+    def find_replay(self, row: int) -> int:
+        """The launch of a graph that a kernel ran in, whose captured op runs anew every time; -1 for none."""
+        return int(self.launch[row]) if self.launch[row] != self.author[row] else -1
+
     def find_scope_of_kernel(self, row: int) -> int:
-        """The top-level op that launched a kernel; -1 for none."""
-        launch = int(self.launch[row])
-        return int(self.scope[launch]) if launch >= 0 else -1
+        """The top-level op that a kernel belongs to; -1 for none."""
+        author = int(self.author[row])
+        return int(self.scope[author]) if author >= 0 else -1
 
     def find_runtime_rows(self, pattern: re.Pattern[str]) -> BoolArray:
-        """Which events are runtime calls of this name."""
+        """Which events are runtime calls of this name, but for captured ones, which did nothing."""
         matching = np.array([bool(pattern.match(name)) for name in self.trace.names])
         chosen: BoolArray = (self.events["kind"] == Kind.RUNTIME) & matching[self.events["name"]]
-        return chosen
+        return chosen & (self.capture < 0)
 
     @cached_property
     def is_launch(self) -> BoolArray:
         """Which events are runtime calls that put work on a stream."""
-        return self.find_runtime_rows(_LAUNCH)
+        return self.find_runtime_rows(LAUNCH)
 
     @cached_property
     def is_graph_launch(self) -> BoolArray:
         """Which events are runtime calls that put a graph on a stream."""
-        return self.find_runtime_rows(_GRAPH_LAUNCH)
+        return self.find_runtime_rows(GRAPH_LAUNCH)
 
     @cached_property
     def is_synchronise(self) -> BoolArray:
@@ -230,18 +238,20 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     markers = find_marker_rows(trace, marker)
     found = trace.names[int(trace.events["name"][markers[0]])] if len(markers) else ""
     found = "" if marker or _STEP.match(found) else mask_numbers(found)
-    host = sort_host_events(trace)
-    thread = number_threads(trace, markers, host)
+    host, capture = sort_host_events(trace), find_captures(trace)
+    thread = number_threads(trace, markers, host, host[capture[host] < 0])
     parent, scope = build_op_tree(trace, thread, host)
     launch = find_launches(trace)
     trace, _, said = align_device_clock(trace, launch)
     period = 0
     if not len(markers):
         markers, period = find_periodic_rows(trace, thread, scope, launch)
-    steps, marked = _find_steps(trace, markers)
+    rows = trace.find_rows(*HOST_KINDS, *DEVICE_KINDS)
+    rows = rows[capture[rows] < 0]
+    steps, marked = _find_steps(trace, markers, rows)
     repeats = 0
-    if period and not _cover_trace(trace, steps):
-        steps, marked, period, repeats = *_find_steps(trace, markers[:0]), 0, len(steps)
+    if period and not _cover_trace(trace, steps, rows):
+        steps, marked, period, repeats = *_find_steps(trace, markers[:0], rows), 0, len(steps)
     issued = trace.events["start"][launch[launch >= 0]]
     steps, cut = _drop_unfinished_step(steps, issued)
     lost = len(issued) < len(trace.find_rows(*DEVICE_KINDS))
@@ -251,30 +261,31 @@ def link_trace(trace: TimelineTrace, marker: str = "") -> Linked:
     call = np.where(before >= 0, launch[before], launch)  # one whose call was lost belongs where the one before it does
     at = np.where(call >= 0, trace.events["start"][np.maximum(call, 0)], trace.events["start"])
     step = np.searchsorted(starts, at, side="right") - 1
-    step[at >= steps[-1].end] = -1
+    step[(at >= steps[-1].end) | (capture >= 0)] = -1
     on_device = np.isin(trace.events["kind"], DEVICE_KINDS)
     if marked and (launch >= 0).any():
         step[on_device & (call < 0)] = -1  # launched before the window: belongs to no step
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
-        follows=before, waited_for=_find_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
+        author=find_authors(trace, launch, capture), capture=capture, follows=before,
+        waited_for=_find_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
         repeats=repeats, clocks=said, unlaunched=unlaunched,
     )  # fmt: skip
 
 
-def _cover_trace(trace: TimelineTrace, steps: tuple[Step, ...]) -> bool:
-    """Whether these steps are what a trace is made of; else they are alike parts of a step, such as layers."""
-    rows = trace.find_rows(*HOST_KINDS, *DEVICE_KINDS)
+def _cover_trace(trace: TimelineTrace, steps: tuple[Step, ...], rows: IntArray) -> bool:
+    """Whether these steps are what a trace of these events is made of; else they are alike parts of a step, such as
+    layers."""
     start, end = trace.events["start"][rows], (trace.events["start"] + trace.events["duration"])[rows]
     return steps[-1].end - steps[0].start >= _COVERED * float(end.max() - start.min())
 
 
-def _find_steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
+def _find_steps(trace: TimelineTrace, markers: IntArray, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
+    """Steps from marker to marker, else all of these events as one; and whether there are markers."""
     events = trace.events
-    steps = _find_marked_steps(trace, rows) if len(rows) else ()
+    steps = _find_marked_steps(trace, markers) if len(markers) else ()
     if not steps:
-        host = trace.find_rows(*HOST_KINDS, *DEVICE_KINDS)
-        start, end = int(events["start"][host].min()), int((events["start"] + events["duration"])[host].max())
+        start, end = int(events["start"][rows].min()), int((events["start"] + events["duration"])[rows].max())
         if end <= start:
             raise TraincastError(f"'{trace.path}' has no time in it: all events are at one moment; record it anew")
         return (Step(0, start, end),), False

@@ -140,11 +140,13 @@ def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
     assert len(lines) < 45
 
 
-def test_the_page_over_ranks_comes_last(tmp_path):
+def test_the_page_over_ranks_comes_right_after_the_verdict(tmp_path):
     report = analyse_traces([write_two_ranks(tmp_path)])
 
     assert format_together(report.together, TOP) == TOGETHER
-    assert format_measured(report, full=True).endswith("\n\n" + TOGETHER)
+    verdict, *pages = format_measured(report, full=True).split(TOGETHER)
+    assert verdict.startswith("0.485 ms per step over 2 ranks") and verdict.count("\n") <= 5
+    assert len(pages) == 1 and pages[0].startswith("\n\nRank 0")
 
 
 def test_a_prediction_is_shown_section_by_section(small):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import BoolArray
 from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, compute_error_row
+from traincast.utils.metrics import Z90, ErrorRow, compute_error_row
 from traincast_evaluation.fitting.host_profile import build_host_profile
 
 _FOLDER = "traces"
@@ -30,6 +30,7 @@ _SUITE = "traces"
 _UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its files do not
 _MIXED = "public_mixed"  # a file of each source
 _TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
+_RANKS = ("param_dlrm_8xv100", "megatron_tp8")  # files are ranks of one run
 _ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
 _LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
 _LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
@@ -105,6 +106,16 @@ class _Measured:
     overheads: Overheads
 
 
+def _bring_to_one_speed(overheads: Overheads) -> Overheads:
+    """The same as if a launch call took 10 us: profiles are scaled by a trace's launch calls, so that what is pooled
+    says how long everything else takes beside these."""
+    launches = overheads.table.get(("T4", "launch"))
+    usual = launches.compute_robust_moments()[0] if launches else 0.0
+    if not usual:
+        return overheads
+    return Overheads({key: times.scale_by(1e-5 / usual) for key, times in overheads.table.items()})
+
+
 class _Others:
     """Host profiles pooled from all traces but those of a source, or of a kind of GPU."""
 
@@ -122,7 +133,7 @@ class _Others:
 
     def _without(self, what: str, value: str) -> HostProfile | None:
         if (what, value) not in self._built:
-            left = [one.overheads for one in self.measured if getattr(one, what) != value]
+            left = [_bring_to_one_speed(one.overheads) for one in self.measured if getattr(one, what) != value]
             try:
                 built = parse_host_profile(f"without {value}", build_host_profile(left, {}))
             except TraincastError:
@@ -267,22 +278,31 @@ def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
         modelled = computes & ~np.isin(one.kernels.known, KEPT)
         measured, whole = (float(one.kernels.measured[rows].sum()) for rows in (modelled, computes))
         if whole and measured >= _MODELLED * whole:
-            found.append((one, float(one.kernels.predicted[modelled].sum()), measured))
+            spread = _select_kernels(one.kernels, modelled).compute_spread()
+            found.append((one, float(one.kernels.predicted[modelled].sum()), measured, Z90 * spread))
+    folders = dict.fromkeys(one.folder for one, *_ in found)
+    runs = {one.folder if one.folder in _RANKS else one.names[0]: entry for entry in found for one in entry[:1]}
+    groups = {"all": found, "each run once": list(runs.values())}
+    groups |= {folder: [entry for entry in found if entry[0].folder == folder] for folder in folders}
     rows = []
-    for group, chosen in (("all", found), *_group_by_source(found)):
-        names = [one.names[0].rpartition(" step")[0] for one, _, _ in chosen]
+    for group, chosen in groups.items():
+        predicted, measured_, wide = np.array([entry[1:] for entry in chosen]).T
         rows.append(
             compute_error_row(
-                _SUITE, f"kernels of a trace, at least {_MODELLED:.0%} modelled, {group}",
-                [p for _, p, _ in chosen], [m for _, _, m in chosen], names,
+                _SUITE, f"kernels of a trace, at least {_MODELLED:.0%} modelled, {group}", predicted.tolist(),
+                measured_.tolist(), [one.names[0].rpartition(" step")[0] for one, *_ in chosen],
+                inside=np.abs(np.log(measured_ / predicted)) <= wide, half_widths=100 * np.sinh(wide),
             )
         )  # fmt: skip
     return rows
 
 
-def _group_by_source(found: list[tuple[_Traced, float, float]]) -> list[tuple[str, list[tuple[_Traced, float, float]]]]:
-    folders = list(dict.fromkeys(one.folder for one, _, _ in found))
-    return [(folder, [entry for entry in found if entry[0].folder == folder]) for folder in folders]
+def _select_kernels(kernels: TracedKernels, chosen: BoolArray) -> TracedKernels:
+    """These kernels alone."""
+    places = np.flatnonzero(chosen)
+    columns = {name: getattr(kernels, name)[places] for name in ("row", "measured", "predicted", "sigma", "known")}
+    names = {name: tuple(getattr(kernels, name)[place] for place in places) for name in ("op", "family")}
+    return replace(kernels, **columns, **names)
 
 
 def _summarise_kernels(traced: list[_Traced]) -> list[ErrorRow]:

@@ -143,21 +143,18 @@ _WIDTH = 100  # letters of a line of notes
 
 
 def format_measured(report: TraceReport, top: int = TOP, *, full: bool = False) -> str:
-    """The verdict, where the step goes and what holds it; `full` a page per rank with at most `top` rows of each table,
-    and the figures over ranks."""
+    """The verdict, the figures over ranks, and where the step of the slowest goes and what holds it; `full` a page per
+    rank with at most `top` rows of each table."""
     rank = find_slowest_rank(report)
     said = format_forecast(rank.attribution) if rank.attribution else []
     measured = state_traces(report)
     forecast = rank.attribution is not None and rank.attribution.is_forecast
     pages = ["\n".join([*said, *measured] if forecast else [*measured, *said])]
-    if full:
-        pages += [_format_rank(rank, top) for rank in report.ranks]
-    else:
-        pages += [_format_short(rank, top)]
     if not report.is_one_job:
         pages.append(_format_traces(report))
     elif report.together:
         pages.append(format_together(report.together, top, full=full))
+    pages += [_format_rank(rank, top) for rank in report.ranks] if full else [_format_short(rank, top)]
     return "\n\n".join(pages)
 
 

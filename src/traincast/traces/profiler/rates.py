@@ -218,7 +218,7 @@ def _find_anchored_kernels(linked: Linked) -> tuple[IntArray, IntArray]:
     known = list_registered_ops()
     wanted: BoolArray = np.array([_is_known(name, known) for name in linked.trace.names], dtype=np.bool_)
     wanted_op = wanted[linked.events["name"]] & (linked.events["kind"] == Kind.OP) & (linked.events["details"] > 0)
-    anchor, above = np.full(len(rows), -1, dtype=np.int64), linked.parent[linked.launch[rows]]
+    anchor, above = np.full(len(rows), -1, dtype=np.int64), linked.parent[linked.author[rows]]
     for _ in range(_DEEPEST):
         inside = above >= 0
         if not inside.any():
@@ -238,7 +238,8 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
 def _group_by_shape(linked: Linked, rows: IntArray, anchor: IntArray) -> list[tuple[int, int, float, bool]]:
     """(an op, how many like it, their kernels' seconds, whether in TF32) for every name and recorded arguments."""
     cores = np.array([bool(_TENSOR_CORES.search(name)) for name in linked.trace.names], dtype=np.bool_)
-    ops, group = np.unique(anchor, return_inverse=True)
+    replay = np.where(linked.launch[rows] != linked.author[rows], linked.launch[rows], -1)
+    (_, ops), group = np.unique(np.stack([replay, anchor]), axis=1, return_inverse=True)
     group = group.reshape(-1)
     lengths: FloatArray = 1e-9 * linked.events["duration"][rows]
     seconds = np.bincount(group, lengths, minlength=len(ops))

@@ -85,8 +85,8 @@ def _sum_ops(rank: RankReport) -> Times:
     exchanges = linked.find_communication(rows)
 
     def name_op(row: int, exchanging: bool) -> str:
-        launch = int(linked.launch[row])
-        anchor = finder.find_anchor(launch) if launch >= 0 else -1
+        author = int(linked.author[row])
+        anchor = finder.find_anchor(author) if author >= 0 else -1
         if exchanging or anchor < 0:
             return COMMUNICATION if exchanging else "(no op)"
         signature = reader.get_signature(anchor)
@@ -119,7 +119,7 @@ def _sum_modules(linked: Linked, predicted: set[str]) -> Times:
             node = node or ("(backward)" if _GRADIENT.search(name) else "")
         return node or "(other)"
 
-    return sum_by_name(map(name_module, linked.launch[rows].tolist()), linked, rows)
+    return sum_by_name(map(name_module, linked.author[rows].tolist()), linked, rows)
 
 
 def _find_forward_ops(linked: Linked) -> dict[tuple[int, int], int]:

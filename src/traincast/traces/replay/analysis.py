@@ -41,6 +41,7 @@ from traincast.utils.errors import TraincastError
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
 _LAUNCH_KERNEL = re.compile(r"(?:cuda|hip|cu)\w*Launch\w*Kernel\w*")
+_FEW_NODES = 0.01  # share of kernel time: less in graphs is not worth a word
 _LOST = 0.05  # share of launches without a kernel that some profilers leave at the end of a trace
 _SLOW, _LEAST_STEPS, _MOST_SLOW = 1.25, 3, 3  # times the median; steps of which a median means something; named
 _RECORDING = 0.05  # of a step
@@ -127,7 +128,7 @@ def launch_notes(linked: Linked) -> list[str]:
             f"{empty} of {len(graphs)} launches of graphs have no kernels in the trace: what ran in them was not "
             "recorded, and the device reads idle while it did"
         )
-    notes += _note_lost_kernels(linked)
+    notes += _note_lost_kernels(linked) + _note_graphs(linked)
     device, every = linked.device, len(linked.device)
     unlinked = linked.launch[device] < 0
     if not linked.launched:
@@ -153,6 +154,23 @@ def launch_notes(linked: Linked) -> list[str]:
             "its stream, and to have been launched when it began"
         )
     return notes
+
+
+def _note_graphs(linked: Linked) -> list[str]:
+    """How much of the kernel time is that of graphs, and of how much of it the ops are known."""
+    device = linked.device[linked.launch[linked.device] >= 0]
+    nodes = device[linked.is_graph_launch[linked.launch[device]]]
+    took = linked.events["duration"]
+    share = float(took[nodes].sum()) / max(float(took[linked.device].sum()), 1.0)
+    if share < _FEW_NODES:
+        return []
+    known = float(took[nodes[linked.author[nodes] != linked.launch[nodes]]].sum()) / float(took[nodes].sum())
+    if known:
+        return [f"{share:.0%} of the kernel time is that of graphs; their captures tell the ops of {known:.0%} of it"]
+    return [
+        f"{share:.0%} of the kernel time is that of graphs, whose ops are not in the trace; give the trace of their "
+        "capture with it"
+    ]
 
 
 def _note_lost_kernels(linked: Linked) -> list[str]:

@@ -88,7 +88,8 @@ Pair = tuple[float, float]
 _OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the same kind of host, from other traces
 
 _HOST_SIGMA = 0.2  # of all host time under a profile of other machines
-_REPLAY_SIGMA = 0.02  # of a step that is simulated with its own times, and of one that follows another
+_REPLAY_SIGMA = 0.0007  # of steps that are simulated with their own times: over 45 traces
+_OTHER_RUN = 0.02  # of the same step in another run, which is what a forecast for another device is held to
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
@@ -299,7 +300,8 @@ def attribute_error(
         for kind in (OVERHEAD_TYPES if explain else ())
     )
     shares = _make_shares(simulations, floors)
-    spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA
+    replayed = _OTHER_RUN if kernels.carried else _REPLAY_SIGMA
+    spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA, replayed
     return Attribution(
         platform=platform.key,
         device=platform.device.name,
@@ -331,10 +333,10 @@ def _list_family_variants(
 
 
 def _find_interval(
-    linked: Linked, complete: TimelineInstructions, step: float, kernels: float, host: float
+    linked: Linked, complete: TimelineInstructions, step: float, kernels: float, host: float, replayed: float
 ) -> tuple[float, float]:
     """The 90 % interval of a mean step: what it is with all kernels, or all of the host, longer and shorter by theirs.
-    `kernels` and `host` are log-sigmas."""
+    `kernels`, `host` and `replayed` (the simulation's) are log-sigmas."""
     variants = {
         name: [
             replace(complete, **{column: getattr(complete, column) * float(np.exp(sign * Z90 * sigma))})
@@ -349,7 +351,7 @@ def _find_interval(
         for name, pair in variants.items()
     }
     low, high = (
-        float(np.hypot(_REPLAY_SIGMA * Z90, np.hypot.reduce([pair[side] for pair in logs.values()] or [0.0])))
+        float(np.hypot(replayed * Z90, np.hypot.reduce([pair[side] for pair in logs.values()] or [0.0])))
         for side in (0, 1)
     )
     return step * float(np.exp(-low)), step * float(np.exp(high))

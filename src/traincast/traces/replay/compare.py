@@ -179,8 +179,8 @@ def _sum_ops(linked: Linked) -> Times:
         return found[above]
 
     def name_op(row: int) -> tuple[str, str]:
-        launch = int(linked.launch[row])
-        above = int(linked.parent[launch]) if launch >= 0 else -1
+        author = int(linked.author[row])
+        above = int(linked.parent[author]) if author >= 0 else -1
         op = find_op(above) if above >= 0 else -1
         if op < 0:
             return linked.get_name(row), ""
@@ -205,8 +205,8 @@ def _sum_calls(linked: Linked) -> Times:
             named[inner] = (f"{above} > " if above else "") + linked.get_name(inner) if is_op else above
         return named[chain[0]] if chain else named[row]
 
-    launch = linked.launch[rows]
-    above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
+    author = linked.author[rows]
+    above = np.where(author >= 0, linked.parent[np.maximum(author, 0)], -1)
     return sum_by_name((name_path(row) or "(no op)" for row in above.tolist()), linked, rows)
 
 

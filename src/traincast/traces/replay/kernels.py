@@ -217,7 +217,6 @@ _UNKNOWN_SOURCE = 0.7  # log-sigma of kernels kept as measured on a device that 
 _OTHER_MACHINE = 0.3  # log-sigma of collectives and copies kept as measured beside another device
 _HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
 _OP_SIGMA = 0.15  # on top where an op's total is split over other kernels than lowering knows
-_IN_STEP = 0.12  # on top of a model's own, which was fitted to kernels measured alone
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -312,21 +311,21 @@ class _Matcher:
         self.groups: list[tuple[list[int], list[KernelCall]]] = []  # kernels of an op -> all calls of the op
 
     def match_all(self) -> None:
-        by_op: dict[int, list[int]] = {}
+        by_op: dict[tuple[int, int], list[int]] = {}
         for index, (row, exchanges) in enumerate(
             zip(self.rows.tolist(), self.linked.find_communication(self.rows), strict=True)
         ):
             if exchanges:
                 self.known[index] = Known.COMMUNICATION
                 continue
-            anchor = self.finder.find_anchor(int(self.linked.launch[row]))
+            anchor = self.finder.find_anchor(int(self.linked.author[row]))
             self.op[index] = anchor
             copy = self.finder.read_copy(row)
             if copy is not None:
                 self.single[index], self.known[index] = copy, Known.MODEL
             elif anchor >= 0:
-                by_op.setdefault(anchor, []).append(index)
-        for anchor, indices in by_op.items():
+                by_op.setdefault((self.linked.find_replay(row), anchor), []).append(index)
+        for (_, anchor), indices in by_op.items():
             self._match_op(anchor, indices)
 
     def _match_op(self, anchor: int, indices: list[int]) -> None:
@@ -400,6 +399,6 @@ def _predict_calls(calls: list[KernelCall], device: Device) -> dict[KernelCall, 
         estimate, _ = price_calls(columns, device)
         seconds = estimate.seconds * device.corrections.get(members[0].family.name, 1.0)
         seconds = convert_seconds_in_step(columns, members, seconds, device, SHIPPED)
-        spread = np.hypot(estimate.sigma, np.where(estimate.in_domain, _IN_STEP, np.hypot(_IN_STEP, OUTSIDE_SIGMA)))
+        spread = np.hypot(estimate.sigma, np.where(estimate.in_domain, 0.0, OUTSIDE_SIGMA))
         prices |= dict(zip(members, zip(seconds.tolist(), spread.tolist(), strict=True), strict=True))
     return prices

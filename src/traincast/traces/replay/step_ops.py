@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from traincast.costs.kernels.contract import KernelCall
 from traincast.costs.kernels.registry import Control, LoweringContext
+from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.simulator.schedule import Code
 from traincast.traces.classify import COMMUNICATION, find_kernel_family
@@ -17,6 +19,7 @@ from traincast.traces.link import Linked
 from traincast.traces.profiler.rates import OpFinder
 from traincast.traces.replay.timeline import TimelineInstructions
 from traincast.traces.signatures import SignatureReader
+from traincast.utils.errors import TraincastError
 
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _TO_HOST = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::equal"})
@@ -60,8 +63,23 @@ def list_step_ops(
     calls = np.flatnonzero((linked.is_launch | linked.is_synchronise) & (linked.step == step) & (linked.thread >= 0))
     for call in calls[np.argsort(linked.events["start"][calls], kind="stable")].tolist():
         cutter.add_call(call)
+    for block in cutter.estimated:
+        _bound_by_time(linked, block)
     _find_waits(linked, cutter.pieces, step)
     return cutter.pieces
+
+
+def _bound_by_time(linked: Linked, block: StepOp) -> None:
+    """Makes an op that nobody modelled move no more bytes than the traced device can in the time it took: one that is
+    given a whole cache of keys and values and writes one row of it looks like thousands of times as much."""
+    try:
+        device = find_device_by_name(linked.trace.device_name)
+    except TraincastError:
+        return
+    most = int(1e-9 * float(linked.events["duration"][block.rows].sum()) * device.dram_bandwidth)
+    if sum(spec.nbytes for spec in (*block.signature.inputs, *block.signature.outputs)) > most:
+        half = _make_byte_tensor("cuda", max(most // 2, 1))
+        block.signature = Signature(f"trace::{block.signature.name[:80]}", (half,), (half,))
 
 
 def _find_awaited_streams(linked: Linked, instructions: TimelineInstructions) -> dict[int, int]:
@@ -90,7 +108,8 @@ class _OpSplitter:
             linked, finder, context, collectives, held,
         )  # fmt: skip
         self.pieces: list[StepOp] = []
-        self.by_anchor: dict[int, StepOp] = {}
+        self.by_anchor: dict[tuple[int, int], StepOp] = {}  # by launch of a graph, and op
+        self.estimated: list[StepOp] = []
         self.waiting: set[int] = set()  # ops whose lowering makes the host wait by itself
         self.last_stream: dict[int, int] = {}  # thread -> stream of its last launch
 
@@ -109,14 +128,16 @@ class _OpSplitter:
         if row in self.collectives:
             self.pieces.append(StepOp(call, stream, self.collectives[row], [row]))
             return
-        chain = self.finder.list_enclosing_ops(call)
+        author = int(self.linked.author[row])
+        chain = self.finder.list_enclosing_ops(author)
         kind, known = self.linked.events["kind"][row], self.finder.read_copy(row) is not None
         if kind == Kind.MEMCPY and known and not any(self.linked.get_name(op) in _TO_HOST for op in chain):
             self.pieces.append(StepOp(call, stream, self._make_copy(call, row), [row]))
             return
-        anchor = next((op for op in chain if self.linked.get_name(op) in _TO_HOST), self.finder.find_anchor(call))
-        if anchor in self.by_anchor:
-            self.by_anchor[anchor].rows.append(row)
+        anchor = next((op for op in chain if self.linked.get_name(op) in _TO_HOST), self.finder.find_anchor(author))
+        key = (self.linked.find_replay(row), anchor)
+        if key in self.by_anchor:
+            self.by_anchor[key].rows.append(row)
             return
         strided = bool(kind == Kind.KERNEL)
         signature, items = self.finder.lower_op(anchor, self.context, strided=strided) if anchor >= 0 else (None, ())
@@ -129,8 +150,10 @@ class _OpSplitter:
             self.pieces.append(StepOp(call, stream, make_placeholder(name), [row], stand_in=True))
             return
         block = StepOp(call, stream, signature, [row])
-        self.by_anchor[anchor] = block
+        self.by_anchor[key] = block
         self.pieces.append(block)
+        if any(isinstance(item, KernelCall) and item.estimated for item in items):
+            self.estimated.append(block)
         if any(isinstance(item, Control) for item in items):
             self.waiting.add(anchor)
 
