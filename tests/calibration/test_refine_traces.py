@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 import pytest
@@ -71,3 +72,13 @@ def test_traces_of_no_known_kernel_are_rejected(tmp_path):
     path = write_trace(tmp_path / "t.json", [event("user_annotation", "ProfilerStep#1", 0, 1000)])
     with pytest.raises(TraincastError, match=r"record shapes|no kernel|no launches"):
         refine_from_traces([path], "v100", tmp_path / "m.toml")
+
+
+def test_a_real_run_is_predicted_closer_in_the_step_that_was_not_fitted_to(shared_data, tmp_path):
+    """Its host is a third slower than the shipped one; scaling that by launch calls must not take it back."""
+    path = shared_data / "traces" / "public_mixed" / "transformer_h100_1.json.gz"
+    if not path.exists():
+        pytest.skip(f"no trace at {path}")
+    (note,) = refine_from_traces([path], "h100", tmp_path / "mine.toml").notes
+    before, after = (float(number) for number in re.findall(r"([\d.]+) %", note))
+    assert after < 0.3 * before, note

@@ -230,7 +230,7 @@ def refine_from_traces(files: Sequence[str | Path], key: str, out: Path | None) 
     """Compares traced steps with the shipped models of a built-in GPU and writes the corrections. Every other step is
     fitted to; errors are those of the steps between them."""
     platform = load_platform(key)
-    before = analyse_traces(files, TraceOptions(platform=platform, host=PLATFORM_HOST))
+    before = analyse_traces(files, TraceOptions(platform=platform, host=PLATFORM_HOST, host_scale=1.0))
     rows = tuple(_make_correction(family, times) for family, times in sorted(_sum_times(before).items()))
     if not rows:
         raise TraincastError(
@@ -295,7 +295,8 @@ def _write_trace_notes(
     notes = []
     if names - {platform.device.name}:
         notes.append(f"the trace is of '{', '.join(sorted(names))}' and {platform.key} is a '{platform.device.name}'")
-    after = analyse_traces(files, TraceOptions(platform=load_platform(str(path)), host=PLATFORM_HOST))
+    # as shipped: launch calls that scale a profile would take back what was corrected
+    after = analyse_traces(files, TraceOptions(platform=load_platform(str(path)), host=PLATFORM_HOST, host_scale=1.0))
     errors = [_list_errors(report) for report in (before, after)]
     if not errors[0]:
         return (*notes, "one step only: there is none to check the corrections on, and errors are of the step itself")

@@ -147,8 +147,8 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
     for trace in _join_captures([trace for trace in traces if isinstance(trace, TimelineTrace)]):
         rank = trace.rank if trace.rank is not None else _rank_in_name(trace.path, len(timelines))
         _add_trace(timelines, rank, trace)
-    for trace in (trace for trace in traces if isinstance(trace, ExecutionTrace)):
-        _add_trace(executions, _rank_in_name(trace.path, len(executions)), trace)
+    for nodes in (trace for trace in traces if isinstance(trace, ExecutionTrace)):
+        _add_trace(executions, _rank_in_name(nodes.path, len(executions)), nodes)
     if len(timelines) == len(executions) == 1:  # a pair of one run, however the files are called
         executions = {next(iter(timelines)): next(iter(executions.values()))}
     return [

@@ -300,9 +300,11 @@ def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
 def _select_kernels(kernels: TracedKernels, chosen: BoolArray) -> TracedKernels:
     """These kernels alone."""
     places = np.flatnonzero(chosen)
-    columns = {name: getattr(kernels, name)[places] for name in ("row", "measured", "predicted", "sigma", "known")}
-    names = {name: tuple(getattr(kernels, name)[place] for place in places) for name in ("op", "family")}
-    return replace(kernels, **columns, **names)
+    op, family = (tuple(names[place] for place in places) for names in (kernels.op, kernels.family))
+    return replace(
+        kernels, row=kernels.row[places], op=op, family=family, measured=kernels.measured[places],
+        predicted=kernels.predicted[places], sigma=kernels.sigma[places], known=kernels.known[places],
+    )  # fmt: skip
 
 
 def _summarise_kernels(traced: list[_Traced]) -> list[ErrorRow]:

@@ -54,10 +54,10 @@ class Distribution:
     def scale_by(self, factor: float) -> Distribution:
         """All times as many times as long, to half a bin."""
         bins = np.clip(np.arange(_BINS) + round(float(np.log(factor) / np.log(_RATIO))), 0, _BINS - 1)
-        return Distribution(*(
-            np.bincount(bins, factor**power * column, minlength=_BINS)
-            for power, column in enumerate((self.counts, self.sums, self.squares))
-        ))  # fmt: skip
+        scaled = _make_zeros(), _make_zeros(), _make_zeros()
+        for power, (column, old) in enumerate(zip(scaled, (self.counts, self.sums, self.squares), strict=True)):
+            np.add.at(column, bins, factor**power * old)
+        return Distribution(*scaled)
 
     @property
     def count(self) -> int:
