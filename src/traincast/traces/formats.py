@@ -93,8 +93,8 @@ _FOREIGN = (
     ((".pftrace", ".perfetto-trace"), b"", "a Perfetto trace", "write Chrome JSON"),
     ((".pickle", ".pkl"), b"\x80", "a pickle (a memory snapshot?), which may run code and is not read",
      "record memory with PyTorch's profiler (profile_memory=True)"),
-    ((), b'"rocprofiler-sdk-tool"', "rocprofv3's own JSON", "give its database (--output-format rocpd)"),
-    ((".csv",), b'"Kind","Agent_Id"', "a table of rocprofv3", "give its database (--output-format rocpd)"),
+    ((), b'"rocprofiler-sdk-tool"', "rocprofv3's own JSON", "give its database (output format rocpd)"),
+    ((".csv",), b'"Kind","Agent_Id"', "a table of rocprofv3", "give its database (output format rocpd)"),
 )  # fmt: skip
 _NEAR = 256  # bytes in which a file says what it is
 

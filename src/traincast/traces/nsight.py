@@ -69,7 +69,7 @@ class NsightReader(DatabaseReader):
         if count:
             self.notes.append(
                 f"{count} launches of CUDA graphs were recorded whole and count as one kernel each; "
-                "'nsys profile --cuda-graph-trace=node' records what runs in them"
+                "tracing graphs by node (nsys) records what runs in them"
             )
 
     def _read_copies(self) -> None:

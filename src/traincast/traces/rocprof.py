@@ -44,7 +44,7 @@ class RocprofReader(DatabaseReader):
         if not str(version).startswith("3"):
             raise TraincastError(f"'{self.path}' has schema '{version}' of rocprofv3; schema 3 is read")
         if not self.columns[_KERNEL] and not self.columns[_REGION]:
-            raise TraincastError(f"'{self.path}' has no kernels of rocprofv3; record with --hip-trace --kernel-trace")
+            raise TraincastError(f"'{self.path}' has no kernels of rocprofv3; let it trace HIP and kernels")
         self.strings = dict(self.select_rows(_STRING, ("id", "string")))
         self.stacks = {
             event: (self.strings.get(category, ""), stack, above, extra)
