@@ -197,9 +197,9 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "A step that never waits for its host gains nothing, and its first kernel waits until the graph is launched.",
     ),
     LawException(
-        "cuda_graph: faster", 1.15, lambda s: s.micro_batch is not None,
+        "cuda_graph: faster", 1.2, lambda s: s.micro_batch is not None,
         "A graph writes to the same addresses each time: gradients are kept, set to zero and added to, where else they "
-        "are made anew. That is more element-wise work and memory.",
+        "are made anew. That is more element-wise work and memory, most where a step has few tokens.",
     ),
     LawException(
         "cuda_graph: faster", 1.03, _has_several_gpus,
