@@ -90,6 +90,11 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "Two ranks divide states by two; gathered weights and gradients of two layers are half of a model of four.",
     ),
     LawException(
+        "tp: less memory", 1.1, lambda s: not _is_one_pass(s),
+        "Twice the tensor-parallel ranks are half the data-parallel ones, which run twice the passes: gradients of the "
+        "first are held beside activations of the second. Experts are not divided by them, and outweigh.",
+    ),
+    LawException(
         "micro_batch: more memory", 1.5, _is_one_pass,
         "A step of one pass has no accumulated gradients beside those that its backward pass makes.",
     ),
