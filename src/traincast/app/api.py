@@ -139,8 +139,8 @@ def capture(
         "batch_size": batch_size, "seq_len": seq_len, "gpus": gpus, "ranks": ranks, "mode": mode, "name": name,
         "assume": assume, "arguments": arguments,
     }  # fmt: skip
-    workload = capture_isolated(function, as_gpu, progress, how, time_limit_s)
-    workload = replace(workload, costs=read_costs(costs))
+    known = read_costs(costs)  # before the code runs, which may take long
+    workload = replace(capture_isolated(function, as_gpu, progress, how, time_limit_s), costs=known)
     if out is not None:
         save_workload(workload, out)
     return workload

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traincast.hardware.platform import load_platform
 from traincast.ir.file import load_workload, save_workload
+from traincast.ir.validate import check_names
 from traincast.ir.workload import CAPTURED_BY, KEPT_BACK, Workload
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.apart import CAN_FORK, Ended, make_scratch, run_apart
@@ -31,8 +33,11 @@ def capture_isolated(
     how: Mapping[str, Any], time_limit_s: float,
 ) -> Workload:  # fmt: skip
     """`capture_function` of a file in a process of its own, of a function in this one."""
-    if time_limit_s <= 0:
+    if not time_limit_s > 0:
         raise TraincastError(f"a time limit of {time_limit_s:g} s is out of range; give seconds above 0")
+    check_names(filter(None, (how["name"],)))  # what is wrong here is said before the code runs
+    if as_gpu is not None:
+        load_platform(as_gpu)
     if callable(function) or not CAN_FORK:
         return _capture_here(function, as_gpu, progress, how)
     if find_spec("torch") is None:  # said here: in the other process it would be an error of its own
@@ -116,7 +121,6 @@ def _capture_here(
 def _describe_gpu(key: str) -> PretendedGpu:
     """What a captured script is told of a GPU or of those of a platform."""
     from traincast.capturing.cuda_module import PretendedGpu
-    from traincast.hardware.platform import load_platform
 
     device = load_platform(key).device
     major, minor = divmod(round(10 * device.compute_capability), 10)

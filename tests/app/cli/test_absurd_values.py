@@ -107,8 +107,10 @@ def absurd_commands(verb: str, sound: str) -> list[list[str]]:
             continue
         if action.dest in known:
             continue
-        names = ABSURD_NAMES[::3] if verb == "capture" else ABSURD_NAMES  # each of which costs a whole capture
-        for value in names if action.dest in NAMES else ABSURD:
+        values = ABSURD_NAMES if action.dest in NAMES else ABSURD
+        if verb == "capture" and action.dest in {*NAMES, "assume"}:
+            values = values[::3]  # each of which starts torch
+        for value in values:
             if action.option_strings:
                 commands.append([verb, *words, f"{max(action.option_strings, key=len)}={value}"])
             else:

@@ -83,6 +83,10 @@ def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
         (Layout(gpus=1, frozen_layers=8, adapter_rank=16), "freeze the whole model, and 8 layers are to be frozen"),
         (Layout(gpus=1, document_len=1000), "documents of 1000 tokens do not divide samples of 8192; give 512 or 1024"),
         (Layout(gpus=2, cp=2, document_len=1024), "documents of 1024 tokens are not split over cp 2; give cp 1"),
+        (
+            Layout(gpus=2, cp=2, attention="unfused"),
+            "cp 2 needs fused attention, whose kernels meet the keys of others; give attention sdpa or cp 1",
+        ),
     ],
 )
 def test_what_is_frozen_packed_or_uneven_is_refused_by_its_numbers(layout: Layout, message: str) -> None:

@@ -87,7 +87,7 @@ def list_pairs(scenario: Scenario, rng: random.Random) -> list[Callable[[], Pair
     fields = [info for name, info in list_scenario_fields().items() if info.laws and name in USED[kind]]
     made: list[Callable[[], Pair | None]] = [partial(pair_field, scenario, info, rng) for info in fields]
     made += [partial(pair_edit, scenario, edit) for edit in HELPING]
-    made += [partial(make, scenario) for make in (pair_sm, pair_l2, pair_bits, pair_weak, pair_strong)]
+    made += [partial(make, scenario) for make in (pair_sm, pair_l2, pair_samples, pair_bits, pair_weak, pair_strong)]
     return made
 
 
@@ -156,6 +156,15 @@ def pair_l2(scenario: Scenario) -> Pair:
     resolved = resolve(scenario)
     changed = resolved.with_device(l2_bytes=2 * resolved.platform.device.l2_bytes)
     return Pair("twice the L2", resolved, changed, slower="first")
+
+
+def pair_samples(scenario: Scenario) -> Pair | None:
+    """The kernels of a step, and those of one with twice the samples."""
+    samples = scenario.batch_size
+    if samples is None or scenario.micro_batch is not None:
+        return None
+    return Pair("kernels of twice the samples", scenario, scenario.replace(batch_size=2 * samples), slower="second",
+                of_kernels=True)  # fmt: skip
 
 
 def pair_bits(scenario: Scenario) -> Pair | None:

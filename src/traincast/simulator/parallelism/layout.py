@@ -339,6 +339,10 @@ def _check_trained(layout: Layout, model: Transformer) -> None:
         )
     if layout.document_len and layout.cp > 1:
         raise TraincastError(f"documents of {layout.document_len} tokens are not split over cp {layout.cp}; give cp 1")
+    if layout.cp > 1 and layout.attention == "unfused":
+        raise TraincastError(
+            f"cp {layout.cp} needs fused attention, whose kernels meet the keys of others; give attention sdpa or cp 1"
+        )
 
 
 def _check_batch(layout: Layout) -> None:

@@ -343,13 +343,13 @@ def _list_attention_kernels(heads: Heads, shard: Shard) -> list[tuple[int, bool]
 
 class _Ring:
     """Keys and values on their way round the ranks that share a sample: alongside attention to those that have arrived,
-    or gathered before. Backward, `gradients` travel with them."""
+    or gathered before, as for windows, which no ring is written for. Backward, `gradients` travel with them."""
 
     def __init__(self, graph: Graph, key: Ref, value: Ref, blocks: int, *, gradients: bool = False) -> None:
         self.graph, self.key, self.left, self.event = graph, key, blocks - 1, -1
         self.nbytes = (2 if gradients else 1) * float(key.spec.nbytes + value.spec.nbytes)
         groups = graph.groups
-        if groups.cp is not None and groups.cp_gather:
+        if groups.cp is not None and (groups.cp_gather or blocks == 1):
             graph.collective("all_gather", groups.cp, self.nbytes * len(groups.cp.ranks), key)
             self.left = 0
 
