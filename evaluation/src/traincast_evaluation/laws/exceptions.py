@@ -187,14 +187,6 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "than with 32, 5 % by more than 31 %; 10 to 25 % of those on other GPUs.",
     ),
     LawException(
-        "fewer bits", 1.6, lambda s: _is_recommender(s) or (s.batch_size or 64) <= 16,
-        "Autocast's copies of weights are kernels too: where products have few rows or are narrow they outweigh.",
-    ),
-    LawException(
-        "fewer bits", 1.15, _is_convolutional,
-        "Batch norms in 16 bits are PyTorch's own kernels, those in fp32 cuDNN's; convolutions in fp32 are TF32's.",
-    ),
-    LawException(
         "power_limit_w: faster", 1.005, _always,
         "Not physics but a limit of the fit: at a faster clock single small GEMMs are given up to 0.3 % more time.",
     ),
