@@ -150,8 +150,9 @@ def _compute_gemm_factors(
 ) -> FloatArray:
     power = _compute_power_factors(calls, seconds, device, numbers)
     # a kernel that nobody tuned wastes cycles of matrix units: little where it waits for memory or for its launch
-    picked = 1.0 + (numbers.untuned - 1.0) * _compute_bound_shares(calls, seconds, device)
-    rows = zip(members, power.tolist(), (picked if device.vendor == "amd" else np.ones(len(calls))).tolist(), strict=True)
+    wasted = numbers.untuned - 1.0 if device.vendor == "amd" else 0.0
+    picked = 1.0 + wasted * _compute_bound_shares(calls, seconds, device)
+    rows = zip(members, power.tolist(), picked.tolist(), strict=True)
     return np.array([_compute_gemm_factor(call, held, untuned, numbers) for call, held, untuned in rows])
 
 
