@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.host.profile import HostProfile, load_usual_host
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.platform import Platform
@@ -173,7 +173,7 @@ def predict_parallel(
     is that of what was simulated, which may be fewer micro-batches."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     stages = _list_stages(model, platform, layout, profile, roofline_only=roofline_only)
 
     def simulate(micro_batches: int) -> Prediction:
@@ -244,7 +244,7 @@ def estimate_seconds(
     """Seconds of a step in closed form: for searches over many layouts. `predict_parallel` simulates the same step."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     return _make_step_model(model, platform, layout, profile, in_step=in_step).estimate_seconds()
 
 
@@ -312,7 +312,7 @@ def _list_stages(
     """What every stage costs, for schedules whose order depends on it."""
     if layout.schedule != "zero-bubble":
         return []
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     return _make_step_model(model, platform, layout, profile, roofline_only=roofline_only).list_stages()
 
 
