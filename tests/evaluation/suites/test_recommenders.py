@@ -47,7 +47,9 @@ def test_rows_are_predicted_or_left_out_with_a_reason(tmp_path, monkeypatch):
     assert [row.group for row in summary] == ["before and after", told]
 
 
-@pytest.mark.parametrize(("after", "told"), [(1.24, "sign right in 1, size in 1"), (1.05, "sign right in 1, size in 0")])
+@pytest.mark.parametrize(
+    ("after", "told"), [(1.24, "sign right in 1, size in 1"), (1.05, "sign right in 1, size in 0")]
+)
 def test_a_change_is_told_by_its_sign_and_its_size(after, told):
     # Given a step that took 1.2 times as long after a change, when it is predicted, then both are counted
     case = Case(
