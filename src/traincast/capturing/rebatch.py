@@ -42,6 +42,13 @@ def report_progress(text: str) -> None:
         listener(text)
 
 
+def report_run(batch: int, length: int, rank: int | None) -> None:
+    """Tells whoever listens which run begins; a batch of 0 is the script's own."""
+    size = f"batch {batch}" if batch else "the script's own batch size"
+    tokens, of = f", {length} tokens" if length else "", "" if rank is None else f", rank {rank}"
+    report_progress(f"{size}{tokens}{of}")
+
+
 def keep_first_program(program: Program) -> None:
     """Hands the first step that is recorded to whoever keeps it."""
     keeper = _keeper.get()

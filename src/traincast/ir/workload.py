@@ -43,6 +43,8 @@ size it was captured at stand for all."""
 _TRUSTED = 4  # times that batch size, from which on a reader is told and the interval grows
 TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
+PLACEMENTS = "placements"
+"""In that JSON, of a described recommender: how each table is to be sharded and kept, where the description says it."""
 LINES = "lines"
 """The entry of `Workload.meta` of a captured step: by module (layers together) the line of its largest op, as JSON."""
 SEARCHED = "cudnn_benchmark"
