@@ -77,13 +77,15 @@ def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
     )
 
 
-def make_fullest_memory(results: Sequence[RankResult], device: Device, programs: Sequence[Program]) -> DeviceMemory:
+def make_fullest_memory(
+    results: Sequence[RankResult], device: Device, programs: Sequence[Program], framework: str
+) -> DeviceMemory:
     """The memory of the rank that holds most, on its device; in host memory that of the one with most there."""
     fullest = max((result.memory for result in results), key=lambda memory: memory.peak_bytes)
     host = max((result.memory.events for result in results), key=lambda events: events.host_bytes).host
     if host is not fullest.events.host:
         fullest = Memory(replace(fullest.events, host=host))
-    return make_device_memory(fullest, device, communicators=count_communicators(programs))
+    return make_device_memory(fullest, device, communicators=count_communicators(programs), framework=framework)
 
 
 def count_communicators(programs: Sequence[Program]) -> int:
