@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ class Replay:
 def replay_steps(
     events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED
 ) -> Replay:
-    """Replays steps on a device that can give `capacity` bytes. Other streams are done with a freed block."""
+    """Replays steps on a device that can give `capacity` bytes."""
     allocator = CachingAllocator(settings, capacity)
     step, missing = StepReplay(events, allocator), 0
     steps = 1
@@ -123,12 +123,10 @@ class StepReplay:
     """Steps of one rank on one allocator."""
 
     def __init__(self, events: MemoryEvents, allocator: CachingAllocator) -> None:
-        self.events, self.allocator = events, allocator
+        self.events, self.allocator, self.now = events, allocator, -1
         self.held: list[Block | None] = [None] * len(events.nbytes)
-        self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
+        self.sizes, self.streams = events.nbytes.tolist(), list_block_streams(events)
         self.handed_on = _pair_steps(events)
-        for made, found in self.handed_on:  # what is there before the first step was made by one like it
-            self.streams[found] = self.streams[made]
         leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
         self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
 
@@ -141,7 +139,9 @@ class StepReplay:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
         held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
-        for _, number, comes in list_step_events(self.events, first=first):
+        late = self.events.late
+        for tick, number, comes in list_step_events(self.events, first=first):
+            self.now = tick
             if comes:
                 held[number] = allocator.allocate(sizes[number], streams[number], number)
                 continue
@@ -149,7 +149,11 @@ class StepReplay:
             if block is None:  # there before the first step only
                 continue
             held[number] = None
-            allocator.free(block)
+            if number in late:
+                allocator.record_stream(block, block.stream + 1)
+                allocator.free(block, partial(self._has_reached, late[number]))
+            else:
+                allocator.free(block)
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None
@@ -158,6 +162,17 @@ class StepReplay:
             if block is not None:
                 allocator.free(block)
                 held[number] = None
+
+    def _has_reached(self, tick: int) -> bool:
+        return self.now >= tick
+
+
+def list_block_streams(events: MemoryEvents) -> list[int]:
+    """The stream of every block: what is there before a step was made in the step before, by one like it."""
+    streams: list[int] = events.stream.tolist()
+    for made, found in _pair_steps(events):
+        streams[found] = streams[made]
+    return streams
 
 
 @lru_cache(maxsize=4)  # of searches that replay one step again and again

@@ -119,7 +119,8 @@ def _summarise_step(
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
     timeline = simulated.timeline(slowest)
-    memory = make_fullest_memory(results, platform.device, instructions.programs, workload.framework_version)
+    programs = instructions.programs
+    memory = make_fullest_memory(results, platform.device, programs, workload.framework_version, simulated)
     errors = compute_kernel_errors(timeline, costs)
     terms = compute_spread_terms(
         timeline, errors, host, platform, results[slowest].device_active, several=len(workload.ranks) > 1,
