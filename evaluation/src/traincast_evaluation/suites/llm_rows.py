@@ -284,8 +284,10 @@ def _describe_as_megatron(model: Transformer) -> Transformer:
     if model.experts is not None or model.gated or model.pattern:
         return model
     plain = replace(model, norm="layer", activation="gelu", position="learned", bias=True, tied=False)
-    decoder = {"tied": True, "decoder_len": _CI_DECODER_LEN} if model.encoder_layers else {}
-    return replace(plain, head_dim=model.hidden // model.heads, **decoder)
+    crossed = model.encoder_layers > 0
+    return replace(
+        plain, head_dim=model.hidden // model.heads, tied=crossed, decoder_len=_CI_DECODER_LEN if crossed else 0
+    )
 
 
 def _read_nvidia_options(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
