@@ -143,6 +143,7 @@ _UPSAMPLE = re.compile(r"aten::_?upsample_\w+?[123]d\w*$")
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
 _GATHERS = frozenset({"aten::index_select", "aten::gather", "aten::take", "aten::take_along_dim"})
 _LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
+_LOSS_GRADIENTS = frozenset({"aten::nll_loss_backward", "aten::nll_loss2d_backward"})  # like what the loss was of
 _BAGS = frozenset({"aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"})
 
 
@@ -163,7 +164,9 @@ def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -
         return (make_contiguous_tensor((*left.shape[:-1], right.shape[-1]), left.dtype),)
     if name in _REDUCES:  # gradients are summed over the batch, losses over everything
         summed = backward and len(first.shape) > 1
-        return (make_contiguous_tensor((1, *first.shape[1:]) if summed else (), first.dtype),)
+        return (make_contiguous_tensor((1, *first.shape[1:]) if summed else (), _find_sum_dtype(name, first)),)
+    if name in _LOSS_GRADIENTS and len(inputs) > 1:
+        return (inputs[1],)
     if name in _LOSSES:
         return (make_contiguous_tensor((), first.dtype),)
     if name in _BAGS and len(inputs) > 2:  # one result a bag, which begin where the third input says
@@ -195,7 +198,7 @@ def infer_sized_output(name: str, source: TensorSpec, recorded: RecordedArgument
     dims = find_reduced_dims(name, source, recorded)
     if dims is not None:
         kept = tuple(1 if axis in dims else size for axis, size in enumerate(source.shape))
-        return make_contiguous_tensor(kept, "int64" if "arg" in name else source.dtype)
+        return make_contiguous_tensor(kept, "int64" if "arg" in name else _find_sum_dtype(name, source))
     if not _UPSAMPLE.match(name):
         return None
     size = recorded.get_integers(2 if name.endswith("_backward") else 1)
@@ -214,6 +217,12 @@ def _infer_taken(name: str, source: TensorSpec, recorded: RecordedArguments) -> 
     axis = (recorded.get_integers(1) or (0,))[0] % len(source.shape)
     shape = (*source.shape[:axis], tensors[1].numel, *source.shape[axis + 1 :])
     return make_contiguous_tensor(shape, source.dtype)
+
+
+def _find_sum_dtype(name: str, source: TensorSpec) -> str:
+    """The element type of a reduction's result: flags and integers are added up in 64 bits."""
+    exact = "float" not in source.dtype and "complex" not in source.dtype
+    return "int64" if name == "aten::sum" and exact else source.dtype
 
 
 def _promote_dtype(inputs: Sequence[TensorSpec]) -> str:
