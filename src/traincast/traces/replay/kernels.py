@@ -120,15 +120,16 @@ def carry_kernels(
     if source.key == target.key or not len(seconds):
         return Carried(seconds.copy(), np.zeros(len(seconds)))
     curves = _Curves(source, target)
-    # AMD's tools count threads where they say blocks, for some kernels
-    threads = grids.blocks * grids.threads * (source.vendor == "nvidia")
+    threads = grids.blocks * grids.threads
+    # AMD's tools count threads where they say blocks, for some kernels: then it is no more than that
+    exact = source.vendor == "nvidia"
     carried, sigma = seconds.copy(), np.zeros(len(seconds))
     for i, (family, name) in enumerate(zip(families, names, strict=True)):
         bound = "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
         elements = _count_elements(name, float(threads[i]))
         found = [
             curves.carry_product(float(seconds[i]), find_compute_type(name)) if kind == "arithmetic"
-            else curves.carry_stream(float(seconds[i]), elements)
+            else curves.carry_stream(float(seconds[i]), elements, exact=exact)
             for kind in (("arithmetic", "memory") if bound == "other" else (bound,))
         ]  # fmt: skip
         carried[i] = float(np.exp(np.mean(np.log(found))))
@@ -155,13 +156,16 @@ class _Curves:
         here, there = self._find_times("product", compute)
         return _read_across(seconds, here, there)
 
-    def carry_stream(self, seconds: float, elements: float) -> float:
-        """Likewise of a kernel that streams memory, of so many elements (0: not known)."""
+    def carry_stream(self, seconds: float, elements: float, *, exact: bool) -> float:
+        """Likewise of a kernel that streams memory, of so many elements or, unless `exact`, at most as many (0: not
+        known)."""
         here, there = self._find_times("stream", "")
-        if elements:  # what as many elements take on both
-            at = np.log(elements)
+        if not elements:
+            return _read_across(seconds, here, there)
+        at = np.log(elements)
+        if exact:  # what as many elements take on both
             return seconds * float(np.exp(np.interp(at, _LOG_SIZES, there) - np.interp(at, _LOG_SIZES, here)))
-        return _read_across(seconds, here, there)
+        return min(_read_across(seconds, here, there), float(np.exp(np.interp(at, _LOG_SIZES, there))))
 
     def _find_times(self, kind: str, compute: str) -> tuple[FloatArray, FloatArray]:
         """Logarithms of seconds on source and target, by size."""
@@ -287,7 +291,12 @@ def predict_kernels(
     if source is not None and source.key != device.key:
         names = [linked.get_name(row) for row in rows[kept].tolist()]
         found = carry_kernels(
-            measured[kept], families[kept].tolist(), names, Grids(grids.blocks[kept], grids.threads[kept]), source, device
+            measured[kept],
+            families[kept].tolist(),
+            names,
+            Grids(grids.blocks[kept], grids.threads[kept]),
+            source,
+            device,
         )
         predicted[kept], sigma[kept] = found.seconds, found.sigma
         sigma[np.isin(matcher.known, _NOT_CARRIED)] = _OTHER_MACHINE
