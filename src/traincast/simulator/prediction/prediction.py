@@ -173,9 +173,8 @@ def compute_spread_terms(
     for call, error in errors.items():
         by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
     unknown = by_family.pop(OPAQUE.name, 0.0)
-    idle = max(timeline.seconds - active, 0.0)
     kernels = SHARED_ERROR * math.hypot(*by_family.values()) if by_family else 0.0
-    of_step = math.hypot(host.spread * idle, kernels) / timeline.seconds
+    of_step = math.hypot(_estimate_host_error(timeline, host.spread, active), kernels) / timeline.seconds
     terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
     if unknown:
         terms["unknown_arithmetic"] = unknown / timeline.seconds
@@ -185,6 +184,13 @@ def compute_spread_terms(
     if exposed and topology is not None and topology.island == 1 and not topology.curves:
         terms["wiring"] = WIRING_SPREAD * exposed / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms
+
+
+def _estimate_host_error(timeline: Timeline, spread: float, active: float) -> float:
+    """Seconds that a host slower by its log-sigma adds: what the device idles grows, or the host's own work, nearly as
+    long as the step, becomes longer than it."""
+    idle, ahead = (max(timeline.seconds - busy, 0.0) for busy in (active, timeline.host_busy))
+    return max(spread * idle, math.expm1(spread) * timeline.host_busy - ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
