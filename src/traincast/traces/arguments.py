@@ -32,7 +32,8 @@ class RecordedArguments:
     some argument is a list whose shapes were not recorded.
 
     `strided` says that strides were recorded (else tensors are given in row-major order), `values` are the arguments
-    that are no tensors, as text ("" for those that are; none where not recorded).
+    that are no tensors, as text ("" for those that are; none where not recorded). `listed` are the shapes of a list
+    where its tensors have shapes but no types.
     """
 
     inputs: tuple[tuple[TensorSpec, ...], ...]
@@ -40,6 +41,7 @@ class RecordedArguments:
     incomplete: bool
     strided: bool = False
     values: tuple[str, ...] = ()
+    listed: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -89,7 +91,14 @@ def parse_arguments(details: bytes) -> RecordedArguments | None:
         incomplete=any(argument is None for argument in arguments),
         strided=laid_out is strides,
         values=tuple(value if isinstance(value, str) else "" for value in values) if isinstance(values, list) else (),
+        listed=tuple(tuple(shape) for d, t in zip(dims, types, strict=True) for shape in _read_list(d, str(t))),
     )
+
+
+def _read_list(dims: Any, kind: str) -> list[list[int]]:
+    """The shapes of a list of tensors; none where one was not recorded."""
+    listed = dims if kind == "TensorList" and isinstance(dims, list) else []
+    return listed if all(_are_sizes(shape) for shape in listed) else []
 
 
 def _read_argument(dims: Any, kind: str, strides: Any = None) -> tuple[TensorSpec, ...] | None:

@@ -82,3 +82,20 @@ def test_the_gradient_of_a_loss_is_as_large_as_what_the_loss_is_of(tmp_path):
     )  # fmt: skip
 
     assert zeros > 8192 * 8192 * 4 / 1.555e6
+
+
+def test_tensors_of_a_list_have_the_type_of_the_kernel_that_joins_them(tmp_path):
+    """The profiler leaves their types out; places in several dimensions are divisions."""
+
+    def join(kind, dims):
+        name = f"void at::native::CatArrayBatchedCopy<{kind}, unsigned int, {dims}, 64, 64>"
+        (joined,), modelled = predict(
+            tmp_path, "aten::cat", [[[64, 512, 512]] * 2, []], ["TensorList", "Scalar"], (name, 9)
+        )
+        assert modelled
+        return joined
+
+    half, full = join("at::native::(anonymous namespace)::OpaqueType<2u>", 1), join("float", 1)
+    assert full == pytest.approx(2 * half, rel=0.1)
+    assert full > 2 * 2 * 64 * 512 * 512 * 4 / 1.555e6
+    assert join("c10::BFloat16", 4) > 1.5 * half

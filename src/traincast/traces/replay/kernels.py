@@ -27,7 +27,7 @@ from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
 from traincast.costs.kernels.streaming.launches import CHEAP_KINDS, make_layout_copy
-from traincast.hardware.device import Device
+from traincast.hardware.device import VOLTA, Device
 from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature
 from traincast.simulator.overlap import slow_down_beside
@@ -202,6 +202,10 @@ def _make_streams() -> Calls:
 _TENSOR_CORES = re.compile(r"tf32|s1688(?!16)", re.IGNORECASE)
 _SECTORS = 2.2  # times that such a copy reads: of A100 traces of two sources; those of H100 say 2.0 to 2.3
 _STRIDED = re.compile(r"(?<![a-z_])(?:unrolled_)?elementwise_kernel<")  # unrolled: operands of unlike types
+_JOINED = re.compile(
+    r"CatArrayBatchedCopy(?:_contig)?<.*?, unsigned int, ([1-4]),"
+)  # one by one, of so many dimensions
+_INTEGER_LANES = 64.0  # of an SM, whatever its cores: the place in each dimension but the last is a division
 _PER_THREAD = re.compile(r"(?<![a-z_])elementwise_kernel<\d+, (\d+)")
 _UNRECORDED = 4.0  # times the elements of the recorded shapes
 _SUMMED = re.compile(r"ReduceOp<(short|int),")
@@ -371,9 +375,16 @@ class _Matcher:
             known = Known.OP
         self.known[indices] = known
 
+    def _divide(self, index: int, call: KernelCall, device: Device) -> KernelCall:
+        """A concatenation of tensors of several dimensions, element by element, with its divisions."""
+        joined = _JOINED.search(self.linked.get_name(int(self.rows[index]))) if call.kind == "cat" else None
+        each = device.cores_per_sm / _INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
+        return _scale(call, elements=(int(joined[1]) - 1) * each) if joined else call
+
     def predict_seconds(self, measured: FloatArray, device: Device) -> tuple[FloatArray, FloatArray]:
         """Predicted durations and their log-sigmas; where only an op's total is predicted, it is split as the measured
         one was."""
+        self.single = {index: self._divide(index, call, device) for index, call in self.single.items()}
         every = list(self.single.values()) + [call for _, calls in self.groups for call in calls]
         price = _predict_calls(every, device)
         predicted, sigma = measured.copy(), np.zeros(len(measured))
