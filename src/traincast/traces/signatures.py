@@ -88,13 +88,13 @@ class SignatureReader:
     def _joined_types(self) -> dict[int, str]:
         """A type as wide as what was joined, by op: the profiler leaves the types of lists out, kernels have them in
         their names."""
-        linked, found = self.linked, {}
+        linked, found = self.linked, dict[int, str]()
         known = {number: match for number, name in enumerate(linked.trace.names) if (match := _JOIN.search(name))}
         names = linked.events["name"][linked.device]
         for row in linked.device[np.isin(names, list(known)) & (linked.author[linked.device] >= 0)].tolist():
             width = _WIDTHS.get(known[int(linked.events["name"][row])][1])
-            for op in linked.iterate_enclosing(int(linked.author[row])) if width else ():
-                if linked.get_name(op) in _JOINS:
+            for op in linked.iterate_enclosing(int(linked.author[row])):
+                if width is not None and linked.get_name(op) in _JOINS:
                     found[op] = width
         return found
 
