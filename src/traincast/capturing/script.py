@@ -21,7 +21,7 @@ from traincast.capturing.global_state import keep_precision_switches, list_tf32_
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.ranks import Place
-from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_progress
+from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_run
 from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
 from traincast.capturing.torchrec_steps import import_pipelines
 from traincast.ir.ops import StorageKind
@@ -181,9 +181,7 @@ class _LoopRecording:
             )[0]  # fmt: skip
 
     def _record_at(self, batch: int, length: int, place: Place | None = None) -> Program:
-        report_progress(
-            f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
-        )
+        report_run(batch, length, place.rank if place else None)
         started = time.monotonic()
         program, allowed, self._mode = self._run_loop_at(batch, length, place)
         if self._places is not None and not self._fixed and time.monotonic() - started > _LONG_RUN_S:

@@ -14,7 +14,7 @@ import numpy as np
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program, find_storages_of_ops
-from traincast.ir.workload import TABLES, Workload
+from traincast.ir.workload import PLACEMENTS, TABLES, Workload
 from traincast.models.data_parallel.data_parallel import (
     Reducer,
     find_accumulating,
@@ -30,7 +30,11 @@ from traincast.utils.files.reading import parse_json
 
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
-_BEFORE = ("aten::to", "fbgemm::bounds_check_indices")  # scopes that a lookup begins with
+_BEFORE = (
+    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", "fbgemm::lru_cache_populate",
+    "fbgemm::lxu_cache_lookup",
+)  # fmt: skip
+"""Scopes that a lookup begins with, each once; offsets and row numbers are cast."""
 _UNPOOLED = 2  # FBGEMM's number of the mode
 
 
@@ -114,7 +118,7 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     )
     first, last = int(program.op_scope[lookup]), int(program.op_scope[update])
     begin = first
-    while begin and program.names[c.scope_name[begin - 1]] in _BEFORE and begin > first - 3:
+    while begin and program.names[c.scope_name[begin - 1]] in _BEFORE and begin > first - len(_BEFORE) - 1:
         begin -= 1
     end = last + 1
     if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
@@ -349,7 +353,13 @@ def split_recommender(workload: Workload) -> tuple[tuple[Table, ...], CapturedDe
     noted = workload.meta.get(TABLES)
     if noted is None:
         return tuple(found), dense
-    entries = list_entries(parse_json(noted, "its tables"), workload.name)
+    content = parse_json(noted, "its tables")
+    if PLACEMENTS in content:
+        raise TraincastError(
+            f"'{workload.name}' says how its tables are sharded or kept, which is what `shard` finds: leave out its "
+            "`sharding` and `storage`, or ask `predict`"
+        )
+    entries = list_entries(content, workload.name)
     known = [make_table(entry, f"table {place}", Path()) for place, entry in enumerate(entries, 1)]
     return tuple(_name_table(table, known, workload.name) for table in found), dense
 
