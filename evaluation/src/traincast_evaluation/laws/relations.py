@@ -34,6 +34,7 @@ _SECOND = {
 _TEXTS = {"allocator": "expandable_segments:True", "offload": "optimizer"}
 _WITH: dict[str, dict[str, Any]] = {
     "workers": {"loader_ms": 20.0}, "checkpoint_layers": {"checkpoint": "full"}, "lora_base": {"lora_rank": 8},
+    "lora_targets": {"lora_rank": 8},
     "checkpoint_every": {"checkpoint": "full"}, "fp8_gather": {"dtype": "fp8"},
 }  # fmt: skip
 """What a field needs beside it, on both sides."""
