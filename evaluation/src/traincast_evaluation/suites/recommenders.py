@@ -56,7 +56,7 @@ class _Change(NamedTuple):
     step_after: str
 
 
-_BASE = "sparse_data_dist_base"
+_BASE, _SHAMPOO = "sparse_data_dist_base", "sparse_data_dist_shampoo"
 _PAIRS = (
     _Change("4066", _BASE, "sparse_data_dist_sync_fwd", "newest-base", "newest-sync_fwd"),
     _Change("4018", "baseline", "clear_inputs (D98744419)", "newest-base", "newest-clear"),
@@ -69,6 +69,11 @@ _PAIRS = (
             "before-free_inplace"),
     _Change("3899", "sparse_emo", "prefetch_emo", "before-sparse_emo", "before-prefetch_emo"),
     _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", "before-eval_gpu", "before-eval_gpu_inplace"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo_non_threaded", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3797", _SHAMPOO, "sparse_data_dist_bwd_opt_shampoo", "newest-shampoo", "newest-bwdopt_shampoo"),
     _Change("3797", _BASE, "sparse_data_dist_bwd_opt", "before-base", "before-bwdopt"),
     _Change("3787", _BASE, f"{_BASE}_inplace_copy", "before-base", "before-inplace"),
 )  # fmt: skip
