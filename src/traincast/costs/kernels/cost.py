@@ -121,7 +121,8 @@ _WORK: dict[str, Callable[[Calls], Work]] = {
 }
 
 
-_BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW, "fp4": NARROW}
+_TF32 = "tf32"  # the same units at half the rate: no fewer watts
+_BITS = {_TF32: HALF, "fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW, "fp4": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
@@ -155,7 +156,7 @@ def _compute_gemm_factors(
 
 
 def _compute_gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
-    if call.compute not in _BITS:
+    if call.compute not in _BITS or (amd and call.compute == _TF32):
         return 1.0
     words = call.variant.split()
     if BATCHED in words:
