@@ -121,8 +121,7 @@ _WORK: dict[str, Callable[[Calls], Work]] = {
 }
 
 
-_TF32 = "tf32"  # the same units at half the rate: no fewer watts
-_BITS = {_TF32: HALF, "fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW, "fp4": NARROW}
+_BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW, "fp4": NARROW}
 _POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
 _POWER_SECONDS = 150e-6  # the board's regulator averages over this long: shorter GEMMs, between others, run at boost
 _A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
@@ -156,8 +155,8 @@ def _compute_gemm_factors(
 
 
 def _compute_gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
-    if call.compute not in _BITS or (amd and call.compute == _TF32):
-        return 1.0
+    if call.compute not in _BITS:
+        return power
     words = call.variant.split()
     if BATCHED in words:
         return numbers.batched
@@ -170,12 +169,14 @@ def _compute_gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd
 def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: InStep) -> FloatArray:
     """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
     wait for memory leave power to spare, and so do kernels that end before power is regulated (of a DLRM, not of an
-    LLM) and a clock that is locked below."""
-    by_type = {name: _get_sustained_factor(device, bits, numbers) for name, bits in _BITS.items()}
+    LLM) and a clock that is locked below. TF32 has half the rate for no fewer watts on Hopper (VGG-13 in H100's trace,
+    Lambda's steps), A100 keeps its clock in it."""
+    bits_of = _BITS | ({"tf32": HALF} if device.is_capability_at_least(HOPPER) else {})
+    by_type = {name: _get_sustained_factor(device, bits, numbers) for name, bits in bits_of.items()}
     full = calls.per_compute(by_type, 1.0)
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
-    peak = calls.per_compute({name: device.get_peak_flops(name) for name in _BITS}, 1.0)
+    peak = calls.per_compute({name: device.get_peak_flops(name) for name in bits_of}, 1.0)
     reached = count_flops(calls) / np.maximum(peak * seconds, 1e-30)
     regulated = np.minimum(1.0, seconds / _POWER_SECONDS) ** 2
     return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND) * regulated)
