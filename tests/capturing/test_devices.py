@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 
@@ -12,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from traincast.capturing import capture_step
+from traincast.capturing import capture_step, devices
 from traincast.capturing.cuda_module import PretendedGpu, pretend_gpu
 from traincast.ir import Phase, Program
 from traincast.utils.errors import TraincastError
@@ -395,6 +396,28 @@ def test_a_thread_that_copies_the_next_batch_is_followed():
         return step
 
     assert [op.phase for op in ops(_capture(make_step).programs[0], "aten::_to_copy")] == [Phase.INPUT]
+
+
+def test_what_a_thread_reads_stays_on_the_host_while_another_copies_to_the_device(monkeypatch):
+    """Threads that load weights (safetensors reads bytes of storages): one may run between the start of another's copy
+    and the op that makes it."""
+    read = []
+
+    def switch(name):
+        other = threading.Thread(target=lambda: read.append(torch.ones(8, dtype=torch.uint8).untyped_storage()[0]))
+        other.start()
+        other.join()
+        return contextlib.nullcontext()
+
+    def make_step(batch):
+        model, given = nn.Linear(8, 8).cuda(), torch.rand(batch, 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(devices, "_RecordFunctionFast", switch)
+            given = given.to("cuda")
+        return lambda: model(given).sum().backward()
+
+    _capture(make_step)
+    assert read and set(read) == {1}
 
 
 def test_cuda_graphs_of_the_compiler_are_named():

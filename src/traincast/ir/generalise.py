@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ir.editor import drop_host_scopes, find_host_scopes
 from traincast.ir.ops import Scalar, Signature, StorageKind
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, replace_sizes_by_indices, round_up_size
@@ -116,6 +117,22 @@ def have_same_structure(first: Program, other: Program) -> bool:
     except TraincastError:
         return False
     return True
+
+
+def align_host_ops(first: Program, other: Program) -> Program:
+    """The `first` program with the sizes of another where both run the same ops of the device: the ops of the host, of
+    which a batch may have more, stay those of the first. Rejected where ops of the device differ."""
+    on_device, there = drop_host_scopes(first), drop_host_scopes(other)
+    _check_same_structure(on_device, there)
+    numbered = replace(first.columns, storage_bytes=np.arange(len(first.storage_nbytes), dtype=np.int32))
+    room = SizeTable.constant(np.arange(max(len(first.sizes), len(first.storage_nbytes)), dtype=np.int64))
+    storages = drop_host_scopes(replace(first, columns=numbered, sizes=room)).columns.storage_bytes
+    lengths = np.array([len(first.forms[index][1]) for index in first.columns.op_signature.tolist()], dtype=np.int64)
+    slots = np.flatnonzero(np.repeat(~find_host_scopes(first)[first.op_scope], lengths))
+    sizes = np.array(_list_all_sizes(first), dtype=np.int64)
+    sizes[np.concatenate([slots, lengths.sum() + storages])] = _list_all_sizes(there)
+    aligned = _rebuild_program(first, SizeTable.constant(sizes), np.arange(len(sizes), dtype=np.int64))
+    return replace(aligned, batch_size=other.batch_size, seq_len=other.seq_len)
 
 
 def _describe_first_difference(first: Program, other: Program) -> str:

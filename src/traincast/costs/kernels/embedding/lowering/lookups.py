@@ -164,7 +164,7 @@ def read_batched_tables(
     rows = read_integers(signature.scalar("rows"))
     if len(rows) != tables:
         rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
-    pooling, access = read_integers(signature.scalar("pooling")), _read_texts(signature.scalar("access"))
+    pooling, access = read_numbers(signature.scalar("pooling")), read_texts(signature.scalar("access"))
     return make_pooled_tables(
         batch=batch,
         pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
@@ -177,7 +177,13 @@ def read_batched_tables(
     )
 
 
-def _read_texts(value: Scalar) -> tuple[str, ...]:
+def read_numbers(value: Scalar) -> tuple[float, ...]:
+    """The numbers of a list argument; means over samples are fractions."""
+    return tuple(item for item in value if isinstance(item, int | float)) if isinstance(value, tuple) else ()
+
+
+def read_texts(value: Scalar) -> tuple[str, ...]:
+    """The texts of a list argument."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
 
 
