@@ -13,6 +13,8 @@ class TraincastError(ValueError):
     """Bad input. The message names the thing that is wrong and the remedy, on one line."""
 
 
+INSTALL_TORCHREC = "pip install 'traincast[torchrec]' && pip install --no-deps torchrec==1.8.0"
+"""The one command: what TorchRec requires of its own accord pulls the CUDA build of FBGEMM."""
 TORCH_MEMORY = 1 << 30
 """Bytes of address space that PyTorch, TorchRec and FBGEMM are loaded in."""
 
