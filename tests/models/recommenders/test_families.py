@@ -98,6 +98,20 @@ def test_a_file_is_predicted_on_one_gpu_and_on_many(tmp_path):
     assert traincast.predict(str(file), on="dgx-h100", batch_size=8192).iteration > one.iteration
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_each_table_is_looked_up_as_often_as_it_says(gpus):
+    # Given as many lookups altogether, when most are in the large table, then its rows come from memory, not from L2
+    def time(large, small):
+        tables = {
+            "large": {"rows": 50_000_000, "dim": 64, "pooling": large},
+            "small": {"rows": 100, "dim": 64, "pooling": small},
+        }
+        workload = build_recommender_workload(described(recommender="deepfm", tables=tables, batch_size=65_536))
+        return traincast.predict(workload, on="dgx-h100", gpus=gpus).iteration
+
+    assert time(39, 1) > 1.05 * time(1, 39)
+
+
 def keep(**storage):
     """A step with a large table that is kept in some way, beside a small one."""
     tables = {
