@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.embedding.lowering.inputs import make_walked_bags
 from traincast.costs.kernels.embedding.physics import Tables, guess_longest_bag, make_pooled_tables, make_uniform_tables
 from traincast.costs.kernels.registry import (
     Item,
@@ -19,7 +20,7 @@ from traincast.costs.kernels.registry import (
     require_operand,
 )
 from traincast.costs.kernels.streaming import REDUCTION
-from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_fill_kernel, make_small_kernel
+from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.models.embeddings.access import Uniform, parse_access
@@ -234,9 +235,9 @@ def lower_batched_backward(signature: Signature, context: LoweringContext) -> tu
 
 @lowers("fbgemm::bounds_check_indices")
 def lower_bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel that reads every index and offset and seldom writes."""
+    """One kernel that walks through every bag and seldom writes."""
     indices, offsets = require_operand(signature, "indices", 1), require_operand(signature, "offsets", 2)
-    return (make_elementwise_call("compare", (indices, offsets), (), compute=get_compute_type(indices)),)
+    return (make_walked_bags(indices, max(1, offsets.numel)),)
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
