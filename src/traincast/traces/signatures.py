@@ -34,6 +34,8 @@ _LOOKUP_BACKWARD = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w
 _LISTS = frozenset(
     {"aten::cat", "aten::stack", "aten::index", "aten::_index_put_impl_", "aten::index_put_", "aten::_cat"}
 )
+_DEALS = frozenset({"fbgemm::block_bucketize_sparse_features"})
+_BAG_MOVES = _DEALS | {"fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features"}
 _JOINS = frozenset({"aten::cat", "aten::_cat", "aten::stack", "aten::hstack", "aten::vstack"})
 _JOIN = re.compile(r"CatArray\w*<(?:c10::|at::native::\(anonymous namespace\)::OpaqueType<)?(\w+)")
 _WIDTHS = {
@@ -154,6 +156,8 @@ class SignatureReader:
             return None
         if _LOOKUP.match(name):
             return self._read_lookup_forward(row, recorded)
+        if name in _BAG_MOVES and len(recorded.tensors) > 2:
+            return _read_bag_move(name, recorded.tensors)
         if name in _LISTS and (recorded.incomplete or not self._has_node(row)):
             return None
         if _CONVOLUTION.match(name):
@@ -296,6 +300,17 @@ class SignatureReader:
         inputs = (gradient.tensors[0], *(spec for _, specs in parts for spec in specs))
         groups = (("grad_output", 1), *((name, len(specs)) for name, specs in parts if specs))
         return Signature(name, inputs, (), (), groups)
+
+
+def _read_bag_move(name: str, tensors: tuple[TensorSpec, ...]) -> Signature:
+    """Bags in another order, some of them perhaps more than once, or dealt out to ranks; as long as the average."""
+    if name in _DEALS:
+        return Signature(name, tensors, tensors[:2], (), (("lengths", 1), ("indices", 1), ("other", len(tensors) - 2)))
+    order, lengths, *values = tensors
+    picked = order.numel / max(lengths.shape[0] if lengths.shape else 0, 1)
+    moved = (make_contiguous_tensor((round(picked * spec.numel),), spec.dtype) for spec in values)
+    outputs = (make_contiguous_tensor((order.numel, *lengths.shape[1:]), lengths.dtype), *moved)
+    return Signature(name, tensors, outputs, (), (("permute", 1), ("lengths", 1), ("values", len(values))))
 
 
 def _compute_transposed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured on two ranks.
+"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured on two ranks, and the OneTrans
+of Primus-DLRM on one, two and eight.
 
 TorchRec's history also tells how long a change made a step, on a GPU that it mostly does not name: of those that its
 authors name elsewhere, the one on which the step before comes nearest. A pair's measured ratio is told as the time that
@@ -35,9 +36,11 @@ _NODES = {
     "NVIDIA GB200": "gb200-nvl72",
     "NVIDIA A100-80GB (form not stated)": "a100-80gb",
     "NVIDIA H100": "h100-96gb",  # TorchRec's authors have the one with 2.4 TB/s
+    "AMD Instinct MI355X": "mi355x-platform",
 }
+_FLEET = ("gb200-nvl72", "a100-80gb", "h100-96gb")  # that TorchRec's authors name
+_ONE_TRANS = "OneTrans v6"
 _LEFT_OUT = {
-    "OneTrans v6": "how its pyramid shortens the sequence is not in the table",
     "Maglev pipeline full": "its sizes are in a file that is not among those of the table",
 }
 _SOK = "its program, TensorFlow under XLA with Horovod, is not described here, nor which of two interactions it ran"
@@ -53,7 +56,7 @@ class _Change(NamedTuple):
     step_after: str
 
 
-_BASE = "sparse_data_dist_base"
+_BASE, _SHAMPOO = "sparse_data_dist_base", "sparse_data_dist_shampoo"
 _PAIRS = (
     _Change("4066", _BASE, "sparse_data_dist_sync_fwd", "newest-base", "newest-sync_fwd"),
     _Change("4018", "baseline", "clear_inputs (D98744419)", "newest-base", "newest-clear"),
@@ -66,6 +69,11 @@ _PAIRS = (
             "before-free_inplace"),
     _Change("3899", "sparse_emo", "prefetch_emo", "before-sparse_emo", "before-prefetch_emo"),
     _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", "before-eval_gpu", "before-eval_gpu_inplace"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo_non_threaded", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3797", _SHAMPOO, "sparse_data_dist_bwd_opt_shampoo", "newest-shampoo", "newest-bwdopt_shampoo"),
     _Change("3797", _BASE, "sparse_data_dist_bwd_opt", "before-base", "before-bwdopt"),
     _Change("3787", _BASE, f"{_BASE}_inplace_copy", "before-base", "before-inplace"),
 )  # fmt: skip
@@ -107,10 +115,11 @@ def _make_case(row: Row) -> Case:
         raise TraincastError(_LEFT_OUT[model])
     if row["set"] == "hugectr_sok":
         raise TraincastError(_SOK)
-    on, step = row.known("device", _NODES), row.known("model", _RUNS)
-    name = f"{model}, {row.count('num_gpus')} x {row.label('device')}, batch {row.count('batch_per_gpu')}"
+    on, gpus = row.known("device", _NODES), row.count("num_gpus")
+    step = f"onetrans-{gpus}" if model == _ONE_TRANS else row.known("model", _RUNS)
+    name = f"{model}, {gpus} x {row.label('device')}, batch {row.count('batch_per_gpu')}"
     return Case(
-        name=f"{name}, {row.label('precision')}", group="TorchRec",
+        name=f"{name}, {row.label('precision')}", group="Primus-DLRM" if model == _ONE_TRANS else "TorchRec",
         question=Scenario(workload=load_captured_step(step), on=on), measured_ms=measured,
     )  # fmt: skip
 
@@ -139,7 +148,7 @@ def _name_pair(change: _Change) -> str:
 def _find_gpu(step: str, before: Row) -> str:
     """The GPU on which a step comes nearest to what was measured."""
     measured = before.positive("iteration_ms_p90")
-    return min(_NODES.values(), key=lambda on: abs(log(_predict_ms(step, on) / measured)))
+    return min(_FLEET, key=lambda on: abs(log(_predict_ms(step, on) / measured)))
 
 
 def _find_spreads(runs: Sequence[tuple[str, Row]]) -> dict[str, float]:
@@ -178,7 +187,7 @@ def _predict_ms(step: str, on: str) -> float:
 
 @cache
 def load_captured_step(name: str) -> Workload:
-    """A step of TorchRec's benchmark as it was captured, by its release and configuration: two ranks, a batch of 32,768
-    each, unless the name says another."""
+    """A captured step: of TorchRec's benchmark by release and configuration, two ranks with a batch of 32,768 each; of
+    OneTrans (the model of March 2026 in a loop as its trainer's) by its number of GPUs, which share 4,096."""
     with as_file(files("traincast_evaluation") / "suites" / "captured_torchrec" / f"{name}.tc") as path:
         return load_workload(path)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from traincast.models.data_parallel.data_parallel import (
     find_end_of_backward,
     find_gradients,
 )
+from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.documents import list_entries
 from traincast.models.embeddings.read import make_table
 from traincast.models.embeddings.table import Pooling, Table
@@ -30,9 +32,9 @@ from traincast.utils.files.reading import parse_json
 
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
+_FILL = "fbgemm::lru_cache_populate"
 _BEFORE = (
-    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", "fbgemm::lru_cache_populate",
-    "fbgemm::lxu_cache_lookup",
+    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", _FILL, "fbgemm::lxu_cache_lookup",
 )  # fmt: skip
 """Scopes that a lookup begins with, each once; offsets and row numbers are cast."""
 _UNPOOLED = 2  # FBGEMM's number of the mode
@@ -43,7 +45,8 @@ class EmbeddingModule:
     """FBGEMM tables in a step: `lookup` and `update` are ops, `forward` and `backward` the scopes they make up.
 
     Each table is looked up for `bags` bags; `pooled` says that these are samples. Otherwise every bag is a lookup whose
-    row goes on by itself.
+    row goes on by itself. `known`: the step says how often each table is looked up; else all are alike.
+    `in_host`: rows are in unified memory.
     """
 
     tables: tuple[Table, ...]
@@ -53,6 +56,8 @@ class EmbeddingModule:
     update: int
     forward: range
     backward: range
+    known: bool
+    in_host: bool
 
     @property
     def columns(self) -> int:
@@ -105,12 +110,15 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     fused = _UPDATE.fullmatch(program.signatures[c.op_signature[update]].name)
     assert fused is not None
     name = program.names[c.op_module[lookup]]
+    pooling, access = (_list_items(signature, item) for item in ("pooling", "access"))
+    known, even = len(pooling) == len(rows), indices.numel / max(1, bags * len(rows))
     tables = tuple(
         Table(
             name=f"{name}.{number}",
             rows=height,
             dim=dim,
-            pooling=Pooling.from_constant(indices.numel / max(1, bags * len(rows))),
+            pooling=Pooling.from_constant(pooling[number] if known else even),
+            access=parse_access(access[number]) if len(access) == len(rows) else Uniform(),
             weighted=fused[2] is None,
             optimizer=fused[1],
         )
@@ -124,7 +132,9 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
     pooled = bags == program.batch_size
-    return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end))
+    forward = range(begin, first + 1)
+    in_host = bool(signature.scalar("host")) or any(program.names[c.scope_name[scope]] == _FILL for scope in forward)
+    return EmbeddingModule(tables, bags, pooled, lookup, update, forward, range(last, end), known, in_host)
 
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -149,6 +159,11 @@ def _find_ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
 
 def _find_weights(program: Program, op: int) -> int:
     return int(program.columns.tensor_storage[find_operand(program, op, "dev_weights")])
+
+
+def _list_items(signature: Signature, name: str) -> tuple[Any, ...]:
+    value = signature.scalar(name)
+    return value if isinstance(value, tuple) else ()
 
 
 def _read_integers(signature: Signature, name: str) -> tuple[int, ...]:

@@ -165,8 +165,8 @@ def build_sharded_recommender(
 
     Tables go whole to one GPU each, the busiest first; where rows are not pooled, a table with more than a GPU's part
     of all lookups is split by rows over all GPUs, and so is a table that fits nowhere. All rows count as equally
-    likely. The rest is under DDP. `pipelined` distributes the next batch alongside this step
-    (`TrainPipelineSparseDist`).
+    likely where the step does not say otherwise. The rest is under DDP. `pipelined` distributes the next batch
+    alongside this step (`TrainPipelineSparseDist`).
     """
     check_ranks(gpus)
     program = workload.programs[0]
@@ -243,9 +243,15 @@ def _list_placements(workload: Workload) -> list[dict[str, Any]]:
 def _read_placements(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int) -> dict[str, Placement]:
     """What a description says of its tables, by their names in the step. Whole tables that it names go round the GPUs,
     and a table that it keeps elsewhere without naming its sharding is whole."""
+    stated = _list_placements(workload)
+    if not stated and any(module.in_host for module in modules):
+        raise TraincastError(
+            f"tables of '{workload.name}' are in unified memory, and a step of one GPU does not say how several share "
+            "them: capture the step with `gpus`, or describe the recommender with `storage`"
+        )
     tables = [table for module in modules for table in module.tables]
     placements, whole = {}, 0
-    for table, one in zip(tables, _list_placements(workload), strict=False):  # all of them or none
+    for table, one in zip(tables, stated, strict=False):  # all of them or none
         if one["kind"] is None and one["kernel"] == ComputeKernel.FUSED:
             continue
         kind = ShardingKind(one["kind"] or ShardingKind.TABLE_WISE)
@@ -267,6 +273,6 @@ def _compute_table_bytes(table: Table) -> float:
 def _describe_assumptions(name: str, plan: Plan, modules: Sequence[EmbeddingModule]) -> str:
     split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
     rows = f", {split} of {len(plan.tables)} split by rows" if split else ""
-    lookups = {table.pooling.mean for module in modules for table in module.tables}
-    even = "" if lookups == {1.0} else "; lookups are taken to be even over the tables of a module"
+    lookups = {table.pooling.mean for module in modules for table in module.tables if not module.known}
+    even = "" if lookups <= {1.0} else "; lookups are taken to be even over the tables of a module"
     return f"{name} is taken as sharded: FBGEMM tables balanced by lookups{rows}, the rest under DDP{even}"

@@ -228,7 +228,7 @@ def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     once it has filled; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
     filled = {"interleaved": 2 * layout.pp, "zero-bubble": 3 * layout.pp}  # weight gradients wait for later gaps
-    fewest = 3 if layout.pp == 1 else filled.get(layout.schedule, layout.pp + 2)
+    fewest = 3 if layout.pp == 1 else filled.get(layout.schedule, layout.pp + 3)
     if layout.accumulation <= 2 * fewest - period:  # two short simulations would take as long
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period

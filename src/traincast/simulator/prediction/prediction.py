@@ -123,7 +123,9 @@ def _summarise_step(
     instructions = simulated.instructions
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
-    timeline, memory = simulated.timeline(slowest), make_fullest_memory(results, platform.device, instructions.programs)
+    timeline = simulated.timeline(slowest)
+    programs = instructions.programs
+    memory = make_fullest_memory(results, platform.device, programs, workload.framework_version, simulated)
     errors = compute_kernel_errors(timeline, costs)
     terms = compute_spread_terms(
         timeline, errors, host, platform, results[slowest].device_active, several=len(workload.ranks) > 1,
@@ -255,6 +257,9 @@ def predict_sizes(
                 iteration=result.iteration,
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
-                memory=make_device_memory(compute_peak_memory(programs[rank]), platform.device, communicators=0),
-            )
+                memory=make_device_memory(
+                    compute_peak_memory(programs[rank]), platform.device, communicators=0,
+                    framework=first.framework_version,
+                ),
+            )  # fmt: skip
     return [of_rank[rank] for rank in range(len(steps))]

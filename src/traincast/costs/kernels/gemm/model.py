@@ -203,6 +203,8 @@ def estimate_engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device
     corrected = (physical - engine.least_seconds) * factor
     if device.multiplying_gain > 1.0:  # fed as fast as other chips' units, these wait for their own sums
         corrected = np.maximum(corrected, problem.flop / (WAITING_SHARE * get_engine_rate(device, compute)))
+    elif compute in device.peak_flops:  # however well tiles fit, no unit multiplies faster
+        corrected = np.maximum(corrected, problem.flop / device.get_product_flops(compute))
     if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)
         corrected = np.where(classify_spread(calls) == 0, np.maximum(corrected, fastest), corrected)
