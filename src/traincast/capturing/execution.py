@@ -22,8 +22,9 @@ from traincast.utils.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
-_DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
 _REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
+_DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
+_WHOLE_BYTES = 1 << 26  # likewise whole numbers: orders of samples
 
 
 class Request(threading.local):
@@ -157,8 +158,10 @@ class Execution:
         if made_from_nothing and any(name == "device" for name, *_ in get_traits(func).parameters):
             elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
             trial = func(*args, **{**kwargs, **elsewhere})
-            drawn = get_traits(func).random and trial.dtype.is_floating_point
-            if trial.numel() * trial.element_size() > (_DRAWN_BYTES if drawn else _REAL_BYTES):
+            most = _DRAWN_BYTES if get_traits(func).random else _REAL_BYTES
+            if not (trial.is_floating_point() or trial.is_complex()):
+                most = _WHOLE_BYTES
+            if trial.numel() * trial.element_size() > most:
                 return trial
         return func(*args, **kwargs)
 

@@ -23,6 +23,7 @@ from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
+_OF_STORAGES = tuple(name for name in Columns.names() if name.startswith("storage_"))
 
 _DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may be from other captures: a share, and of counts
 _CUTS = ("aten::slice", "aten::select", "aten::narrow", "aten::unbind", "aten::split")
@@ -70,6 +71,7 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
     only, its sizes are constants.
     """
     first = ranks[0][0]
+    ranks = [[_number_storages_alike(first, other) for other in captures] for captures in ranks]
     for captures in ranks:
         for other in captures:
             _check_same_structure(first, other)
@@ -119,10 +121,28 @@ def have_same_structure(first: Program, other: Program) -> bool:
     return True
 
 
+def _number_storages_alike(first: Program, other: Program) -> Program:
+    """The other program with its storages in the order of the first, where only that differs: threads that load weights
+    make them in any order."""
+    here, there = first.columns.tensor_storage, other.columns.tensor_storage
+    number = len(first.columns.storage_bytes)
+    if len(here) != len(there) or number != len(other.columns.storage_bytes) or np.array_equal(here, there):
+        return other
+    source = np.full(number, -1, dtype=np.int64)  # by number in the first, that in the other
+    source[here] = there
+    left = np.setdiff1d(np.arange(number), there)
+    if not np.array_equal(source[here], there) or np.count_nonzero(source < 0) != len(left):
+        return other
+    source[source < 0] = left
+    moved = {name: getattr(other.columns, name)[source] for name in _OF_STORAGES}
+    return replace(other, columns=replace(other.columns, tensor_storage=here, **moved))
+
+
 def align_host_ops(first: Program, other: Program) -> Program:
     """The `first` program with the sizes of another where both run the same ops of the device: the ops of the host, of
     which a batch may have more, stay those of the first. Rejected where ops of the device differ."""
-    on_device, there = drop_host_scopes(first), drop_host_scopes(other)
+    on_device = drop_host_scopes(first)
+    there = _number_storages_alike(on_device, drop_host_scopes(other))
     _check_same_structure(on_device, there)
     numbered = replace(first.columns, storage_bytes=np.arange(len(first.storage_nbytes), dtype=np.int32))
     room = SizeTable.constant(np.arange(max(len(first.sizes), len(first.storage_nbytes)), dtype=np.int64))
