@@ -70,7 +70,7 @@ def make_result_section(p: Prediction) -> Section:
     known = [
         ("Throughput", f"{format_count(p.throughput.samples)} samples/s"),
         ("Tokens", f"{format_count(p.throughput.tokens)}/s" if p.throughput.tokens else ""),
-        ("MFU", f"{p.throughput.mfu:.1%}" if p.throughput.mfu else ""),
+        ("MFU", f"{p.throughput.mfu:.1%}{p.throughput.note}" if p.throughput.mfu else ""),
         ("Interval is made of", terms or "nothing"),
     ]
     if p.parallel is not None:

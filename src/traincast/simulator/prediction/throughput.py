@@ -74,6 +74,11 @@ class Throughput:
     peak_type: str
     mfu: float
 
+    @property
+    def note(self) -> str:
+        """How an MFU comes above 100 % ("" below)."""
+        return "; Winograd's convolutions multiply less often than is counted" if self.mfu > 1 else ""
+
     def text(self, device: str, gpus: int) -> str:
         """One line: `1,234 samples/s; 12.3 TFLOP a step, MFU 41.0% of 312 TFLOPS (bf16 peak of NVIDIA A100)`."""
         rates = [f"{_format_rate(self.samples)} samples/s"]
@@ -85,8 +90,7 @@ class Throughput:
             return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step"
         several = f"{gpus} x " if gpus > 1 else ""
         peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
-        note = "; Winograd's convolutions multiply less often than is counted" if self.mfu > 1 else ""
-        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}{note}"
+        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}{self.note}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units. Without counted arithmetic there is no MFU."""
