@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import traincast
+from traincast.ir.ops import POINTWISE
 from traincast.ir.validate import validate_workload
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.recommenders.description import read_description
@@ -63,6 +65,16 @@ def test_attention_in_one_kernel_is_faster_than_op_by_op():
         for how in ("fused", "padded")
     )
     assert fused < padded
+
+
+def test_pointwise_attention_pads_nothing_and_follows_the_spread_of_lengths():
+    sizes = {"recommender": "hstu", "tables": {"item": WIDE}, "layers": 1, "batch_size": 32}
+    lengths = [{"mean": 512, "spread": spread, "longest": 2048} for spread in (0, 512)]
+    even, uneven = (build_recommender_workload(described(**sizes, history=each)) for each in lengths)
+    names = [signature.name for signature in even.programs[0].signatures]
+    assert POINTWISE in names and not any("padded" in name for name in names)
+    seconds = [traincast.predict(step, on="h100").timeline.seconds_by_family()["attention"] for step in (even, uneven)]
+    assert 1.5 < seconds[1] / seconds[0] < 2.2, "twice as many pairs"
 
 
 def test_every_action_looks_up_the_tables_that_are_named():
@@ -162,6 +174,13 @@ def test_a_described_table_is_cut_and_kept_as_it_says_on_several_gpus():
     assert any(name.startswith("fbgemm::dense_embedding_codegen_forward") for name in ops)
     with pytest.raises(TraincastError, match="`shard` finds"):
         traincast.shard(workload, on="dgx-h100", gpus=2, torchrec=False, time_limit=0)
+
+
+def test_unified_memory_of_a_capture_is_not_shared_in_silence():
+    # Given a step with tables in unified memory that nobody described, when it is asked for on several GPUs
+    for kind in ("uvm", "uvm_caching"):
+        with pytest.raises(TraincastError, match="unified memory"):
+            traincast.predict(replace(keep(kind=kind), meta={}), on="dgx-h100", gpus=2)
 
 
 def test_ways_to_keep_tables_that_no_plan_has_are_for_one_gpu():

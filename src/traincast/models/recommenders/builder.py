@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, EFFECTIVE_LENGTH, POINTWISE, POINTWISE_BACKWARD, Phase, StorageKind
 from traincast.models.embeddings.access import format_access
 from traincast.models.embeddings.table import Table
 from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
@@ -289,6 +289,20 @@ class RecommenderBuilder(StepBuilder):
 
         title = "ScaledDotProductEfficientAttentionBackward0"
         return self._note(title, result, (query, key, value), write)
+
+    def attend_pointwise(self, query: Ref, key: Ref, value: Ref, offsets: Ref, length: int) -> Ref:
+        """HSTU's causal attention, SiLU of every score, in one kernel over sequences laid end to end [tokens, heads,
+        width]; of `length` each they would have as many pairs."""
+        result = self._make(POINTWISE, [("q", query), ("k", key), ("v", value), ("offsets", offsets)], query.shape,
+                            [(EFFECTIVE_LENGTH, length)])  # fmt: skip
+
+        def write(grad: Ref) -> Grads:
+            grads = [self.add_tensor(one.shape) for one in (query, key, value)]
+            saved = [("dout", grad), ("q", query), ("k", key), ("v", value), ("offsets", offsets)]
+            self.add_op(POINTWISE_BACKWARD, saved, grads, [(EFFECTIVE_LENGTH, length)])
+            return grads
+
+        return self._note("HstuAttentionBackward", result, (query, key, value), write)
 
     def look_up(self, tables: Sequence[Table], bags: int) -> Ref:
         """Rows [bags, columns of all tables], pooled, and updated in backward: one module for tables that are kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,23 +142,31 @@ def _write_hstu_layer(builder: RecommenderBuilder, what: Description, x: Ref, of
     inner, tokens = what.heads * what.head_dim, x.shape[0]
     mixed = builder.apply_unary("silu", builder.apply_linear(builder.normalise(x), 4 * inner, bias=False))
     gate, *parts = builder.split(mixed, 4)
-    length = what.history.effective if what.attention == "fused" else what.history.longest
+    if what.attention == "fused":
+        value, query, key = (builder.reshape(part, tokens, what.heads, what.head_dim) for part in parts)
+        attended = builder.attend_pointwise(query, key, value, offsets, what.history.effective)
+        rows = builder.reshape(attended, tokens, inner)
+    else:
+        rows = _attend_padded(builder, what, parts, offsets, batch)
+    return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
+
+
+def _attend_padded(
+    builder: RecommenderBuilder, what: Description, parts: Sequence[Ref], offsets: Ref, batch: int
+) -> Ref:
+    """Every score of sequences padded to the longest, op by op."""
+    (tokens, inner), length = parts[0].shape, what.history.longest
+    merged = (batch * what.heads, length, what.head_dim)
     padded = [_pad(builder, part, (batch, length, inner), offsets) for part in parts]
     heads = [builder.swap(builder.reshape(one, batch, length, what.heads, what.head_dim), 1, 2) for one in padded]
-    value, query, key = heads
-    if what.attention == "fused":
-        attended = builder.attend(query, key, value)
-    else:
-        merged = (batch * what.heads, length)
-        query, key, value = (builder.reshape(one, *merged, what.head_dim) for one in (query, key, value))
-        scores = builder.add(
-            builder.multiply_matrices(query, builder.swap(key, 1, 2)), builder.make_parameter(length, length)
-        )
-        weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
-        attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
+    value, query, key = (builder.reshape(one, *merged) for one in heads)
+    scores = builder.add(
+        builder.multiply_matrices(query, builder.swap(key, 1, 2)), builder.make_parameter(length, length)
+    )
+    weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
+    attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
     joined = builder.reshape(builder.swap(attended, 1, 2), batch, length, inner)
-    rows = builder.convert_jagged(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
-    return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
+    return builder.convert_jagged(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
 
 
 def _write_one_trans(builder: RecommenderBuilder, what: Description, batch: int) -> None:
