@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from traincast.utils.version import __version__
 
+_LONG = 24  # letters of a cell
 _LONG_NAME = re.compile(r"(\S{24,})")
 _BREAKS = re.compile(r"(?<=[:_#(<,])(?=\w)|(?<=[a-z]\.)(?=[A-Za-z])|(?<=[a-z])(?=[A-Z])")
 SLOTS = 12
@@ -70,12 +71,15 @@ def make_table(
     a word in any row are left out."""
     numbers, rows = set(right), list(rows)
     kept = [at for at in range(len(header)) if not rows or any(row[at] for row in rows)]
+    kinds = dict.fromkeys(numbers, ' class="n"')
+    for at in kept:  # a phone leaves long texts some room
+        if at not in numbers and any(len(row[at]) > _LONG and not isinstance(row[at], Html) for row in rows):
+            kinds[at] = ' class="t"'
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = {at: ' class="n"' if at in numbers else "" for at in kept}
         tags = {at: tag if cells[at] else "td" for at in kept}  # a heading without a word is none
         scopes = {at: ' scope="col"' if tags[at] == "th" else "" for at in kept}
-        written = (f"<{tags[at]}{kinds[at]}{scopes[at]}>{_break_words(cells[at])}</{tags[at]}>" for at in kept)
+        written = (f"<{tags[at]}{kinds.get(at, '')}{scopes[at]}>{_break_words(cells[at])}</{tags[at]}>" for at in kept)
         return f"<tr>{''.join(written)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)

@@ -175,9 +175,10 @@ def _extend_ranks(
         now: float = getattr(result, name)
         if result.ranks not in before:
             return ratio * now
-        return max(0.0, now + times * (now - getattr(before[result.ranks], name)))
+        then: float = getattr(before[result.ranks], name)
+        return max(0.0, now + times * (now - then))
 
-    return tuple(replace(result, **{name: extend(result, name) for name in names}) for result in longer)
+    return tuple(replace(one, **dict[str, Any]((name, extend(one, name)) for name in names)) for one in longer)
 
 
 def predict_parallel(
