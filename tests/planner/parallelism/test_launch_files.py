@@ -57,6 +57,15 @@ def test_a_file_states_the_whole_layout_or_is_not_written(tool, fields, tmp_path
     assert [found.get(name, 1) for name in ("tp", "pp", "vp")] == [laid.tp, laid.pp, laid.vp]
 
 
+def test_a_file_is_told_by_its_text_where_its_name_says_nothing(tmp_path):
+    texts = {"[training]\nlocal_batch_size = 2\n": "toml", "# a comment\n{\"train_micro_batch_size_per_gpu\": 2}": "json",
+             "num_processes: 8\nper_device_train_batch_size: 2\n": "yaml", "--micro-batch-size 2 --bf16": "args"}  # fmt: skip
+
+    for text, name in texts.items():
+        (tmp_path / "job.launch").write_text(text.removeprefix("# a comment\n"))
+        assert read_launch_file(tmp_path / "job.launch")["micro_batch"] == 2, name
+
+
 def test_interleaved_stages_of_megatron_are_read_from_their_layers(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2\n")
