@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 
@@ -12,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from traincast.capturing import capture_step
+from traincast.capturing import capture_step, devices
 from traincast.capturing.cuda_module import PretendedGpu, pretend_gpu
 from traincast.ir import Phase, Program
 from traincast.utils.errors import TraincastError
@@ -349,16 +350,31 @@ def _capture(make_step, **how):
     return capture_step(make_step, batch_size=512, name="x", rebatch=False, **how)
 
 
-def test_a_large_table_of_the_host_is_looked_up_there():
-    """More than 64 KiB of indices have no data here, and stay on the host all the same."""
+@pytest.mark.parametrize("length", [100, 20_000])
+def test_a_large_table_of_the_host_is_looked_up_there(length):
+    """More than 64 MiB of indices have no data here, and stay on the host all the same."""
 
     def make_step(batch):
-        table, index = nn.EmbeddingBag(1000, 8, mode="sum"), torch.randint(1000, (batch, 100))
+        table, index = nn.EmbeddingBag(1000, 8, mode="sum"), torch.randint(1000, (batch, length))
         return lambda: table(index).cuda().sum().backward()
 
     looked_up = [op.signature for op in _capture(make_step).programs[0].ops if "embedding_bag" in op.name]
     assert len(looked_up) == 2
     assert all(spec.device == "cpu" for s in looked_up for spec in (*s.inputs, *s.outputs))
+
+
+def test_an_order_of_many_samples_is_known():
+    """Samplers (RecBole's) draw negatives for the users of a batch out of shuffled interactions."""
+    users = torch.arange(100_000) // 10
+    seen = []
+
+    def make_step(batch):
+        model, shuffled = nn.Embedding(10_000, 8).cuda(), users[torch.randperm(100_000)]
+        seen.append(shuffled[:batch].numpy())
+        return lambda: model(shuffled[:batch].cuda()).sum().backward()
+
+    _capture(make_step)
+    assert len(set(seen[0].tolist())) > 100
 
 
 def test_two_gpus_of_one_process_are_told():
@@ -395,6 +411,28 @@ def test_a_thread_that_copies_the_next_batch_is_followed():
         return step
 
     assert [op.phase for op in ops(_capture(make_step).programs[0], "aten::_to_copy")] == [Phase.INPUT]
+
+
+def test_what_a_thread_reads_stays_on_the_host_while_another_copies_to_the_device(monkeypatch):
+    """Threads that load weights (safetensors reads bytes of storages): one may run between the start of another's copy
+    and the op that makes it."""
+    read = []
+
+    def switch(name):
+        other = threading.Thread(target=lambda: read.append(torch.ones(8, dtype=torch.uint8).untyped_storage()[0]))
+        other.start()
+        other.join()
+        return contextlib.nullcontext()
+
+    def make_step(batch):
+        model, given = nn.Linear(8, 8).cuda(), torch.rand(batch, 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(devices, "_RecordFunctionFast", switch)
+            given = given.to("cuda")
+        return lambda: model(given).sum().backward()
+
+    _capture(make_step)
+    assert read and set(read) == {1}
 
 
 def test_cuda_graphs_of_the_compiler_are_named():

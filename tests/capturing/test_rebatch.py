@@ -1,5 +1,7 @@
 """Steps whose sizes used to be good for one batch size only."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from traincast.capturing import capture_distributed, capture_step
 from traincast.capturing.from_file import capture_function
 from traincast.ir.memory import compute_peak_memory
+from traincast.ir.workload import CAPTURED_AT
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:
@@ -194,3 +197,30 @@ def test_a_size_that_work_is_done_with_still_has_to_be_a_polynomial() -> None:
         return lambda: (model(text).sum() + model(torch.rand(batch_size, 8, device="cuda")).sum()).backward()
 
     assert capture_step(make_step, batch_size=20, name="folded").programs[0].rigid
+
+
+def test_ops_of_the_host_that_grow_in_number_with_the_batch_stay_those_of_the_first_size() -> None:
+    # Given a loop that reads its samples one by one, as nanoGPT does, then works on all of them
+    texts = torch.arange(400)
+
+    def make_step(batch):
+        model = nn.Embedding(400, 8).cuda()
+
+        def step():
+            tokens = torch.stack([texts[int(start) : int(start) + 16] for start in torch.randint(100, (batch,))])
+            model(tokens.pin_memory().to("cuda")).sum().backward()
+
+        return step
+
+    # When it is captured
+    workload = capture_step(make_step, batch_size=12, name="x")
+    program = workload.programs[0]
+
+    # Then it has any size: what the device does grows with the batch, the ops of the host stay, and that is said
+    (lookup,) = [op for op in program.resized(40, 0).ops if op.name == "aten::embedding"]
+    assert lookup.outputs[0].spec.shape == (40, 16, 8) and not program.rigid
+    assert sum(op.name == "aten::slice" for op in program.ops) == 12
+    assert any("grow in number with the batch" in text for text in workload.assumptions)
+    # And away from that size the interval is wider
+    captured = replace(workload, meta={**workload.meta, CAPTURED_AT: "12"})
+    assert captured.measure_distance(12) == 0 < captured.measure_distance(14) < captured.measure_distance(6)

@@ -91,7 +91,7 @@ def _write_tokenizer(path: Path, draw: random.Random) -> None:
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
     }  # fmt: skip
     (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "eos": "[SEP]"}
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
     said |= {f"{name}_token": word for name, word in names.items()}
     (path / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")

@@ -45,7 +45,7 @@ def test_peaks_of_newer_chips(key, compute, tflops):
 @pytest.mark.parametrize(
     ("name", "key"),
     [("NVIDIA H800", "h800"), ("NVIDIA H20", "h20"), ("AMD Instinct MI250X / MI250", "mi250"),
-     ("AMD Instinct MI300X OAM", "mi300x"), ("AMD Instinct MI300X", "mi300x")],
+     ("AMD Instinct MI300X OAM", "mi300x"), ("AMD Instinct MI300X", "mi300x"), ("NVIDIA GeForce RTX 3060", "rtx-3060")],
 )  # fmt: skip
 def test_devices_are_found_by_every_name_that_drivers_have_for_them(name, key):
     assert find_device_by_name(name).key == key

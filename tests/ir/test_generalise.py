@@ -1,5 +1,7 @@
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from tests.ir.steps import make_mlp
 from traincast.ir import Program
 from traincast.ir.generalise import capture_sizes, generalise_captures
+from traincast.ir.program import Columns
 from traincast.ir.validate import validate_program
 from traincast.utils.errors import TraincastError
 
@@ -113,3 +116,19 @@ def test_a_fractional_size_that_is_exact_everywhere_is_kept() -> None:
     # Given b * s * (s + 1) / 2, whole although its coefficients are halves
     program = general(4, 32, extra=lambda b, s: b * s * (s + 1) // 2)
     assert program.resized(3, 101).ops[1].signature.scalar("extra") == 3 * 101 * 102 // 2
+
+
+def test_storages_may_be_made_in_another_order_at_other_sizes() -> None:
+    # Given captures of which the second has its storages in another order, as threads that load weights make them
+    captures = [make_mlp(batch=batch) for batch in (8, 5, 13)]
+    c = captures[1].columns
+    order = np.random.default_rng(29).permutation(len(c.storage_bytes))
+    place = np.argsort(order).astype(np.int32)
+    stored = {name: getattr(c, name)[order] for name in Columns.names() if name.startswith("storage_")}
+    shuffled = replace(captures[1], columns=replace(c, tensor_storage=place[c.tensor_storage], **stored))
+    # When they are generalised
+    made = generalise_captures([captures[0], shuffled, captures[2]])
+    # Then the result is that of captures in one order
+    expected = generalise_captures(captures)
+    assert all(np.array_equal(getattr(made.columns, name), getattr(expected.columns, name)) for name in Columns.names())
+    assert made.resized(20, 0).storage_nbytes.tolist() == expected.resized(20, 0).storage_nbytes.tolist()

@@ -81,6 +81,7 @@ class StepFields(VariantFields, total=False):
     overlap: str | Sequence[str] | None
     no_overlap: bool
     lora_rank: int | None
+    lora_targets: Literal["attention", "all"] | None
     frozen_layers: int | None
     document_len: int | None
     plan: str | Path | None

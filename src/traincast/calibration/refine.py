@@ -16,7 +16,7 @@ from traincast.calibration.bench.signatures import is_overhead, parse_overhead_s
 from traincast.costs.collectives import COLLECTIVE, load_shipped_collectives, share_bytes_evenly
 from traincast.costs.cpu.collectives import is_collective, list_collectives
 from traincast.costs.cpu.samples import Sample, is_copy, read_copy
-from traincast.costs.host.profile import HostProfile, get_current_name, load_host_profile
+from traincast.costs.host.profile import HostProfile, get_current_name, load_usual_host
 from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.lower import lower
@@ -91,7 +91,7 @@ def compute_corrections(samples: Iterable[Sample], platform: Platform) -> tuple[
     """Corrections from samples of ops that are one kernel of a family with a model, of collectives between GPUs of one
     node, and of what the host takes. Samples that were disturbed say nothing."""
     joined = add_default_links(platform)
-    host = load_host_profile(platform.device.host, platform.device.host_slowness)
+    host = load_usual_host(platform.device)
     every = [sample for sample in samples if sample.wall > 0.0]
     reference = float(np.median([sample.reference_wall for sample in every])) if every else 0.0
     ratios: dict[str, list[float]] = {}

@@ -133,12 +133,12 @@ class DeviceMode(ValueReader, TorchFunctionMode):
 
     def _call_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function, which makes tensors where its own are (`device=input.device`, as it sees it: `meta`)."""
-        execution = self.recorder.execution
-        outer, execution.host_call = execution.host_call, True
+        request = self.recorder.execution.request
+        outer, request.host_call = request.host_call, True
         try:
             return func(*args, **kwargs)
         finally:
-            execution.host_call = outer
+            request.host_call = outer
 
     def _run_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operators that have a stub here; `NotImplemented` for all others."""
@@ -250,12 +250,12 @@ class DeviceMode(ValueReader, TorchFunctionMode):
         if book.get_device(tensor).startswith(target) or book.is_managed(tensor):
             return tensor.to(device=tensor.device, **options)
         options.pop("copy", None)
-        self.recorder.execution.copy_target = target
+        self.recorder.execution.request.copy_target = target
         try:
             with _RecordFunctionFast("aten::to"):
                 copy: torch.Tensor = torch.ops.aten._to_copy(tensor, device=_META, **options)
         finally:
-            self.recorder.execution.copy_target = None
+            self.recorder.execution.request.copy_target = None
         if copy.requires_grad:  # both sides are meta tensors, so autograd itself sees nothing to copy back
             back = _CPU if target == "cuda" else _META
             copy.register_hook(lambda gradient: self.move_tensor(gradient, back))  # type: ignore[no-untyped-call]

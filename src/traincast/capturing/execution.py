@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,19 +22,26 @@ from traincast.utils.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
-_DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
 _REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
+_DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
+_WHOLE_BYTES = 1 << 26  # likewise whole numbers: orders of samples
+
+
+class Request(threading.local):
+    """What the call that runs now is about, in each of the script's threads."""
+
+    copy_target: str | None = None  # where the copy being made goes
+    number_asked = False  # item() or the like was called
+    host_call = False  # a function of PyTorch's runs that works on the host alone
 
 
 @dataclass(slots=True)
 class Execution:
-    """Runs ops. `copy_target` is where the copy being made goes; `number_asked` that item() or the like was called."""
+    """Runs ops."""
 
     book: StorageBook
     values: Values
-    copy_target: str | None = None
-    number_asked: bool = False
-    host_call: bool = False  # whether a function of PyTorch's runs that works on the host alone
+    request: Request = field(default_factory=Request)
     unknown_numbers: bool = False  # whether item() has given any integer so far
     metadata_cache: MetadataCache = field(default_factory=get_metadata_cache)
 
@@ -95,12 +103,12 @@ class Execution:
                 return False  # the autograd engine asks whether gradients are broken
             decided = get_assumptions().find_decision()
             decided = get_assumptions().decide_unstated() if decided is None else decided
-            if decided is None and not self.number_asked:
+            if decided is None and not self.request.number_asked:
                 raise reject_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
             if decided is None:
                 raise reject_values("a decision on a tensor", f"take it outside the step, or state it: {BRANCH}")
             return decided
-        if self.number_asked:
+        if self.request.number_asked:
             return 0
         stated = get_assumptions().find_number()
         if stated is None:
@@ -108,11 +116,11 @@ class Execution:
         return stated
 
     def _choose_result_device(self, seen: Seen, kwargs: dict[str, Any]) -> str:
-        if self.copy_target is not None:
-            return self.copy_target
+        if self.request.copy_target is not None:
+            return self.request.copy_target
         wanted = kwargs.get("device")
         if wanted is not None:
-            return "cpu" if wanted.type == "cpu" or self.host_call else "cuda"
+            return "cpu" if wanted.type == "cpu" or self.request.host_call else "cuda"
         return "cuda" if seen.on_cuda else "cpu"
 
     def _execute_op(
@@ -150,8 +158,10 @@ class Execution:
         if made_from_nothing and any(name == "device" for name, *_ in get_traits(func).parameters):
             elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
             trial = func(*args, **{**kwargs, **elsewhere})
-            drawn = get_traits(func).random and trial.dtype.is_floating_point
-            if trial.numel() * trial.element_size() > (_DRAWN_BYTES if drawn else _REAL_BYTES):
+            most = _DRAWN_BYTES if get_traits(func).random else _REAL_BYTES
+            if not (trial.is_floating_point() or trial.is_complex()):
+                most = _WHOLE_BYTES
+            if trial.numel() * trial.element_size() > most:
                 return trial
         return func(*args, **kwargs)
 

@@ -10,8 +10,10 @@ from dataclasses import replace
 from os import devnull
 from pathlib import Path
 
-from traincast.ir.generalise import capture_sizes, generalise_ranks, have_same_structure
+from traincast.capturing.assumptions import get_assumptions
+from traincast.ir.generalise import align_host_ops, capture_sizes, generalise_ranks, have_same_structure
 from traincast.ir.program import Program
+from traincast.ir.workload import HOST_OPS_STAY
 from traincast.utils.errors import TraincastError
 
 Listener = Callable[[str], None]
@@ -38,6 +40,13 @@ def report_progress(text: str) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(text)
+
+
+def report_run(batch: int, length: int, rank: int | None) -> None:
+    """Tells whoever listens which run begins; a batch of 0 is the script's own."""
+    size = f"batch {batch}" if batch else "the script's own batch size"
+    tokens, of = f", {length} tokens" if length else "", "" if rank is None else f", rank {rank}"
+    report_progress(f"{size}{tokens}{of}")
 
 
 def keep_first_program(program: Program) -> None:
@@ -84,13 +93,13 @@ def rebatch_programs(
     except TraincastError as error:
         return _generalise_by_batch(firsts, at, [], str(error), note, shares=shares)
     try:
-        return _generalise_captures([firsts, *others], shares=shares)
+        return _generalise_captures([firsts, *others], note, shares=shares)
     except TraincastError as error:
         why = str(error)
     alike = [all(map(have_same_structure, firsts, other)) for other in others]
     more = (2 * sizes[-1][0] + first.batch_size, first.seq_len)
     if all(alike):
-        found = _try_generalise([firsts, *others], at, more, shares=shares)
+        found = _try_generalise([firsts, *others], at, more, note, shares=shares)
     elif not any(alike) and abs(others[0][0].num_ops - first.num_ops) <= _NEAR * first.num_ops + 1:
         found = _generalise_without_first(firsts, others, at, note, shares=shares)
     else:
@@ -103,17 +112,32 @@ def fix_sizes(firsts: Sequence[Program], why: str) -> list[Program]:
     return [replace(program, rigid=why) for program in generalise_ranks([[program] for program in firsts])]
 
 
-def _generalise_captures(captures: Sequence[Sequence[Program]], *, shares: bool, drawn: bool = False) -> list[Program]:
-    """From captures of all ranks at each size."""
-    return generalise_ranks([list(of_rank) for of_rank in zip(*captures, strict=True)], shares=shares, drawn=drawn)
+def _generalise_captures(
+    captures: Sequence[Sequence[Program]], note: Callable[[str], None], *, shares: bool, drawn: bool = False
+) -> list[Program]:
+    """From captures of all ranks at each size. Where they differ in ops of the host (samples that are read one by one)
+    and those of the device are the same, those of the host stay what they are at the first size."""
+    ranks: list[Sequence[Program]] = list(zip(*captures, strict=True))
+    try:
+        return generalise_ranks(ranks, shares=shares, drawn=drawn)
+    except TraincastError:
+        if all(have_same_structure(of_rank[0], other) for of_rank in ranks for other in of_rank):
+            raise
+        ranks = [[align_host_ops(of_rank[0], other) for other in of_rank] for of_rank in ranks]
+    note(
+        f"ops of the host grow in number with the batch (samples read one by one?), and stay as many as at batch "
+        f"{captures[0][0].batch_size}"
+    )
+    get_assumptions().meta[HOST_OPS_STAY] = "1"
+    return generalise_ranks(ranks, shares=shares, drawn=drawn)
 
 
 def _try_generalise(
-    captures: Sequence[Sequence[Program]], at: At, more: tuple[int, int], *, shares: bool
+    captures: Sequence[Sequence[Program]], at: At, more: tuple[int, int], note: Callable[[str], None], *, shares: bool
 ) -> list[Program] | None:
     """With one capture more; None where that expresses no polynomial either."""
     try:
-        return _generalise_captures([*captures, at(*more)], shares=shares)
+        return _generalise_captures([*captures, at(*more)], note, shares=shares)
     except TraincastError:
         return None
 
@@ -125,7 +149,7 @@ def _generalise_without_first(
     first = firsts[0]
     batch, length = first.batch_size, first.seq_len
     try:
-        general = _generalise_captures([*others, at(2 * batch + 5, length and length - 1)], shares=shares)
+        general = _generalise_captures([*others, at(2 * batch + 5, length and length - 1)], note, shares=shares)
         sized = [program.resized(batch, length) for program in general]
     except TraincastError:
         return None
@@ -151,10 +175,10 @@ def _generalise_by_batch(
     except TraincastError as error:
         return _generalise_by_multiples(firsts, at, why or str(error), note)
     try:
-        return _generalise_captures(alone, shares=shares)
+        return _generalise_captures(alone, note, shares=shares)
     except TraincastError as error:
         more = 2 * batches[-1] + first.batch_size
-        found = _try_generalise(alone, at, (more, length), shares=shares)
+        found = _try_generalise(alone, at, (more, length), note, shares=shares)
         return found or _generalise_by_multiples(firsts, at, why or str(error), note)
 
 
@@ -177,7 +201,7 @@ def _generalise_by_multiples(firsts: Sequence[Program], at: At, why: str, note: 
         }
         for drawn, text in taken.items():
             try:
-                found = _generalise_captures(captures, shares=True, drawn=drawn)
+                found = _generalise_captures(captures, note, shares=True, drawn=drawn)
             except TraincastError as error:
                 why = why or str(error)
             else:

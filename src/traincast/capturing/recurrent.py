@@ -11,6 +11,7 @@ aten: Any = torch.ops.aten
 Tensor = torch.Tensor
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "gru": 3}
 _LSTM = 2  # cuDNN's number of the cell, as those above
+_KEPT = {_LSTM: 5, 3: 5}  # values per unit that PyTorch's fused cells keep: an LSTM's gates and state, those of a GRU
 
 
 def list_replacements() -> dict[str, Callable[..., Any]]:
@@ -101,12 +102,15 @@ def infer_cudnn_rnn(
     mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
     bidirectional: bool, batch_sizes: list[int], dropout_state: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Results of cuDNN's forward without data. Its reserve, whose size only cuDNN knows, is left empty."""
+    """Results of cuDNN's forward without data. Of its reserve only cuDNN knows the size: it is what PyTorch's own cells
+    keep for their backward pass, gates and states of every layer and direction."""
     width = (proj_size or hidden_size) * (2 if bidirectional else 1)
     output = _make_time_first(input.new_empty, [*input.shape[:-1], width], batch_first and not batch_sizes)
     cell = torch.empty_like(cx) if cx is not None else input.new_empty(0)
-    nothing = input.new_empty(0, dtype=torch.uint8)
-    return output, torch.empty_like(hx), cell, nothing, input.new_empty(0)
+    rows = input.numel() // max(1, input.shape[-1])
+    kept = _KEPT.get(mode, 1) * rows * hidden_size * num_layers * (2 if bidirectional else 1) * input.element_size()
+    reserve = input.new_empty(kept if train else 0, dtype=torch.uint8)
+    return output, torch.empty_like(hx), cell, reserve, input.new_empty(0)
 
 
 def _make_time_first(empty: Callable[[list[int]], Tensor], shape: list[int], swapped: bool) -> Tensor:

@@ -21,7 +21,7 @@ from traincast.capturing.global_state import keep_precision_switches, list_tf32_
 from traincast.capturing.loop_recorder import record_loop_step
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.ranks import Place
-from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_progress
+from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_run
 from traincast.capturing.step import adapt_to_sizes, check_request, freeze_existing_objects
 from traincast.capturing.torchrec_steps import import_pipelines
 from traincast.ir.ops import StorageKind
@@ -38,8 +38,8 @@ _ONE_RUN = (
 _ONE_SAMPLE = "recorded at one size only: what its model is given has one sample, and every 1 of a script may mean that"
 _LONG_RUN_S = 30.0
 _LONG_RUN = (
-    "recorded at one size only: a run takes {:.0f} s; write {} among the script's own arguments where they have it, "
-    "and it is run at several"
+    "recorded at one size only: a run takes {:.0f} s of CPU; write {} among the script's own arguments where they have "
+    "it, and it is run at several"
 )
 NO_GPUS = "ranks to capture are those of a step on several GPUs; say how many with `gpus`"
 _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
@@ -181,13 +181,11 @@ class _LoopRecording:
             )[0]  # fmt: skip
 
     def _record_at(self, batch: int, length: int, place: Place | None = None) -> Program:
-        report_progress(
-            f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}"
-        )
-        started = time.monotonic()
+        report_run(batch, length, place.rank if place else None)
+        started = time.process_time()
         program, allowed, self._mode = self._run_loop_at(batch, length, place)
-        if self._places is not None and not self._fixed and time.monotonic() - started > _LONG_RUN_S:
-            self._fixed = _LONG_RUN.format(time.monotonic() - started, BATCH_SIZE)
+        if self._places is not None and not self._fixed and time.process_time() - started > _LONG_RUN_S:
+            self._fixed = _LONG_RUN.format(time.process_time() - started, BATCH_SIZE)
         self._tf32.append(allowed)
         program = program if batch else replace(program, batch_size=get_assumptions().batch or 1)
         first = self._firsts.setdefault(place.rank if place else 0, program)

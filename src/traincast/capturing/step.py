@@ -17,7 +17,7 @@ from traincast.capturing.global_state import list_tf32_arithmetic
 from traincast.capturing.metadata_cache import share_metadata_cache
 from traincast.capturing.patches import Patches
 from traincast.capturing.ranks import Place, install_ranks
-from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_progress
+from traincast.capturing.rebatch import hold_prints, rebatch_programs, report_run
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step_recording import RecordedSignal, StepRecording
@@ -119,8 +119,7 @@ def capture_program(
 
     A step that never mentions `cuda` is captured as if that were the default device.
     """
-    sequence, rank = f", {length} tokens" if length else "", f", rank {place.rank}" if place else ""
-    report_progress(f"batch {batch}{sequence}{rank}")
+    report_run(batch, length, place.rank if place else None)
     program = _attempt_capture(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
     if program is None:
         with hold_prints():

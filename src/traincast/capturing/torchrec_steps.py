@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ _MODULES = tuple(
     f"torchrec.distributed.train_pipeline.{name}" for name in ("train_pipelines", "experimental_pipelines")
 )
 
-_SHARE = "create_on_rank_and_share_result"
+_SHARE, _POOL = "create_on_rank_and_share_result", "ThreadPoolExecutor"
 
 
 def import_pipelines(script: Path) -> None:
@@ -36,8 +37,9 @@ def note_pipeline_steps(patches: Patches, note: Callable[[Any], None]) -> None:
     """Calls `note` with a pipeline after each of its steps, until the patches are undone."""
     _load_without_thread(patches)
     for module in [held for name, held in sys.modules.items() if name.startswith("torchrec.")]:
-        if _SHARE in vars(module):
-            patches.set_attribute(module, _SHARE, _create_alone)
+        for name, stub in ((_SHARE, _create_alone), (_POOL, _CallersThread)):
+            if name in vars(module):
+                patches.set_attribute(module, name, stub)
     for module in filter(None, map(sys.modules.get, _MODULES)):
         for name, kind in list(vars(module).items()):
             if name.startswith("EvalPipeline") and isinstance(kind, type) and "progress" in vars(kind):
@@ -50,6 +52,26 @@ def _note_progress(patches: Patches, pipeline: type, note: Callable[[Any], None]
         result = progress(self, *args, **kwargs)
         note(self)
         return result
+
+
+class _CallersThread:
+    """A pool that does its work where it is given, for recorders that see one thread: pipelines copy what they stash,
+    and look rows up ahead, in a thread of their own, on streams that they name."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        """Without threads."""
+
+    def submit(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Does it."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args, **kwargs))
+        except Exception as error:  # told where the result is asked for
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Nothing is left to do."""
 
 
 def _create_alone(pg: Any, rank: int, creator: Any, extractor: Any, constructor: Any, *args: Any, **kwargs: Any) -> Any:

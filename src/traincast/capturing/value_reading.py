@@ -109,11 +109,11 @@ class ValueReader:
     def _read_number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
         """A number the user asks for by name, and so can live with one that is unknown."""
         execution = self.recorder.execution
-        execution.number_asked = True
+        execution.request.number_asked = True
         try:
             number = ask(tensor)
         finally:
-            execution.number_asked = False
+            execution.request.number_asked = False
         if not self.recorder.book.is_without_values(tensor):
             return number
         if type(number) is float:

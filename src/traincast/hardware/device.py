@@ -138,6 +138,11 @@ class Device:
             return True
         return self.compute_capability != TURING and self.cores_per_sm == 64
 
+    @property
+    def is_graphics_card(self) -> bool:
+        """Whether this is a card for desktops and workstations: made for graphics, its memory without check bits."""
+        return self.vendor == "nvidia" and not self.made_for_computing and not self.inline_ecc
+
     def with_sustained_clock(self) -> Device:
         """This device at the clock that hours of GEMMs leave it, where that is known.
 

@@ -3,6 +3,7 @@ joins several."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -51,10 +52,23 @@ def find_device_by_name(name: str) -> Device:
     """The built-in device that `torch.cuda.get_device_name()` calls `name`, or one that its sheet names with it."""
     by_name = _index_keys_by_name()
     if name not in by_name:
-        raise make_unknown_error(
-            "device", name, by_name, "Add its data sheet to the package: platform/data/devices/*.toml."
-        )
+        raise make_unknown_error("device", name, by_name, "A file with its data sheet tells it: see 'platforms'.")
     return load_device(by_name[name])
+
+
+_NAMELESS = "AMD Radeon Graphics"  # what AMD's driver calls a board that it has no name for
+_OTHER_MEMORY = 0.15  # more than drivers keep for themselves
+
+
+def find_driver_name(properties: Mapping[str, Any]) -> str:
+    """The name in the properties that PyTorch lists of a device; for a nameless board of AMD's that of the first sheet
+    with as many units and as much memory."""
+    name, units, memory = (properties.get(field, "") for field in ("name", "numSms", "totalGlobalMem"))
+    if name != _NAMELESS or not isinstance(memory, int):
+        return str(name)
+    sheets = (device for device in map(load_device, list_device_keys()) if device.vendor == "amd")
+    alike = (d for d in sheets if d.num_sms == units and abs(memory / d.memory_bytes - 1.0) < _OTHER_MEMORY)
+    return next((device.name for device in alike), _NAMELESS)
 
 
 def read_node_table(key: str) -> dict[str, Any]:

@@ -244,8 +244,10 @@ class Topology:
         """What each of `ranks` GPUs can send beyond its island when all do."""
         if self.peer_access:
             return self.host_bandwidth
+        if self.through_host_bandwidth < inf:
+            return min(self.host_bandwidth, self.through_host_bandwidth)
         fall: float = (2 / ranks) ** _NO_PEER_FALL
-        return min(self.host_bandwidth * fall, self.through_host_bandwidth)
+        return self.host_bandwidth * fall
 
     def get_network_bandwidth(self, ranks_per_node: int) -> float:
         """What a group with `ranks_per_node` GPUs of each node can send from one node to others."""
@@ -315,7 +317,7 @@ def make_topology(key: str, table: dict[str, Any], device: Device | None) -> Top
         links=_read_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
         peer_access=_read_peer_access(key, table.get("peer_access", True)),
-        through_host_bandwidth=1e9 * _read_number(key, table, "through_host_gbs", link),
+        through_host_bandwidth=1e9 * _read_number(key, table, "through_host_gbs", inf),
         gpus_per_host_link=int(_read_number(key, table, "gpus_per_host_link", 1, integer=True)),
     )
 

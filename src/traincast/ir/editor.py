@@ -351,6 +351,23 @@ def remove_phase(workload: Workload, phase: Phase) -> Workload:
     return replace(workload, programs=tuple(_remove_program_phase(program, phase) for program in workload.programs))
 
 
+def drop_host_scopes(program: Program) -> Program:
+    """The program without the scopes all of whose ops work on pageable memory of the host alone."""
+    editor = ProgramEditor(program)
+    editor.drop_scopes(find_host_scopes(program))
+    return editor.build()
+
+
+def find_host_scopes(program: Program) -> BoolArray:
+    """Which scopes have ops, all of them on pageable memory of the host."""
+    specs = [(*signature.inputs, *signature.outputs) for signature in program.symbolic]
+    on_host = np.array([bool(row) and all(spec.device == "cpu" for spec in row) for row in specs], dtype=np.bool_)
+    others = program.op_scope[~on_host[program.columns.op_signature]]
+    found: BoolArray = np.diff(program.columns.scope_ptr) > 0
+    found[others] = False
+    return found
+
+
 def rename_dtypes(workload: Workload, renames: Mapping[str, str]) -> Workload:
     """The workload with tensor types renamed, e.g. `{"bfloat16": "float16"}`; both must have the same size."""
     for old, new in renames.items():

@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from traincast.ir.editor import drop_host_scopes, find_host_scopes
 from traincast.ir.ops import Scalar, Signature, StorageKind
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import MONOMIALS, SizeTable, compute_monomials, replace_sizes_by_indices, round_up_size
@@ -22,6 +23,7 @@ from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
+_OF_STORAGES = tuple(name for name in Columns.names() if name.startswith("storage_"))
 
 _DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may be from other captures: a share, and of counts
 _CUTS = ("aten::slice", "aten::select", "aten::narrow", "aten::unbind", "aten::split")
@@ -69,6 +71,7 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
     only, its sizes are constants.
     """
     first = ranks[0][0]
+    ranks = [[_number_storages_alike(first, other) for other in captures] for captures in ranks]
     for captures in ranks:
         for other in captures:
             _check_same_structure(first, other)
@@ -116,6 +119,40 @@ def have_same_structure(first: Program, other: Program) -> bool:
     except TraincastError:
         return False
     return True
+
+
+def _number_storages_alike(first: Program, other: Program) -> Program:
+    """The other program with its storages in the order of the first, where only that differs: threads that load weights
+    make them in any order."""
+    here, there = first.columns.tensor_storage, other.columns.tensor_storage
+    number = len(first.columns.storage_bytes)
+    if len(here) != len(there) or number != len(other.columns.storage_bytes) or np.array_equal(here, there):
+        return other
+    source = np.full(number, -1, dtype=np.int64)  # by number in the first, that in the other
+    source[here] = there
+    left = np.setdiff1d(np.arange(number), there)
+    if not np.array_equal(source[here], there) or np.count_nonzero(source < 0) != len(left):
+        return other
+    source[source < 0] = left
+    moved = {name: getattr(other.columns, name)[source] for name in _OF_STORAGES}
+    return replace(other, columns=replace(other.columns, tensor_storage=here, **moved))
+
+
+def align_host_ops(first: Program, other: Program) -> Program:
+    """The `first` program with the sizes of another where both run the same ops of the device: the ops of the host, of
+    which a batch may have more, stay those of the first. Rejected where ops of the device differ."""
+    on_device = drop_host_scopes(first)
+    there = _number_storages_alike(on_device, drop_host_scopes(other))
+    _check_same_structure(on_device, there)
+    numbered = replace(first.columns, storage_bytes=np.arange(len(first.storage_nbytes), dtype=np.int32))
+    room = SizeTable.constant(np.arange(max(len(first.sizes), len(first.storage_nbytes)), dtype=np.int64))
+    storages = drop_host_scopes(replace(first, columns=numbered, sizes=room)).columns.storage_bytes
+    lengths = np.array([len(first.forms[index][1]) for index in first.columns.op_signature.tolist()], dtype=np.int64)
+    slots = np.flatnonzero(np.repeat(~find_host_scopes(first)[first.op_scope], lengths))
+    sizes = np.array(_list_all_sizes(first), dtype=np.int64)
+    sizes[np.concatenate([slots, lengths.sum() + storages])] = _list_all_sizes(there)
+    aligned = _rebuild_program(first, SizeTable.constant(sizes), np.arange(len(sizes), dtype=np.int64))
+    return replace(aligned, batch_size=other.batch_size, seq_len=other.seq_len)
 
 
 def _describe_first_difference(first: Program, other: Program) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -37,7 +38,8 @@ class MemoryEvents:
     """Blocks of one rank's step, by tick of the host: `nbytes` of each, the tick at which it is `born` (-1: before the
     step), and that at which it is `gone` (`ticks`: it outlives the step). One that is there before the step `appears`
     in the first step at that tick (-1: before it). `category` is an index into `CATEGORIES`, `label` into `labels` (the
-    module it belongs to), `stream` that on which it is allocated. `host` are the blocks in host memory (None: none)."""
+    module it belongs to), `stream` that on which it is allocated. `host` are the blocks in host memory (None: none).
+    `late` has the tick from which a block can be given out again that waits for another stream, by its number."""
 
     nbytes: IntArray
     born: IntArray
@@ -49,6 +51,7 @@ class MemoryEvents:
     labels: tuple[str, ...]
     ticks: int
     host: MemoryEvents | None = None
+    late: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def host_bytes(self) -> int:
@@ -173,10 +176,15 @@ class EventWriter:
 _MOST_TICKS = 1 << 62
 
 
+def list_device_storages(program: Program) -> IntArray:
+    """The storages of a program that are blocks of device memory, in the order of `list_memory_events`."""
+    return np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
+
+
 def list_memory_events(program: Program) -> MemoryEvents:
     """The device blocks of a program: op i allocates at tick 2 i and frees at tick 2 i + 1. Optimizer state and
     gradients that are there before the step appear in the first step where they are first used."""
-    mine = np.flatnonzero(~program.storages.on_host & (program.storage_nbytes > 0))
+    mine = list_device_storages(program)
     first, module = _find_uses(program)
     late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
     late &= program.columns.storage_alloc < 0

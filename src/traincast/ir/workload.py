@@ -37,9 +37,14 @@ CAPTURED_AT = "captured_at"
 """The entry of `Workload.meta` of a captured step: the batch size it was captured at."""
 CAPTURED_BY = "captured_by"
 """The entry of `Workload.meta` of a step from a file: what `capture` was asked for, as JSON."""
+HOST_OPS_STAY = "host_ops_stay"
+"""The entry of `Workload.meta` of a captured step whose host runs more ops the larger the batch is: those of the batch
+size it was captured at stand for all."""
 _TRUSTED = 4  # times that batch size, from which on a reader is told and the interval grows
 TABLES = "embedding_tables"
 """The entry of `Workload.meta` of a captured TorchRec script: its embedding tables, as JSON."""
+PLACEMENTS = "placements"
+"""In that JSON, of a described recommender: how each table is to be sharded and kept, where the description says it."""
 LINES = "lines"
 """The entry of `Workload.meta` of a captured step: by module (layers together) the line of its largest op, as JSON."""
 SEARCHED = "cudnn_benchmark"
@@ -133,14 +138,16 @@ class Workload(Result):
                     f"workload '{self.name}' was captured at one sequence length only ({self.seq_len})"
                 )
         told = self.assumptions
-        if self.measure_distance(batch):
-            captured = int(self.meta[CAPTURED_AT])
+        captured = int(self.meta.get(CAPTURED_AT, batch))
+        if batch > _TRUSTED * captured:
             told = (*told, _TOO_FAR.format(batch, round(batch / captured), captured))
         return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs), assumptions=told)
 
     def measure_distance(self, batch_size: int) -> float:
         """How many times beyond the trusted range a batch size is: 0 inside, up to a few times the one captured."""
         times = batch_size / int(self.meta.get(CAPTURED_AT, batch_size))
+        if HOST_OPS_STAY in self.meta:
+            return max(times, 1 / times) if times != 1 else 0.0
         return times / _TRUSTED if times > _TRUSTED else 0.0
 
     def serves_size(self, batch_size: int, seq_len: int | None) -> bool:

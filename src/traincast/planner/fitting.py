@@ -20,13 +20,8 @@ from traincast.utils.results import Records, Result
 
 _SHOWN = 6
 _MORE_GPUS = (2, 4, 8)  # over which a step of fewer GPUs is tried to be sharded
-_JOINED = (
-    "loss",
-    "sharding",
-    "checkpoint",
-    "optimizer-state",
-    "batch-size",
-)  # edits of which several are tried at once
+_JOINED = ("attention", "loss", "sharding", "checkpoint", "optimizer-state", "batch-size")
+"""Edits of which several are tried at once."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,7 +82,8 @@ def list_remedies(
             useful.append(text)
         found += [tried] if tried is not None and tried.prediction.fits else []
         progress((number + 1) / len(singles) / 2)
-    several = list(_join_edits(useful, before))
+    enough = {text for one in found for text in one.edits}
+    several = list(_join_edits([text for text in useful if text not in enough], before))
     for number, texts in enumerate(several):
         if not any(set(one.edits) <= set(texts) for one in found):
             tried = _try_edits(resolved, texts)
@@ -98,7 +94,7 @@ def list_remedies(
 
 
 def _join_edits(useful: Sequence[str], before: Prediction) -> Iterator[tuple[str, ...]]:
-    """Edits to be tried together, few first: the strongest of each kind, and more GPUs."""
+    """Edits to be tried together, few first: the strongest of each kind that is not enough alone, and more GPUs."""
     more = [f"gpus={number}" for number in _MORE_GPUS if number > before.gpus]
     for gpus in more:
         yield (gpus,)

@@ -32,7 +32,8 @@ class RecordedArguments:
     some argument is a list whose shapes were not recorded.
 
     `strided` says that strides were recorded (else tensors are given in row-major order), `values` are the arguments
-    that are no tensors, as text ("" for those that are; none where not recorded).
+    that are no tensors, as text ("" for those that are; none where not recorded). `listed` are the shapes of a list
+    where its tensors have shapes but no types.
     """
 
     inputs: tuple[tuple[TensorSpec, ...], ...]
@@ -40,6 +41,7 @@ class RecordedArguments:
     incomplete: bool
     strided: bool = False
     values: tuple[str, ...] = ()
+    listed: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -89,7 +91,14 @@ def parse_arguments(details: bytes) -> RecordedArguments | None:
         incomplete=any(argument is None for argument in arguments),
         strided=laid_out is strides,
         values=tuple(value if isinstance(value, str) else "" for value in values) if isinstance(values, list) else (),
+        listed=tuple(tuple(shape) for d, t in zip(dims, types, strict=True) for shape in _read_list(d, str(t))),
     )
+
+
+def _read_list(dims: Any, kind: str) -> list[list[int]]:
+    """The shapes of a list of tensors; none where one was not recorded."""
+    listed = dims if kind == "TensorList" and isinstance(dims, list) else []
+    return listed if all(_are_sizes(shape) for shape in listed) else []
 
 
 def _read_argument(dims: Any, kind: str, strides: Any = None) -> tuple[TensorSpec, ...] | None:
@@ -143,6 +152,7 @@ _UPSAMPLE = re.compile(r"aten::_?upsample_\w+?[123]d\w*$")
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
 _GATHERS = frozenset({"aten::index_select", "aten::gather", "aten::take", "aten::take_along_dim"})
 _LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
+_LOSS_GRADIENTS = frozenset({"aten::nll_loss_backward", "aten::nll_loss2d_backward"})  # like what the loss was of
 _BAGS = frozenset({"aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"})
 
 
@@ -163,7 +173,9 @@ def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -
         return (make_contiguous_tensor((*left.shape[:-1], right.shape[-1]), left.dtype),)
     if name in _REDUCES:  # gradients are summed over the batch, losses over everything
         summed = backward and len(first.shape) > 1
-        return (make_contiguous_tensor((1, *first.shape[1:]) if summed else (), first.dtype),)
+        return (make_contiguous_tensor((1, *first.shape[1:]) if summed else (), _find_sum_dtype(name, first)),)
+    if name in _LOSS_GRADIENTS and len(inputs) > 1:
+        return (inputs[1],)
     if name in _LOSSES:
         return (make_contiguous_tensor((), first.dtype),)
     if name in _BAGS and len(inputs) > 2:  # one result a bag, which begin where the third input says
@@ -195,7 +207,7 @@ def infer_sized_output(name: str, source: TensorSpec, recorded: RecordedArgument
     dims = find_reduced_dims(name, source, recorded)
     if dims is not None:
         kept = tuple(1 if axis in dims else size for axis, size in enumerate(source.shape))
-        return make_contiguous_tensor(kept, "int64" if "arg" in name else source.dtype)
+        return make_contiguous_tensor(kept, "int64" if "arg" in name else _find_sum_dtype(name, source))
     if not _UPSAMPLE.match(name):
         return None
     size = recorded.get_integers(2 if name.endswith("_backward") else 1)
@@ -214,6 +226,12 @@ def _infer_taken(name: str, source: TensorSpec, recorded: RecordedArguments) -> 
     axis = (recorded.get_integers(1) or (0,))[0] % len(source.shape)
     shape = (*source.shape[:axis], tensors[1].numel, *source.shape[axis + 1 :])
     return make_contiguous_tensor(shape, source.dtype)
+
+
+def _find_sum_dtype(name: str, source: TensorSpec) -> str:
+    """The element type of a reduction's result: flags and integers are added up in 64 bits."""
+    exact = "float" not in source.dtype and "complex" not in source.dtype
+    return "int64" if name == "aten::sum" and exact else source.dtype
 
 
 def _promote_dtype(inputs: Sequence[TensorSpec]) -> str:

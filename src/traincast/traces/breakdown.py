@@ -259,12 +259,17 @@ def _find_host_work(linked: Linked, thread: IntArray, start: IntArray, end: IntA
     for number, gaps in group_positions(thread):
         rows = linked.scopes_by_thread.get(number, linked.scopes[:0])
         begins, ends = linked.events["start"][rows], linked.end[rows]
-        first = np.searchsorted(ends, start[gaps], side="right").tolist()
-        last = np.searchsorted(begins, end[gaps], side="left").tolist()
-        for gap, inside in zip(gaps.tolist(), map(slice, first, last), strict=True):
-            spent = np.minimum(ends[inside], end[gap]) - np.maximum(begins[inside], start[gap])
-            if len(spent) and 2 * spent.sum() >= end[gap] - start[gap]:
-                names[gap] = linked.events["name"][rows[inside][np.argmax(spent)]]
+        first = np.searchsorted(ends, start[gaps], side="right")
+        count = np.maximum(np.searchsorted(begins, end[gaps], side="left") - first, 0)
+        # gaps do not overlap: all pairs of a gap and an op in it are hardly more than either
+        gap = np.repeat(gaps, count)
+        op = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count - first, count)
+        spent = np.minimum(ends[op], end[gap]) - np.maximum(begins[op], start[gap])
+        enough = 2 * np.bincount(gap, spent, minlength=len(names)) >= end - start
+        order = np.lexsort((-op, spent, gap))  # of equals the first
+        longest = order[np.append(gap[order][1:] != gap[order][:-1], True)] if len(order) else order
+        longest = longest[enough[gap[longest]]]
+        names[gap[longest]] = linked.events["name"][rows[op[longest]]]
     return names
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from traincast.hardware.platform import find_driver_name
 from traincast.traces.events import (
     CATEGORIES,
     DEVICE_KINDS,
@@ -430,8 +431,8 @@ def read_kineto(path: str | Path) -> TimelineTrace:
     events, doubles = remove_duplicates(sink.table.finish_table())
     if doubles:
         notes.append(f"{doubles} events stand in the file more than once and count once")
-    distributed = sink.members.get("distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
+    named = sink.members.get("distributedInfo")
+    distributed = named if isinstance(named, dict) else {}
     return TimelineTrace(
         path=path,
         events=events,
@@ -456,8 +457,8 @@ def _read_integer(value: Any) -> int | None:
 def _find_device_name(properties: Any, number: int) -> str:
     """Name of a device ("" when the file does not say)."""
     listed = [device for device in properties if isinstance(device, dict)] if isinstance(properties, list) else []
-    names = {str(device.get("name", "")) for device in listed}
-    same = [str(device.get("name", "")) for device in listed if device.get("id") == number]
+    names = {find_driver_name(device) for device in listed}
+    same = [find_driver_name(device) for device in listed if device.get("id") == number]
     # AMD's kernels name agents, which count the host's processors too: where all devices are alike it is one of them
     return escape_text(same[0] if same else names.pop() if len(names) == 1 else "")
 

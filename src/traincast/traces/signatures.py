@@ -34,6 +34,15 @@ _LOOKUP_BACKWARD = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w
 _LISTS = frozenset(
     {"aten::cat", "aten::stack", "aten::index", "aten::_index_put_impl_", "aten::index_put_", "aten::_cat"}
 )
+_DEALS = frozenset({"fbgemm::block_bucketize_sparse_features"})
+_BAG_MOVES = _DEALS | {"fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features"}
+_JOINS = frozenset({"aten::cat", "aten::_cat", "aten::stack", "aten::hstack", "aten::vstack"})
+_JOIN = re.compile(r"CatArray\w*<(?:c10::|at::native::\(anonymous namespace\)::OpaqueType<)?(\w+)")
+_WIDTHS = {
+    "1": "uint8", "1u": "uint8", "bool": "bool", "2": "bfloat16", "2u": "bfloat16", "BFloat16": "bfloat16",
+    "Half": "float16", "4": "float32", "4u": "float32", "float": "float32", "int": "int32", "8": "int64", "8u": "int64",
+    "long": "int64", "double": "float64",
+}  # fmt: skip
 _GRADIENT = re.compile(r"Backward\d*$|AccumulateGrad|CppNode")
 _TRANSPOSE = "aten::t"
 _COPY = re.compile(r"aten::(?:copy_|clone|_to_copy|contiguous)$")
@@ -76,6 +85,20 @@ class SignatureReader:
         patterns = (_GRADIENT, _LOOKUP, _LOOKUP_BACKWARD)
         names = self.linked.trace.names
         return np.array([name == _TRANSPOSE or any(p.search(name) for p in patterns) for name in names])
+
+    @cached_property
+    def _joined_types(self) -> dict[int, str]:
+        """A type as wide as what was joined, by op: the profiler leaves the types of lists out, kernels have them in
+        their names."""
+        linked, found = self.linked, dict[int, str]()
+        known = {number: match for number, name in enumerate(linked.trace.names) if (match := _JOIN.search(name))}
+        names = linked.events["name"][linked.device]
+        for row in linked.device[np.isin(names, list(known)) & (linked.author[linked.device] >= 0)].tolist():
+            width = _WIDTHS.get(known[int(linked.events["name"][row])][1])
+            for op in linked.iterate_enclosing(int(linked.author[row])):
+                if width is not None and linked.get_name(op) in _JOINS:
+                    found[op] = width
+        return found
 
     @cached_property
     def _by_parent(self) -> tuple[IntArray, IntArray]:
@@ -126,10 +149,15 @@ class SignatureReader:
         name, recorded = self.linked.get_name(row), self.get_recorded(row)
         if _LOOKUP_BACKWARD.match(name):
             return self._read_lookup_backward(row)
+        if recorded is not None and recorded.listed and row in self._joined_types:
+            parts = tuple(make_contiguous_tensor(shape, self._joined_types[row]) for shape in recorded.listed)
+            return Signature(name, parts, (), (), (("tensors", len(parts)),))
         if recorded is None or not recorded.tensors:
             return None
         if _LOOKUP.match(name):
             return self._read_lookup_forward(row, recorded)
+        if name in _BAG_MOVES and len(recorded.tensors) > 2:
+            return _read_bag_move(name, recorded.tensors)
         if name in _LISTS and (recorded.incomplete or not self._has_node(row)):
             return None
         if _CONVOLUTION.match(name):
@@ -272,6 +300,17 @@ class SignatureReader:
         inputs = (gradient.tensors[0], *(spec for _, specs in parts for spec in specs))
         groups = (("grad_output", 1), *((name, len(specs)) for name, specs in parts if specs))
         return Signature(name, inputs, (), (), groups)
+
+
+def _read_bag_move(name: str, tensors: tuple[TensorSpec, ...]) -> Signature:
+    """Bags in another order, some of them perhaps more than once, or dealt out to ranks; as long as the average."""
+    if name in _DEALS:
+        return Signature(name, tensors, tensors[:2], (), (("lengths", 1), ("indices", 1), ("other", len(tensors) - 2)))
+    order, lengths, *values = tensors
+    picked = order.numel / max(lengths.shape[0] if lengths.shape else 0, 1)
+    moved = (make_contiguous_tensor((round(picked * spec.numel),), spec.dtype) for spec in values)
+    outputs = (make_contiguous_tensor((order.numel, *lengths.shape[1:]), lengths.dtype), *moved)
+    return Signature(name, tensors, outputs, (), (("permute", 1), ("lengths", 1), ("values", len(values))))
 
 
 def _compute_transposed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ class TraincastError(ValueError):
     """Bad input. The message names the thing that is wrong and the remedy, on one line."""
 
 
+INSTALL_TORCHREC = "pip install 'traincast[torchrec]' && pip install --no-deps torchrec==1.8.0"
+"""The one command: what TorchRec requires of its own accord pulls the CUDA build of FBGEMM."""
 _LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that is known has as many
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import traincast
 from traincast.app.report.prediction import format_prediction
+from traincast.simulator.prediction.result import rank_bounds, suggest_remedy
 
 CONTRACT = {
     "iteration_ms", "interval_ms", "device_active_ms", "device_idle_ms", "host_ms", "exposed_comm_ms", "per_family",
@@ -60,3 +61,16 @@ def test_page_names_what_was_asked_and_what_it_is_made_of(result):
         "allocated at the peak",
     ):
         assert any(word in line for line in lines)
+
+
+def test_a_pipeline_that_waits_for_its_stages_is_told_to_shorten_its_bubble():
+    # given eight tensor-parallel ranks in four stages with two micro-batches per stage, in eager mode
+    job = {"on": "dgx-h100", "gpus": 64, "tp": 8, "pp": 4, "global_batch": 16}
+
+    few = traincast.predict("llama3-70b", **job)
+    many = traincast.predict("llama3-70b", **(job | {"global_batch": 128}))
+
+    # then the wait is the bubble's, not the host's, until there are micro-batches enough
+    assert "is pipeline bubble" in suggest_remedy(few)
+    assert "smaller `tp`" in suggest_remedy(many)
+    assert "exposed tensor parallel communication" in [name for name, _ in rank_bounds(many)]

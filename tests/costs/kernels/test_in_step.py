@@ -56,6 +56,14 @@ def test_fp32_does_not_reach_the_power_limit() -> None:
     assert factor(gemm("fp32"), at_share(0.9, "fp32")) == 1.0
 
 
+def test_tf32_takes_the_clock_of_hopper_s_boards() -> None:
+    assert factor(gemm("tf32"), at_share(0.7, "tf32")) == pytest.approx(1.4)
+    assert factor(gemm("tf32"), at_share(0.2, "tf32")) == pytest.approx(1.16)
+    a100, numbers = load_platform("a100-80gb").device, replace(NUMBERS, sustained={"ampere 16": 1.1})
+    after = convert_seconds_in_step(Calls.of(GEMM, [gemm("tf32")]), [gemm("tf32")], np.array([0.01]), a100, numbers)
+    assert after[0] == 0.01
+
+
 def test_a_locked_clock_leaves_power_to_spare() -> None:
     locked = H100.with_clock(H100.boost_clock_mhz / 1.4)
     seconds = 2 * 8192.0**3 / (0.7 * locked.get_peak_flops("bf16"))

@@ -54,6 +54,12 @@ def test_a_row_decides_its_host_its_links_and_its_version(read):
     assert case.name.endswith(lambda_rows.HELD_BACK)
 
 
+def test_a_row_from_a_machine_that_hides_its_cpu_is_predicted_with_the_usual_one(read):
+    (case,) = read({"host_cpu": "Common KVM processor", "device": "GeForce RTX 2070 SUPER", "torch_version": "2.6.0a0"})
+    scenario, platform = get_scenario(case)
+    assert (scenario.host, platform.device.key) == (None, "rtx-2070-super")
+
+
 def test_bert_reduces_its_gradients_after_backward(read):
     several, one = read({}, {"num_gpus": "1.0"})
     assert several.question().bucket_mb > 1e4, "one bucket holds all"

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from traincast.models.transformers.description import Experts
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, run_cases
 from traincast_evaluation.suites.llm import llm_cases, summarise_llm
-from traincast_evaluation.suites.llm_rows import is_fitted, make_request, read_model, read_platform
+from traincast_evaluation.suites.llm_rows import DOUBT, is_fitted, make_request, read_model, read_platform
 from traincast_evaluation.suites.published import Row
 
 COLUMNS = dict.fromkeys(
@@ -67,15 +68,44 @@ def test_rows_of_other_sources_follow_their_own_rules() -> None:
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ({"model": "Mamba-3B"}, "no description of model 'Mamba-3B'"),
+        ({"model": "Mamba-3B", "hidden": ""}, "no description of model 'Mamba-3B'"),
         ({"device": "TPU v5"}, "no sheet of device 'TPU v5'"),
-        ({"precision": "ambiguous: fp8 or fp4"}, "does not say which arithmetic it ran in"),
         ({"tp": ""}, "does not say how the model is laid out"),
     ],
 )
 def test_rows_that_cannot_be_asked_say_why(cells, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
         make_request(row(**cells))
+
+
+def test_what_a_row_leaves_open_widens_its_interval() -> None:
+    assert make_request(row()).doubt == 0
+    assert make_request(row(precision="ambiguous: fp8 or fp4", set="mlperf")).doubt == DOUBT
+    unknown = make_request(row(model="Grok-9", notes="MoE experts=8 topk=2 moe_ffn=512", global_batch=""))
+    assert unknown.doubt > DOUBT and unknown.layout.global_batch == 0
+    assert unknown.transformer().experts == Experts(count=8, top_k=2, ffn=512)
+
+
+def test_names_of_other_releases_are_known() -> None:
+    sizes = {"layers": "", "hidden": "", "heads": "", "kv_heads": "", "ffn": "", "vocab": ""}
+    for name, layers in (
+        ("NemotronH_56B", 118), ("Nemotron Nano 9B v2", 56), ("Nemotron_3_Nano", 52), ("LLAMA4_E128", 48),
+        ("Qwen3-Next 80B-A3B", 48), ("NEMOTRON4_340B", 96), ("Llama 3.2 1B", 16), ("GPT3 175B", 96),
+        ("mixtral:mixtral_8x7b_tp2pp4ep4", 32), ("Moonlight 16B", 27),
+    ):  # fmt: skip
+        assert read_model(row(model=name, **sizes)).layers == layers, name
+    assert read_model(row(set="megatron_lm_ci_golden", model="moe:deepseekv3_proxy", layers="14")).layers == 14
+    for name, device in (
+        ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("A10G", "a10g"), ("AMD MI300 (?)", "mi300x"),
+        ("NVIDIA GH200 480GB", "gh200"), ("H800", "h800"), ("Tesla T4", "t4"),
+    ):  # fmt: skip
+        assert read_platform(row(device=name)).device.key == device
+    assert read_platform(row(device="H100", gpus_per_node="4")).gpus_per_node == 4
+
+
+def test_a_layout_stands_in_the_name_of_a_configuration() -> None:
+    named = make_request(row(set="mlperf_x", tp="", cp="", config_path="x/config_GB300_18x4x1xtp1pp1cp2_8b.sh"))
+    assert (named.layout.tp, named.layout.cp) == (1, 2)
 
 
 def test_dimensions_come_from_the_row() -> None:
@@ -108,7 +138,7 @@ def test_rows_of_other_programs_say_why_they_are_left_out(shared_data: Path) -> 
     # Then steps have a request, none of them in the fitted half, and the others a reason
     reasons = [case.reason for case in cases if isinstance(case, LeftOut)]
     assert len(cases) == 56 and not any(case.fitted for case in cases if isinstance(case, Case))
-    assert any("'QLoRA' is not modelled" in reason for reason in reasons)
+    assert any("'unpacked' is not modelled" in reason for reason in reasons)
     assert any("no description of model 'DeepSeek-V4 flash, 16 layers'" in reason for reason in reasons)
 
 

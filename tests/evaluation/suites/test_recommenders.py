@@ -2,12 +2,10 @@
 
 import pytest
 
-pytest.importorskip("torchrec")
-
 from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.models.dlrm.program import build_dlrm_workload
 from traincast_evaluation.suites import recommenders
-from traincast_evaluation.suites.cases import Case, LeftOut, run_cases
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, run_cases
 
 STEPS = """set,model,device,num_gpus,batch_per_gpu,precision,iteration_ms
 torchrec,Maglev pipeline full,NVIDIA H100 (variant not stated),8,,see file,362.5
@@ -15,10 +13,12 @@ torchrec,TestSparseNN sdd_base,NVIDIA GB200,2,32768,fp32,323
 torchrec,TestSparseNN sdd_base,NVIDIA Unheard Of,2,32768,fp32,323
 hugectr_sok,DLRM,NVIDIA V100 (memory size and form not stated),8,8192,amp,12.1
 """
-PAIRS = """pr,date,name,batch_size,world_size,gpu_runtime_ms_p90,peak_allocated_kmib_p90
-4066.0,2026-04-08,sparse_data_dist_base,64,2,100,43.3
-4066.0,2026-04-08,sparse_data_dist_sync_fwd,64,2,120,43.3
-4002.0,2026-04-03,sparse_data_dist_baseline,64,2,110,43.3
+PAIRS = """pr,date,name,iteration_ms_p90
+4066.0,2026-04-08,sparse_data_dist_base,4
+4066.0,2026-04-08,sparse_data_dist_sync_fwd,4.8
+4017.0,2026-04-20,baseline,4.4
+4017.0,2026-04-20,clear_inputs,4.4
+4002.0,2026-04-03,sparse_data_dist_baseline,4
 """
 
 
@@ -27,7 +27,7 @@ def test_rows_are_predicted_or_left_out_with_a_reason(tmp_path, monkeypatch):
     (tmp_path / "iterations" / "recommender_steps.csv").write_text(STEPS)
     (tmp_path / "iterations" / "torchrec_pipeline_memory.csv").write_text(PAIRS)
     workload = build_dlrm_workload(DLRM_DEFAULT)
-    monkeypatch.setattr(recommenders, "capture_pipeline", lambda *args: workload)
+    monkeypatch.setattr(recommenders, "load_captured_step", lambda name: workload)
 
     cases = recommenders.list_recommender_cases(tmp_path)
 
@@ -35,11 +35,29 @@ def test_rows_are_predicted_or_left_out_with_a_reason(tmp_path, monkeypatch):
     assert sum("not among those of the table" in reason for reason in reasons) == 1
     assert sum("unknown device 'NVIDIA Unheard Of'" in reason for reason in reasons) == 1
     assert sum("TensorFlow under XLA" in reason for reason in reasons) == 1
-    assert sum("lacks one of its rows" in reason for reason in reasons) == 6
-    step, pair = (case for case in cases if isinstance(case, Case))
+    assert sum("lacks one of its rows" in reason for reason in reasons) == 13
+    step, far, near = (case for case in cases if isinstance(case, Case))
     assert (step.group, step.measured_ms) == ("TorchRec", 323)
-    outcomes = run_cases([pair])
-    assert "+20.0% measured" in pair.name and pair.tags["change"] == "beyond the spread"
-    assert pair.measured_ms == pytest.approx(1.2 * outcomes[0].predicted_ms)  # the same program before and after
+    outcomes = run_cases([far, near])
+    assert "+20.0% measured" in far.name and far.tags["change"] == "beyond the spread"
+    assert near.tags["change"] == "within the spread"
+    assert far.measured_ms == pytest.approx(1.2 * outcomes[0].predicted_ms)  # the same program before and after
     summary = recommenders.summarise_recommenders("recommenders", outcomes)
-    assert [row.group for row in summary] == ["before and after", "before and after, beyond the spread"]
+    told = "before and after, beyond the spread (sign right in 0, size in 0 of 1)"
+    assert [row.group for row in summary] == ["before and after", told]
+
+
+@pytest.mark.parametrize(
+    ("after", "told"), [(1.24, "sign right in 1, size in 1"), (1.05, "sign right in 1, size in 0")]
+)
+def test_a_change_is_told_by_its_sign_and_its_size(after, told):
+    # Given a step that took 1.2 times as long after a change, when it is predicted, then both are counted
+    case = Case(
+        name="", group="before and after", question=None, measured_ms=12.0,
+        tags={"change": "beyond the spread", "before_ms": "10"},
+    )  # fmt: skip
+    outcome = Outcome(case=case, predicted_ms=10 * after, low_ms=9.0, high_ms=14.0, active_ms=0.0)
+
+    (*_, row) = recommenders.summarise_recommenders("recommenders", [outcome])
+
+    assert told in row.group

@@ -108,7 +108,7 @@ def test_products_norms_and_attention_are_those_of_a_capture(make, model, joined
             "position": "none",
         },
     )
-    piece = build_layer_block(plain, Shard(batch=2, seq_len=32), Style(joined=joined), experts=False)
+    piece = build_layer_block(plain, Shard(batch=2, seq_len=32), Style(joined=joined), modules="*-")
     families = ("gemm", "attention", "norm")
     assert _kernels(piece.program, phase, families) == _kernels(captured, phase, families)
 
@@ -138,7 +138,7 @@ class _LlamaByOps(_Llama):
 def test_a_norm_by_ops_moves_the_bytes_of_a_capture(phase) -> None:
     captured = capture_once(_step(_LlamaByOps), 8, 512)
     plain = replace(LLAMA, layers=1, norm="rms_by_ops", position="none")
-    piece = build_layer_block(plain, Shard(batch=8, seq_len=512), Style(joined=False), experts=False)
+    piece = build_layer_block(plain, Shard(batch=8, seq_len=512), Style(joined=False), modules="*-")
 
     def moved(program: Program) -> float:
         kernels = _kernels(program, phase, ("elementwise", "reduction"))
@@ -170,7 +170,7 @@ def test_every_style_gives_a_whole_layer(name: str) -> None:
         "tensor parallel": Shard(batch=2, seq_len=32, tp=2, sequence=True),
         "context parallel": Shard(batch=2, seq_len=32, cp=2),
     }.get(name, Shard(batch=2, seq_len=32))
-    piece = build_layer_block(LLAMA, shard, style, experts=False)
+    piece = build_layer_block(LLAMA, shard, style, modules="*-")
     backward = _kernels(piece.program, Phase.BACKWARD, ("gemm",))
     forward = _kernels(piece.program, Phase.FORWARD, ("gemm",))
     work = [
@@ -181,8 +181,8 @@ def test_every_style_gives_a_whole_layer(name: str) -> None:
 
 
 def test_tensor_parallel_ranks_share_the_arithmetic_of_a_layer() -> None:
-    whole = build_layer_block(LLAMA, Shard(batch=2, seq_len=32), Style(), experts=False)
-    half = build_layer_block(LLAMA, Shard(batch=2, seq_len=32, tp=2, sequence=True), Style(), experts=False)
+    whole = build_layer_block(LLAMA, Shard(batch=2, seq_len=32), Style(), modules="*-")
+    half = build_layer_block(LLAMA, Shard(batch=2, seq_len=32, tp=2, sequence=True), Style(), modules="*-")
 
     def work(piece) -> float:
         kernels = _kernels(piece.program, Phase.FORWARD, ("gemm",)).items()
@@ -196,7 +196,7 @@ def test_experts_see_each_token_top_k_times() -> None:
         "moe", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32,
                 "experts": {"count": 8, "top_k": 2, "ffn": 32}},
     )  # fmt: skip
-    piece = build_layer_block(mixture, Shard(batch=2, seq_len=32, ep=4), Style(), experts=True)
+    piece = build_layer_block(mixture, Shard(batch=2, seq_len=32, ep=4), Style(), modules="*E")
     kernels = _kernels(piece.program, Phase.FORWARD, ("gemm",))
     grouped = {values[:4]: n for (_, kind, _, values), n in kernels.items() if kind == "bmm"}
     # 64 tokens to 2 experts each: 2 local experts with 64 rows; gate and up together, then down
@@ -211,10 +211,10 @@ def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
     shard = Shard(batch=2, seq_len=32)
     head = build_head_block(LLAMA, shard, Style(precision="fp8")).program
     assert _computes(head, Phase.FORWARD) == {"bf16": 1} and _computes(head, Phase.BACKWARD) == {"bf16": 2}
-    layer = build_layer_block(LLAMA, shard, Style(precision="fp8", joined=False), experts=False).program
+    layer = build_layer_block(LLAMA, shard, Style(precision="fp8", joined=False), modules="*-").program
     assert _computes(layer, Phase.BACKWARD) == {"fp8": 14}
     mixed = build_layer_block(
-        LLAMA, shard, Style(precision="fp8", joined=False, wide_gradients=True), experts=False
+        LLAMA, shard, Style(precision="fp8", joined=False, wide_gradients=True), modules="*-"
     ).program
     assert _computes(mixed, Phase.FORWARD) == {"fp8": 7}
     assert _computes(mixed, Phase.BACKWARD) == {"fp8": 7, "bf16": 7}
@@ -224,7 +224,7 @@ def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
 def test_megatrons_softmax_takes_four_matrices_at_a_time(batch: int) -> None:
     narrow = make_transformer("gpt", {"layers": 1, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 9, "seq_len": 32})
     style = Style(attention="unfused", fused=True)
-    piece = build_layer_block(narrow, Shard(batch=batch, seq_len=32), style, experts=False)
+    piece = build_layer_block(narrow, Shard(batch=batch, seq_len=32), style, modules="*-")
     casts = [op.name for op in piece.program.ops].count("aten::_to_copy")
     assert casts == (0 if batch * 2 % 4 == 0 else 4)  # two each way
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import traincast
+from traincast.ir.ops import POINTWISE
 from traincast.ir.validate import validate_workload
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.recommenders.description import read_description
@@ -65,6 +66,16 @@ def test_attention_in_one_kernel_is_faster_than_op_by_op():
     assert fused < padded
 
 
+def test_pointwise_attention_pads_nothing_and_follows_the_spread_of_lengths():
+    sizes = {"recommender": "hstu", "tables": {"item": WIDE}, "layers": 1, "batch_size": 32}
+    lengths = [{"mean": 512, "spread": spread, "longest": 2048} for spread in (0, 512)]
+    even, uneven = (build_recommender_workload(described(**sizes, history=each)) for each in lengths)
+    names = [signature.name for signature in even.programs[0].signatures]
+    assert POINTWISE in names and not any("padded" in name for name in names)
+    seconds = [traincast.predict(step, on="h100").timeline.seconds_by_family()["attention"] for step in (even, uneven)]
+    assert 1.5 < seconds[1] / seconds[0] < 2.2, "twice as many pairs"
+
+
 def test_every_action_looks_up_the_tables_that_are_named():
     tables = {name: {"rows": 1000, "dim": 64} for name in ("item", "artist", "user")}
     what = described(
@@ -96,6 +107,95 @@ def test_a_file_is_predicted_on_one_gpu_and_on_many(tmp_path):
     eight = traincast.predict(str(file), on="dgx-h100", gpus=8, dtype="bf16")
     assert one.iteration < eight.iteration
     assert traincast.predict(str(file), on="dgx-h100", batch_size=8192).iteration > one.iteration
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_each_table_is_looked_up_as_often_as_it_says(gpus):
+    # Given as many lookups altogether, when most are in the large table, then its rows come from memory, not from L2
+    def time(large, small):
+        tables = {
+            "large": {"rows": 50_000_000, "dim": 64, "pooling": large},
+            "small": {"rows": 100, "dim": 64, "pooling": small},
+        }
+        workload = build_recommender_workload(described(recommender="deepfm", tables=tables, batch_size=65_536))
+        return traincast.predict(workload, on="dgx-h100", gpus=gpus).iteration
+
+    assert time(39, 1) > 1.05 * time(1, 39)
+
+
+def keep(**storage):
+    """A step with a large table that is kept in some way, beside a small one."""
+    tables = {
+        "user": {"rows": 20_000_000, "dim": 64, "optimizer": "adam", "storage": storage},
+        "item": {"rows": 100_000, "dim": 64, "optimizer": "adam"},
+    }
+    return build_recommender_workload(described(recommender="deepfm", tables=tables, batch_size=262_144))
+
+
+def test_rows_that_are_not_on_the_device_take_longer_and_leave_room():
+    # Given a table in each place, when its step is predicted, then the device holds less of it, and links are waited
+    # for the more the less it holds
+    steps = {kind: keep(kind=kind) for kind in ("device", "uvm", "uvm_caching", "hash", "stashed")}
+    steps["half a hash"] = keep(kind="hash", cache=0.5)
+    steps["ssd"] = keep(kind="ssd", drive_gb_per_s=6)
+    for workload in steps.values():
+        validate_workload(workload)
+    found = {name: traincast.predict(workload, on="h100") for name, workload in steps.items()}
+    time = {name: one.iteration for name, one in found.items()}
+    held = {name: one.memory.peak_bytes for name, one in found.items()}
+
+    assert time["device"] < time["hash"] < time["half a hash"] and time["device"] < time["uvm"]
+    assert time["device"] < time["uvm_caching"] < time["ssd"]
+    assert held["uvm"] < held["uvm_caching"] < held["half a hash"] < held["hash"]
+    # both ways over the link, 5.1 GB of weights each
+    assert time["stashed"] - time["device"] > 2 * 5.1e9 / 128e9
+
+
+def test_the_hit_rate_of_a_table_is_what_a_description_says():
+    half, most = (
+        traincast.predict(keep(kind="hash", cache=0.1, hit_rate=rate), on="h100").iteration for rate in (0.5, 0.9)
+    )
+    assert most < half
+
+
+def test_a_described_table_is_cut_and_kept_as_it_says_on_several_gpus():
+    tables = {
+        "user": {"rows": 20_000_000, "dim": 64, "storage": "uvm_caching", "sharding": "row_wise"},
+        "item": {"rows": 1000, "dim": 64, "sharding": "data_parallel"},
+        "shop": {"rows": 1000, "dim": 64},
+    }
+    workload = build_recommender_workload(described(recommender="deepfm", tables=tables, batch_size=4096))
+    step = traincast.predict(workload, on="dgx-h100", gpus=2)
+    ops = [op.name for op in step.workload.programs[0].ops]
+
+    assert ops.count("fbgemm::lru_cache_populate") == 1
+    assert any("reduce_scatter" in name for name in ops)
+    assert any(name.startswith("fbgemm::dense_embedding_codegen_forward") for name in ops)
+    with pytest.raises(TraincastError, match="`shard` finds"):
+        traincast.shard(workload, on="dgx-h100", gpus=2, torchrec=False, time_limit=0)
+
+
+def test_ways_to_keep_tables_that_no_plan_has_are_for_one_gpu():
+    with pytest.raises(TraincastError, match="tables kept as 'hash'"):
+        traincast.predict(keep(kind="hash"), on="dgx-h100", gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"storage": "disk"}, "unknown storage 'disk'"),
+        ({"storage": {"cache": 0.5}}, "give a kind"),
+        ({"storage": {"kind": "uvm", "cache": 0.5}}, "has no cache"),
+        ({"storage": {"kind": "hash", "hit_rate": 90}}, "hit_rate 90; give a number up to 1"),
+        ({"storage": {"kind": "hash", "cache": 0}}, "cache 0"),
+        ({"storage": "ssd"}, "how fast its drive is"),
+        ({"sharding": "column_wise"}, "unknown sharding 'column_wise'"),
+    ],
+)
+def test_a_place_that_cannot_be_is_told_with_its_table(entry, said):
+    with pytest.raises(TraincastError, match=said) as error:
+        described(recommender="deepfm", tables={"user": {"rows": 10, "dim": 4, **entry}})
+    assert "user" in str(error.value)
 
 
 def test_its_tables_are_sharded_by_name(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickletools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import traincast
 from traincast.hardware.platform import load_device
 from traincast.ir.memory import CATEGORIES, EventWriter, Memory, MemoryEvents
 from traincast.simulator.memory.device_memory import make_device_memory, replay_steps
-from traincast.simulator.memory.snapshot import make_snapshot
+from traincast.simulator.memory.snapshot import make_snapshot, write_snapshot
 
 ACTIVATION, PARAMETER, OPTIMIZER = (CATEGORIES.index(n) for n in ("activation", "parameter", "optimizer_state"))
 MIB = 1 << 20
@@ -74,7 +76,44 @@ def test_a_snapshot_has_the_fields_of_pytorchs_viewer() -> None:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
         assert {b["state"] for b in segment["blocks"]} <= {"active_allocated", "inactive"}
     actions = [event["action"] for event in snapshot["device_traces"][0]]
-    assert actions == ["alloc"] * 3 + ["free_completed"] * 3
+    assert actions == ["alloc"] * 3 + ["free_requested", "free_completed"] * 3
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:32"])
+def test_the_trace_of_a_snapshot_ends_at_its_blocks(text: str) -> None:
+    # given a snapshot of a real step
+    memory = traincast.predict("resnet50", on="v100", batch_size=8, allocator=text or None).memory
+    snapshot = make_snapshot(memory)
+    blocks: dict[int, int] = {}
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                blocks[block["address"]] = block["size"]
+    at_the_end = dict(blocks)
+    # when its trace is walked backwards from there, as the viewer does, then every block lies in a segment, alone
+    for event in reversed(snapshot["device_traces"][0]):
+        if event["action"] == "alloc":
+            assert blocks.pop(event["addr"]) == event["size"]
+        elif event["action"] == "free_completed":
+            assert event["addr"] not in blocks
+            assert any(s["address"] <= event["addr"] < s["address"] + s["total_size"] for s in snapshot["segments"])
+            blocks[event["addr"]] = event["size"]
+    # and the step begins with as much as it leaves: it is steady
+    assert sum(blocks.values()) == sum(at_the_end.values())
+
+
+def test_a_pickled_snapshot_has_what_the_viewer_unpickles(tmp_path: Path) -> None:
+    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"), communicators=0)
+    write_snapshot(tmp_path / "memory.pickle", memory)
+    write_snapshot(tmp_path / "memory.json", memory)
+    # plain values only, in a protocol and opcodes of the viewer's own reader
+    listed = {opcode.name for opcode, _, _ in pickletools.genops((tmp_path / "memory.pickle").read_bytes())}
+    assert listed <= {
+        "PROTO", "FRAME", "MARK", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
+        "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "APPEND", "APPENDS",
+        "SETITEM", "SETITEMS", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "memory.json").read_text()) == make_snapshot(memory)
 
 
 def test_what_a_step_leaves_is_freed_where_the_next_one_frees_it() -> None:

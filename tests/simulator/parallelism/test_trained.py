@@ -22,7 +22,7 @@ def predicted(**options):
 
 def test_adapters_of_four_projections_are_all_that_is_trained() -> None:
     style = Style(frozen=True, adapter_rank=4, joined=False)
-    piece = build_layer_block(TINY, Shard(batch=2, seq_len=32), style, experts=False)
+    piece = build_layer_block(TINY, Shard(batch=2, seq_len=32), style, modules="*-")
     assert piece.trained == 4 * 2 * 4 * 64  # query, key, value and output: two matrices of rank 4 each
     products = [op.name for op in piece.program.ops].count("aten::mm")
     # forward 7 and two for each adapter; backward one for each frozen weight and four for each adapter

@@ -91,6 +91,14 @@ def test_an_interval_is_made_of_named_terms():
         assert result.to_dict()["interval_terms"] == result.interval_terms
 
 
+def test_a_host_that_is_nearly_late_makes_a_step_as_uncertain_as_one_that_is():
+    near = traincast.predict("resnet50", on="a100-80gb", batch_size=14, dtype="tf32")
+    far = traincast.predict("resnet50", on="a100-80gb", batch_size=256, dtype="tf32")
+    assert near.device_idle < 0.2 * near.iteration, "the device still decides"
+    spread = [step.interval_terms["kernels_and_host"] for step in (near, far)]
+    assert spread[0] > 1.5 * spread[1], spread
+
+
 @pytest.mark.parametrize(("platform", "told"), [("rtx-2080-ti", True), ("a100-80gb", False)])
 def test_types_without_units_are_told(platform, told):
     step = traincast.predict("bert-large", on=platform, batch_size=2, dtype="bf16")

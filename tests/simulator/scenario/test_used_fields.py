@@ -31,6 +31,7 @@ VALUES = {
     "overlap": "none", "lora_rank": 8, "frozen_layers": 2, "document_len": 256, "plan": PLAN, "dense": "dense.yaml",
     "host": "study-2022", "skew_ms": 5.0, "jitter": 0.2, "seed": 3, "loader_ms": 90.0, "workers": 2,
     "costs": "costs.toml", "allocator": "expandable_segments:True", "optimizer_state": "bf16", "lora_base": "nf4",
+    "lora_targets": "all",
     "offload": "optimizer", "loss": "chunked",
 }  # fmt: skip
 """A value of every field that is not its default."""
@@ -44,7 +45,7 @@ BESIDE = {
     "zero": {"gpus": 8}, "no_sequence_parallel": {"tp": 2, "gpus": 8}, "tp": {"gpus": 8}, "cp": {"gpus": 8},
     "cp_exchange": {"cp": 2, "gpus": 8}, "dispatch": {"ep": 1}, "no_overlap": {"gpus": 8, "zero": 1},
     "overlap": {"gpus": 8, "zero": 1}, "global_batch": {"gpus": 8},
-    "lora_base": {"lora_rank": 8}, "graph_modules": {"kernels": "fused"},
+    "lora_base": {"lora_rank": 8}, "lora_targets": {"lora_rank": 8}, "graph_modules": {"kernels": "fused"},
 }  # fmt: skip
 """Fields that stand alongside one, so that it has something to say."""
 SAME = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, op, step
 from traincast.traces.events import Kind
-from traincast.traces.profiler.rates import OpFinder, infer_framework_version, make_version_context
+from traincast.traces.profiler.rates import OpFinder, infer_framework_version, make_rate_rows, make_version_context
 from traincast.traces.signatures import SignatureReader
 
 
@@ -72,3 +72,16 @@ def test_names_that_only_newer_versions_have_tell_it_too(tmp_path, name, version
     tied, _ = finder(tmp_path, event("cpu_op", name, 10, 5))
 
     assert infer_framework_version(tied) == version
+
+
+def test_a_concatenation_has_a_rate_of_bytes(tmp_path):
+    ran = kernel(1, 20, 10, name="void at::native::CatArrayBatchedCopy<float, unsigned int, 1, 64, 64>")
+    joined = event(
+        "cpu_op", "aten::cat", 5, 12, **{"Input Dims": [[[1000, 1000]], []], "Input type": ["TensorList", ""]}
+    )
+    tied, ops = finder(tmp_path, *step(joined, launch(1, 8), ran))
+
+    (row,) = make_rate_rows(tied, ops.reader)
+
+    assert (row.flops, row.bytes) == (0.0, 8e6)
+    assert row.tbytes == pytest.approx(0.8)

@@ -52,6 +52,16 @@ def test_an_element_wise_kernel_is_as_large_as_its_grid_says():
     assert known[0] < by_time[0]
 
 
+def test_amds_grids_are_the_most_that_a_kernel_can_have():
+    """They count threads where they say blocks: one element is not the megabytes that take as long on MI300X."""
+    name = "vectorized_elementwise_kernel<4>"
+    assert carry(3.8e-6, "elementwise", name, source="mi300x", target="t4")[0] > 20e-6
+    assert carry(3.8e-6, "elementwise", name, source="mi300x", target="t4", blocks=1.0, threads=256.0)[0] < 6e-6
+    assert carry(1e-3, "elementwise", name, "mi300x", "t4", 1e6, 256.0) == carry(
+        1e-3, "elementwise", name, "mi300x", "t4"
+    )
+
+
 def test_the_same_device_keeps_what_was_measured_and_another_vendor_is_less_sure():
     assert carry(1e-4, "gemm", "sgemm", target="a100-80gb") == (1e-4, 0.0)
     near, far = (carry(1e-4, "gemm", "sgemm", target=target)[1] for target in ("h100", "mi300x"))

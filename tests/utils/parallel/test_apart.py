@@ -99,6 +99,11 @@ def test_a_crash_outside_of_python_is_told_by_its_signal(crash, name):
     assert not ended.own and name in ended.failure and "crash outside of Python" in ended.failure
 
 
+def test_a_crash_is_told_with_what_was_done_last():
+    ended, _ = _run(lambda tell: (faulthandler.disable(), tell("rank 0"), tell("rank 1"), os.abort()))
+    assert ended.failure.endswith("a crash outside of Python (rank 1)")
+
+
 def test_work_that_takes_too_long_is_ended_with_what_it_started():
     def work(tell):
         tell(str(subprocess.Popen(["sleep", "60"]).pid))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.prediction.result import Prediction
@@ -19,6 +19,7 @@ from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.simulator.scenario.scaling import predict_scaling
 from traincast.simulator.scenario.scenario import FieldInfo, Scenario, list_scenario_fields
+from traincast_evaluation.laws.answers import COUNTED
 from traincast_evaluation.laws.drawing import find_kind, load_device_of
 
 ROUNDING = 1e-7  # relative: sums in another order
@@ -33,6 +34,7 @@ _SECOND = {
 _TEXTS = {"allocator": "expandable_segments:True", "offload": "optimizer"}
 _WITH: dict[str, dict[str, Any]] = {
     "workers": {"loader_ms": 20.0}, "checkpoint_layers": {"checkpoint": "full"}, "lora_base": {"lora_rank": 8},
+    "lora_targets": {"lora_rank": 8},
     "checkpoint_every": {"checkpoint": "full"}, "fp8_gather": {"dtype": "fp8"},
 }  # fmt: skip
 """What a field needs beside it, on both sides."""
@@ -51,7 +53,7 @@ Side = Scenario | Resolved
 class Pair:
     """Two questions under a law: `slower` is the one that may not take less time (None: either), `larger` the one that
     may not take less memory (None: either); `same` says that their times are equal. `slack` is a factor that is
-    allowed; `of_kernels`: times are those in which kernels run, not of steps."""
+    allowed; `of` says which times: of the step, those in which kernels run, or the sum of its products."""
 
     law: str
     first: Side
@@ -60,11 +62,11 @@ class Pair:
     larger: str | None = None
     same: bool = False
     slack: float = 1.0
-    of_kernels: bool = False
+    of: Literal["step", "kernels", "products"] = "step"
 
     def judge(self, first: Prediction, second: Prediction) -> Iterator[tuple[str, str, float]]:
         """Laws that the two answers break: the law, what it shows, and by which factor."""
-        a, b = (result.device_active if self.of_kernels else result.iteration for result in (first, second))
+        a, b = (_measure_time(result, self.of) for result in (first, second))
         shown = f"{1e3 * a:.4g} and {1e3 * b:.4g} ms"
         allowed = self.slack * (1 + ROUNDING)
         if self.same and abs(a - b) > ROUNDING * a:
@@ -79,6 +81,12 @@ class Pair:
             yield f"{self.law}: more memory", held, x / y
         if self.larger == "first" and x * (1 + ROUNDING) < y:
             yield f"{self.law}: less memory", held, y / x
+
+
+def _measure_time(result: Prediction, of: str) -> float:
+    if of == "products":
+        return sum(result.by_family.get(name, 0.0) for name in COUNTED)
+    return result.device_active if of == "kernels" else result.iteration
 
 
 def list_pairs(scenario: Scenario, rng: random.Random) -> list[Callable[[], Pair | None]]:
@@ -164,11 +172,12 @@ def pair_samples(scenario: Scenario) -> Pair | None:
     if samples is None or scenario.micro_batch is not None:
         return None
     return Pair("kernels of twice the samples", scenario, scenario.replace(batch_size=2 * samples), slower="second",
-                of_kernels=True)  # fmt: skip
+                of="kernels")  # fmt: skip
 
 
 def pair_bits(scenario: Scenario) -> Pair | None:
-    """A step in fp32, and with fewer bits, where the GPU has units for them."""
+    """The products of a step in fp32, and with fewer bits, where the GPU has units for them. Copies of weights to fewer
+    bits, and what follows the products, are other kernels."""
     known = load_device_of(str(scenario.on)).peak_flops
     order = [name for name in ("fp32", "tf32", "fp16", "bf16") if name in known]
     now = scenario.dtype or ("bf16" if find_kind(scenario) == "parallel" else "fp32")
@@ -178,11 +187,7 @@ def pair_bits(scenario: Scenario) -> Pair | None:
     if not narrower:
         return None
     return Pair("fewer bits", scenario.replace(dtype=now), scenario.replace(dtype=narrower[-1]), slower="first",
-                slack=CASTS, of_kernels=True)  # fmt: skip
-
-
-CASTS = 1.05
-"""What autocast's copies may add to the kernels of a step in which GEMMs are few."""
+                of="products")  # fmt: skip
 
 
 def pair_weak(scenario: Scenario) -> Pair | None:

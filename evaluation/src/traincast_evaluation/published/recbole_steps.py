@@ -1,8 +1,9 @@
 """Training steps of RecBole's models as its trainer runs them: what the captures of `suites/captured_recbole` were made
 from.
 
-RecBole itself is imported (1.2.1), with tables of random interactions of the published sizes. Steps are those of
-PyTorch 1.8, which the published table was made with: gradients are zeroed, Adam goes over parameters one by one.
+RecBole itself is imported (1.1.1, released two days after the table), with tables of random interactions of the
+published sizes. Steps are those of PyTorch 1.8, which the table was made with: gradients are zeroed, Adam goes over
+parameters one by one.
 `python -m traincast_evaluation.published.recbole_steps FOLDER [DATASET...]` captures anew.
 """
 
@@ -24,7 +25,8 @@ from traincast.capturing import capture_step
 from traincast.ir.file import save_workload
 
 BATCH = 4096
-_FIELDS = {"age": 8, "gender": 3, "occupation": 22, "release_year": 82, "genre": 19}  # of ml-1m: 134 with padding
+_USER_FIELDS = {"age": 8, "gender": 3, "occupation": 22}  # of ml-1m, as those of items: 134 with padding and genres
+_USERS, _ITEMS, _YEARS, _GENRES, _MOST_GENRES = 6041, 3884, 82, 19, 6  # of MovieLens 1M, padding included
 _CRITEO_FIELDS, _CRITEO_NUMBERS, _CRITEO_FEATURES = 26, 13, 2_572_192
 
 
@@ -65,7 +67,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     | {name: {"loss_type": "BPR", "train_neg_sample_args": _PAIRWISE} for name in ("FPMC", "TransRec")},
     "Context-aware": {
         **{name: {} for name in ("AFM", "AutoInt", "DCN", "DeepFM", "FFM", "FM", "FNN", "FwFM", "LR", "NFM", "PNN")},
-        **{name: {} for name in ("WideDeep", "xDeepFM")},
+        **{name: {} for name in ("DSSM", "WideDeep", "xDeepFM")},
         "DCNV2": {"mixed": False, "structure": "stacked"},
     },
 }  # fmt: skip
@@ -82,13 +84,13 @@ def write_table(name: str, folder: Path) -> None:
     """Writes a data set with RecBole's column names: every user, item and value of a field at least once."""
     table, rng = TABLES[name], np.random.default_rng(0)
     inter = folder / name / f"{name}.inter"
+    if name == "context-ml-1m":
+        _write_movies(inter, rng)
+        return
     if table.family == "Context-aware":
-        rows = 1_000_000 if name.endswith("criteo") else 20_000
-        wide = _CRITEO_FEATURES // _CRITEO_FIELDS
-        sizes = {f"c{i}": wide for i in range(_CRITEO_FIELDS)} if name.endswith("criteo") else _FIELDS
-        columns: dict[str, Any] = {f"{field}:token": np.arange(rows) % (count - 1) for field, count in sizes.items()}
-        if name.endswith("criteo"):
-            columns |= {f"i{i}:float": rng.random(rows) for i in range(_CRITEO_NUMBERS)}
+        rows, wide = 1_000_000, _CRITEO_FEATURES // _CRITEO_FIELDS
+        columns: dict[str, Any] = {f"c{i}:token": np.arange(rows) % (wide - 1) for i in range(_CRITEO_FIELDS)}
+        columns |= {f"i{i}:float": rng.random(rows) for i in range(_CRITEO_NUMBERS)}
         _write_rows(inter, {**columns, "label:float": rng.integers(0, 2, rows)})
         return
     # sequences of 50 hold the last items of a user whatever there is of them
@@ -98,6 +100,23 @@ def write_table(name: str, folder: Path) -> None:
     rng.shuffle(items[table.items :])
     _write_rows(
         inter, {"user_id:token": users, "item_id:token": items, "timestamp:float": np.arange(count, dtype=np.float64)}
+    )
+
+
+def _write_movies(inter: Path, rng: np.random.Generator) -> None:
+    """MovieLens 1M with what it says of users and movies: up to six genres each."""
+    rows, users, items = 20_000, np.arange(_USERS - 1), np.arange(_ITEMS - 1)
+    _write_rows(
+        inter,
+        {"user_id:token": np.arange(rows) % len(users), "item_id:token": np.arange(rows) % len(items),
+         "label:float": rng.integers(0, 2, rows)},
+    )  # fmt: skip
+    fields = {f"{field}:token": users % (count - 1) for field, count in _USER_FIELDS.items()}
+    _write_rows(inter.with_suffix(".user"), {"user_id:token": users, **fields})
+    genres = [" ".join(str((i + k) % (_GENRES - 1)) for k in range(1 + i % _MOST_GENRES)) for i in items.tolist()]
+    _write_rows(
+        inter.with_suffix(".item"),
+        {"item_id:token": items, "release_year:token": items % (_YEARS - 1), "genre:token_seq": np.array(genres)},
     )
 
 
@@ -112,9 +131,13 @@ def _configure(name: str, model: str, folder: Path) -> Any:
     }  # fmt: skip
     if table.family == "Context-aware":
         kept = [f"c{i}" for i in range(_CRITEO_FIELDS)] + [f"i{i}" for i in range(_CRITEO_NUMBERS)]
-        used = kept if name.endswith("criteo") else list(_FIELDS)
+        criteo = {"USER_ID_FIELD": kept[0], "ITEM_ID_FIELD": kept[1], "load_col": {"inter": [*kept, "label"]}}
+        movies = {
+            "inter": ["user_id", "item_id", "label"], "user": ["user_id", *_USER_FIELDS],
+            "item": ["item_id", "genre", "release_year"],
+        }  # fmt: skip
+        options |= criteo if name.endswith("criteo") else {"load_col": movies}
         options |= {
-            "USER_ID_FIELD": used[0], "ITEM_ID_FIELD": used[1], "load_col": {"inter": [*used, "label"]},
             "eval_args": {"split": {"RS": [0.8, 0.1, 0.1]}, "order": "RO", "group_by": None, "mode": "labeled"},
             "train_neg_sample_args": None, "normalize_all": False, "metrics": ["AUC"], "valid_metric": "AUC",
         }  # fmt: skip
@@ -151,14 +174,21 @@ def make_step(config: Any, data: Any, model: str) -> Callable[[], None]:
 
 
 def _stand_in_for_older_libraries() -> None:
-    """Names that RecBole 1.2.1 takes from older NumPy and SciPy, and from TensorBoard, which a step does not need."""
+    """Names that RecBole takes from older NumPy and SciPy, and from TensorBoard, which a step does not need."""
     matrix: Any = import_module("scipy.sparse").dok_matrix
     if not hasattr(matrix, "_update"):
         matrix._update = lambda self, entries: self._dict.update(entries)
     board = ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = object  # type: ignore[attr-defined]
     sys.modules.setdefault("torch.utils.tensorboard", board)
-    for name, now in {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "bool8": "bool_"}.items():
+    for name, now in {
+        "float_": "float64",
+        "complex_": "complex128",
+        "unicode_": "str_",
+        "bool8": "bool_",
+        "bool": "bool_",
+        "int": "int64",
+    }.items():
         if not hasattr(np, name):
             setattr(np, name, getattr(np, now))
 

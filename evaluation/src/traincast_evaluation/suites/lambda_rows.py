@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from traincast.costs.host.profile import find_cpu
 from traincast.hardware.platform import Platform, add_default_links, find_device_by_name, load_platform
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.resolved import Resolved, resolve
@@ -68,7 +69,7 @@ def _make_case(row: Row) -> Case:
         gpus=1 if model in _APART else gpus,
         dtype="tf32" if row["precision"] == "tf32" else "fp32",
         loader_ms=batch * reading_ms or None,
-        host=row["host_cpu"],
+        host=row["host_cpu"] if find_cpu(row["host_cpu"]) else None,  # a virtual machine may not say
     )
     return Case(
         name=name + mark,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traincast.utils.metrics import ErrorRow, compute_error_row
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
-from traincast_evaluation.suites.llm_extra_rows import make_extra_request
+from traincast_evaluation.suites.llm_extra_rows import make_extra_request, read_step_ms
 from traincast_evaluation.suites.llm_presets import fill_from_presets
 from traincast_evaluation.suites.llm_rows import is_fitted, make_request, make_vtrain_request
 from traincast_evaluation.suites.published import Row, read_cases, read_rows
@@ -52,11 +52,12 @@ def _make_llm_case(row: Row, filled: Row) -> Case:
 
 
 def _make_extra_case(row: Row) -> Case:
+    request = make_extra_request(row)
     return Case(
         name=_format_case_name(row),
         group=f"{row['set']}, tier {row['tier']}",
-        question=make_extra_request(row),
-        measured_ms=row.positive("iteration_ms"),
+        question=request,
+        measured_ms=read_step_ms(row, request.layout),
     )
 
 

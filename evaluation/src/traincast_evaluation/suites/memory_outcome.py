@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,14 @@ class MemoryOutcome:
     def covered(self) -> bool | None:
         """Whether the measured peak is inside the interval."""
         return None if self.measured is None else self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
+    def distance(self) -> float:
+        """How far the measured peak is from the predicted one, in half-widths of the interval on that side."""
+        assert self.measured is not None
+        low, high = self.interval
+        width = math.log(high / self.predicted if self.measured > self.predicted else self.predicted / low)
+        return abs(math.log(self.measured / self.predicted)) / max(width, 1e-12)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, GB."""

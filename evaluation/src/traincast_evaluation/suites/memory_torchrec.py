@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
-from importlib.resources import as_file, files
 from pathlib import Path
 
 from traincast.hardware.platform import load_device
-from traincast.ir.file import load_workload
 from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
 from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.published import Row, read_rows
+from traincast_evaluation.suites.recommenders import load_captured_step
 
 _KMIB = 1000.0 * (1 << 20)
 _COLUMNS = {
@@ -87,8 +86,7 @@ def _explain_absence(row: Row) -> str:
 @cache
 def _load_memory(name: str) -> list[DeviceMemory]:
     """The memory of every rank of a captured step."""
-    with as_file(files("traincast_evaluation") / "suites" / "captured_torchrec" / f"{name}.tc") as path:
-        workload = load_workload(path)
+    workload = load_captured_step(name)
     device = load_device(_DEVICE)
     groups = count_communicators(workload.programs)
     return [

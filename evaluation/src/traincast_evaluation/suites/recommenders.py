@@ -1,21 +1,21 @@
-"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured as it is.
+"""Recommenders as others have measured them: TorchRec's own pipeline benchmark, captured on two ranks, and the OneTrans
+of Primus-DLRM on one, two and eight.
 
-TorchRec's history also tells how long a change made a step, on a GPU that it does not name: such a pair is predicted on
-one GPU, and its measured ratio is told as the time that it would have there.
+TorchRec's history also tells how long a change made a step, on a GPU that it mostly does not name: of those that its
+authors name elsewhere, the one on which the step before comes nearest. A pair's measured ratio is told as the time that
+the step after would have beside the predicted step before.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
+from importlib.resources import as_file, files
+from math import log
 from pathlib import Path
 from typing import NamedTuple
 
-from traincast.app.api import capture
+from traincast.ir.file import load_workload
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
@@ -24,82 +24,70 @@ from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
 from traincast_evaluation.suites.published import Row, read_cases, read_rows
 
-_KMIB = 1000 * 2**20 / 1e9  # gigabytes of what TorchRec's benchmark prints
-_ON = "dgx-h100"  # of pairs: their GPU is not stated
-_CHANGES = "before and after"
-_BASE, _EMO, _EVAL = "sparse_data_dist_base", "prefetch_emo", "eval_dp_cpu"
-_ON_GPU = (
-    "pipeline=eval-sdd", "embedding_device=cuda", "device_group=cuda", "compute_kernel=fused",
-    "sharding_type=table_wise", "skip_dense_optimizer=false",
-)  # fmt: skip
-_HEAVY = (
-    (r"over_arch_out_size: \d+", "over_arch_out_size: 4096"),
-    (r"over_arch_hidden_layers: \d+", "over_arch_hidden_layers: 10"),
-    (r"dense_arch_hidden_sizes: \[.*\]", "dense_arch_hidden_sizes: [2048, 2048, 2048, 2048]"),
-)
-
-
-class _Run(NamedTuple):
-    """A configuration by the beginning of its file's name, options of the command line, and lines that are others."""
-
-    yaml: str
-    options: tuple[str, ...] = ("sync_fwd=False",)
-    edits: tuple[tuple[str, str], ...] = ()
-
-
-class _Change(NamedTuple):
-    """A pair of rows of one pull request, by their names, and how each is run."""
-
-    pull_request: str
-    before: str
-    after: str
-    run_before: _Run
-    run_after: _Run
-
-
-_PLAIN = _Run(_BASE)
+_CHANGES, _BEYOND = "before and after", "beyond the spread"
+_SIZE = 0.25  # of a change: how near a predicted one is to be
 _RUNS = {
-    "TestSparseNN sdd_base": _PLAIN,
-    "TestSparseNN emb_stash": _Run("sparse_data_dist_emb_stash"),
-    "TestSparseNN heavy_dense": _Run(_BASE, edits=_HEAVY),
+    "TestSparseNN sdd_base": "before-base",
+    "TestSparseNN emb_stash": "before-emb_stash",
+    "TestSparseNN heavy_dense": "newest-heavy_dense",
+    "metric_scaling_prod": "newest-metric_scaling",
 }
-_PAIRS = (
-    _Change("4066", _BASE, "sparse_data_dist_sync_fwd", _PLAIN, _Run(_BASE, ("sync_fwd=True",))),
-    _Change("4017", "baseline", "clear_inputs", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "clear_data_dist_inputs=True"))),
-    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "free_features_storage_early=True"))),
-    _Change("3787", _BASE, "sparse_data_dist_base_inplace_copy", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "enable_inplace_copy_batch=True"))),
-    _Change("3797", _BASE, "sparse_data_dist_bwd_opt", _PLAIN,
-            _Run(_BASE, (*_PLAIN.options, "pipeline=sparse-bwd-opt"))),
-    _Change("3899", "sparse_emo", "prefetch_emo", _Run(_EMO, (*_PLAIN.options, "pipeline=sparse")), _Run(_EMO)),
-    _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", _Run(_EVAL, (*_PLAIN.options, *_ON_GPU)),
-            _Run(_EVAL, (*_PLAIN.options, *_ON_GPU, "enable_inplace_copy_batch=True"))),
-)  # fmt: skip
 _NODES = {
     "NVIDIA GB200": "gb200-nvl72",
     "NVIDIA A100-80GB (form not stated)": "a100-80gb",
+    "NVIDIA H100": "h100-96gb",  # TorchRec's authors have the one with 2.4 TB/s
+    "AMD Instinct MI355X": "mi355x-platform",
 }
+_FLEET = ("gb200-nvl72", "a100-80gb", "h100-96gb")  # that TorchRec's authors name
+_ONE_TRANS = "OneTrans v6"
 _LEFT_OUT = {
-    "OneTrans v6": "how its pyramid shortens the sequence is not in the table",
-    "metric_scaling_prod": "its configuration is not among those of the table",
     "Maglev pipeline full": "its sizes are in a file that is not among those of the table",
 }
 _SOK = "its program, TensorFlow under XLA with Horovod, is not described here, nor which of two interactions it ran"
 
 
+class _Change(NamedTuple):
+    """A pair of rows of one pull request by their names, and the captured steps of both."""
+
+    pull_request: str
+    before: str
+    after: str
+    step_before: str
+    step_after: str
+
+
+_BASE, _SHAMPOO = "sparse_data_dist_base", "sparse_data_dist_shampoo"
+_PAIRS = (
+    _Change("4066", _BASE, "sparse_data_dist_sync_fwd", "newest-base", "newest-sync_fwd"),
+    _Change("4018", "baseline", "clear_inputs (D98744419)", "newest-base", "newest-clear"),
+    _Change("4018", "baseline", "clear_inputs (this diff)", "newest-base", "newest-clear"),
+    _Change("4017", "baseline", "clear_inputs", "newest-base", "newest-clear"),
+    _Change("4008", f"{_BASE}_before", f"{_BASE}_after", "before-base", "newest-base"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input", "before-base", "before-free"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_inplace", "before-base", "before-inplace"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input_inplace", "before-base",
+            "before-free_inplace"),
+    _Change("3899", "sparse_emo", "prefetch_emo", "before-sparse_emo", "before-prefetch_emo"),
+    _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", "before-eval_gpu", "before-eval_gpu_inplace"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo_non_threaded", "newest-shampoo",
+            "newest-opt_stash"),
+    _Change("3797", _SHAMPOO, "sparse_data_dist_bwd_opt_shampoo", "newest-shampoo", "newest-bwdopt_shampoo"),
+    _Change("3797", _BASE, "sparse_data_dist_bwd_opt", "before-base", "before-bwdopt"),
+    _Change("3787", _BASE, f"{_BASE}_inplace_copy", "before-base", "before-inplace"),
+)  # fmt: skip
+
+
 def list_recommender_cases(data: Path) -> list[Case | LeftOut]:
-    """Every row of the table of steps, then every pair of TorchRec's history that its benchmark can run."""
-    if find_spec("torchrec") is None:
-        raise TraincastError("evaluate recommenders captures TorchRec's benchmark, and torchrec is missing")
+    """Every row of the table of steps, then every pair of TorchRec's history whose steps were captured."""
     folder = data / "iterations"
-    steps = read_cases(folder / "recommender_steps.csv", lambda row: _make_case(row, folder / "torchrec_yaml"))
-    return [*steps, *_list_pairs(folder)]
+    return [*read_cases(folder / "recommender_steps.csv", _make_case), *_list_pairs(folder)]
 
 
 def summarise_recommenders(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
-    """Steps, then pairs: all of them, and those whose change exceeds the spread of repeated runs."""
+    """Steps, then pairs: all of them, and those whose change exceeds the spread of repeated runs, with how many of
+    these have the right sign, and a size that is near."""
     steps = [o for o in outcomes if o.case.group != _CHANGES]
     pairs = [o for o in outcomes if o.case.group == _CHANGES]
     rows = [summarise_outcomes(suite, "all: step", steps)] if steps else []
@@ -107,97 +95,99 @@ def summarise_recommenders(suite: str, outcomes: Sequence[Outcome], data: Path |
         rows.append(summarise_outcomes(suite, group, [o for o in steps if o.case.group == group]))
     if pairs:
         rows.append(summarise_outcomes(suite, _CHANGES, pairs))
-    beyond = [o for o in pairs if o.case.tags.get("change") == "beyond the spread"]
-    return [*rows, summarise_outcomes(suite, f"{_CHANGES}, beyond the spread", beyond)] if beyond else rows
+    beyond = [o for o in pairs if o.case.tags["change"] == _BEYOND]
+    if not beyond:
+        return rows
+    changes = [(_read_change(o, o.predicted_ms), _read_change(o, o.case.measured_ms)) for o in beyond]
+    right = sum(predicted * measured > 0 for predicted, measured in changes)
+    near = sum(abs(predicted - measured) <= _SIZE * abs(measured) for predicted, measured in changes)
+    group = f"{_CHANGES}, {_BEYOND} (sign right in {right}, size in {near} of {len(beyond)})"
+    return [*rows, summarise_outcomes(suite, group, beyond)]
 
 
-def _make_case(row: Row, configurations: Path) -> Case:
+def _read_change(outcome: Outcome, after_ms: float) -> float:
+    return after_ms / float(outcome.case.tags["before_ms"]) - 1.0
+
+
+def _make_case(row: Row) -> Case:
     model, measured = row.label("model"), row.positive("iteration_ms")
     if model in _LEFT_OUT:
         raise TraincastError(_LEFT_OUT[model])
     if row["set"] == "hugectr_sok":
         raise TraincastError(_SOK)
-    on, batch, gpus = row.known("device", _NODES), row.count("batch_per_gpu"), row.count("num_gpus")
-    name = f"{model}, {gpus} x {row.label('device')}, batch {batch}, {row.label('precision')}"
-    run = row.known("model", _RUNS)
-
-    def ask() -> Scenario:
-        return Scenario(workload=capture_pipeline(configurations, run, batch, gpus), on=on)
-
-    return Case(name=name, group="TorchRec", question=ask, measured_ms=measured)
+    on, gpus = row.known("device", _NODES), row.count("num_gpus")
+    step = f"onetrans-{gpus}" if model == _ONE_TRANS else row.known("model", _RUNS)
+    name = f"{model}, {gpus} x {row.label('device')}, batch {row.count('batch_per_gpu')}"
+    return Case(
+        name=f"{name}, {row.label('precision')}", group="Primus-DLRM" if model == _ONE_TRANS else "TorchRec",
+        question=Scenario(workload=load_captured_step(step), on=on), measured_ms=measured,
+    )  # fmt: skip
 
 
 def _list_pairs(folder: Path) -> list[Case | LeftOut]:
     rows = read_rows(folder / "torchrec_pipeline_memory.csv")
-    spread = _find_spread(rows)
+    found: list[tuple[_Change, Row, Row]] = []
     made: list[Case | LeftOut] = []
     for change in _PAIRS:
-        found = [
+        both = [
             next((r for r in rows if r["pr"].partition(".")[0] == change.pull_request and r["name"] == name), None)
             for name in (change.before, change.after)
         ]
-        name = f"pull request {change.pull_request}: {change.before} to {change.after}"
-        if found[0] is None or found[1] is None:
-            made.append(LeftOut(name=name, reason="the table lacks one of its rows", group=_CHANGES))
-            continue
-        try:
-            made.append(_make_pair(name, change, (found[0], found[1]), spread, folder / "torchrec_yaml"))
-        except TraincastError as error:
-            made.append(LeftOut(name=name, reason=str(error), group=_CHANGES))
-    return made
+        if both[0] is None or both[1] is None:
+            made.append(LeftOut(name=_name_pair(change), reason="the table lacks one of its rows", group=_CHANGES))
+        else:
+            found.append((change, both[0], both[1]))
+    spreads = _find_spreads([(change.step_before, before) for change, before, _ in found])
+    return [*made, *(_make_pair(change, before, after, spreads) for change, before, after in found)]
 
 
-def _find_spread(rows: Sequence[Row]) -> float:
-    """How far apart runs of one configuration lie in one month of the table, at most: as a share of the shorter."""
+def _name_pair(change: _Change) -> str:
+    return f"pull request {change.pull_request}: {change.before} to {change.after}"
+
+
+def _find_gpu(step: str, before: Row) -> str:
+    """The GPU on which a step comes nearest to what was measured."""
+    measured = before.positive("iteration_ms_p90")
+    return min(_FLEET, key=lambda on: abs(log(_predict_ms(step, on) / measured)))
+
+
+def _find_spreads(runs: Sequence[tuple[str, Row]]) -> dict[str, float]:
+    """By GPU how far apart runs of one step lie at most, as a share of the shorter; "" is the largest of all."""
     repeats: dict[tuple[str, str], list[float]] = {}
-    for change in _PAIRS:
-        for row in rows:
-            if row["pr"].partition(".")[0] == change.pull_request and row["name"] == change.before:
-                key = (repr(change.run_before), row["date"][:7])
-                repeats.setdefault(key, []).append(row.positive("gpu_runtime_ms_p90"))
-    return max((max(times) / min(times) - 1 for times in repeats.values()), default=0.0)
+    for step, row in runs:
+        key = (_find_gpu(step, row), step.partition("-")[2])
+        repeats.setdefault(key, []).append(row.positive("iteration_ms_p90"))
+    spreads: dict[str, float] = {}
+    for (on, _), times in repeats.items():
+        if len(set(times)) > 1:
+            spreads[on] = max(spreads.get(on, 0.0), max(times) / min(times) - 1.0)
+    return spreads | {"": max(spreads.values(), default=0.0)}
 
 
-def _make_pair(name: str, change: _Change, rows: tuple[Row, Row], spread: float, configurations: Path) -> Case:
-    before, after = rows
-    ratio = after.positive("gpu_runtime_ms_p90") / before.positive("gpu_runtime_ms_p90")
-    batch, gpus = before.count("batch_size"), before.count("world_size")
-    first = predict(Scenario(workload=capture_pipeline(configurations, change.run_before, batch, gpus), on=_ON))
-    workload = capture_pipeline(configurations, change.run_after, batch, gpus)
+def _make_pair(change: _Change, before: Row, after: Row, spreads: dict[str, float]) -> Case:
+    ratio = after.positive("iteration_ms_p90") / before.positive("iteration_ms_p90")
+    on = _find_gpu(change.step_before, before)
+    first = _predict_ms(change.step_before, on)
+    spread = spreads.get(on, spreads[""])
     return Case(
-        name=f"{name} ({ratio - 1:+.1%} measured)",
+        name=f"{_name_pair(change)} ({ratio - 1:+.1%} measured)",
         group=_CHANGES,
-        question=Scenario(workload=workload, on=_ON),
-        measured_ms=1e3 * first.iteration * ratio,
-        measured_memory_gb=after.positive("peak_allocated_kmib_p90") * _KMIB,
-        tags={"change": "beyond the spread" if abs(ratio - 1) > spread else "within the spread"},
-        note=f"the measured ratio on {_ON}, where the step before is predicted at {1e3 * first.iteration:.1f} ms",
+        question=Scenario(workload=load_captured_step(change.step_after), on=on),
+        measured_ms=first * ratio,
+        tags={"change": _BEYOND if abs(ratio - 1) > spread else "within the spread", "before_ms": f"{first:.4f}"},
+        note=f"the measured ratio on {on}, where the step before is predicted at {first:.1f} ms; runs of one step "
+        f"differ by {spread:.1%}",
     )
 
 
 @cache
-def capture_pipeline(configurations: Path, run: _Run, batch: int, gpus: int) -> Workload:
-    """TorchRec's pipeline benchmark as it is, with a configuration of the table."""
-    found = sorted(configurations.glob(f"{run.yaml}-*.yml"))
-    if not found:
-        raise TraincastError(f"no configuration {run.yaml} in {configurations}")
-    text = found[0].read_text(encoding="utf-8")
-    for pattern, line in run.edits:
-        text = re.sub(pattern, line, text)
-    spec = find_spec("torchrec.distributed.benchmark.benchmark_train_pipeline")
-    if spec is None or spec.origin is None:
-        raise TraincastError("the installed torchrec has no benchmark_train_pipeline; 1.8 has")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "run.yml").write_text(text, encoding="utf-8")
-        told = [f"yaml_config={folder}/run.yml", f"world_size={gpus}", f"batch_size={batch}", *run.options]
-        arguments = [f"--{option}" for option in told]
-        return _run_quietly(lambda: capture(spec.origin or "", batch_size=batch, gpus=gpus, arguments=arguments))
+def _predict_ms(step: str, on: str) -> float:
+    return 1e3 * predict(Scenario(workload=load_captured_step(step), on=on)).iteration
 
 
-def _run_quietly(work: Callable[[], Workload]) -> Workload:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        return work()
-    finally:
-        logging.disable(before)
+@cache
+def load_captured_step(name: str) -> Workload:
+    """A captured step: of TorchRec's benchmark by release and configuration, two ranks with a batch of 32,768 each; of
+    OneTrans (the model of March 2026 in a loop as its trainer's) by its number of GPUs, which share 4,096."""
+    with as_file(files("traincast_evaluation") / "suites" / "captured_torchrec" / f"{name}.tc") as path:
+        return load_workload(path)

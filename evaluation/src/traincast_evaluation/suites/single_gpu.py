@@ -11,7 +11,7 @@ from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, read_cases
 
-# MHz at which the study locked the SM clocks of its machines, as its notes on them say
+# MHz at which the study locked the SM clocks of its machines, as its notes on them say; those of others float
 _STUDY_CLOCK_MHZ = {"Tesla V100-SXM2-16GB": 1297.0, "Tesla P100-PCIE-16GB": 1189.0, "NVIDIA TITAN Xp": 1404.0}
 TRANSFORMERS = {
     "bert_large": "bert-large", "gpt2_large": "gpt2-large", "gpt3_xl": "gpt3-xl", "gpt3_27": "gpt3-2.7b",
@@ -78,7 +78,7 @@ def _make_study_case(row: Row, names: Mapping[str, str], others: Mapping[str, st
             workload=row.known("model", names),
             on=find_device_by_name(row["device"]).key,
             batch_size=row.count("batch"),
-            clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
+            clock_mhz=_STUDY_CLOCK_MHZ.get(row["device"]),
         ),
         measured_ms=row.positive("iteration_ms"),
         others={name: row.signed(column) for name, column in others.items()},

@@ -19,7 +19,12 @@ from traincast_evaluation.suites.published import Row, read_cases
 
 FILE = "torchvision_batch12.csv"
 HELD_BACK = "(net held back)"
-_FRAMEWORK = "1.4"  # the PyTorch of CUDA 10.0 to 10.2 and cuDNN 7.6, which the rows name; its kernels are searched for
+_RELEASES = (
+    (12.4, "2.4"), (12.1, "2.1"), (11.8, "2.0"), (11.7, "1.13"), (11.6, "1.12"), (11.3, "1.10"), (11.1, "1.8"),
+    (11.0, "1.7"), (10.2, "1.5"), (10.1, "1.4"), (0.0, "1.2"),
+)  # fmt: skip
+"""The first PyTorch that came with a CUDA; its kernels are searched for."""
+_CUDA = 10.1  # of rows that do not name theirs: cards of 2017 and 2018, by nets of 2019
 _HALF = {"fp32": False, "fp16 (model.half)": True}
 
 
@@ -48,7 +53,7 @@ def _make_case(row: Row) -> Case:
     return Case(
         name=f"{net} {mode} {'fp16' if half else 'fp32'}, batch {batch}, {row.label('device')}{mark}",
         group=row["device"],
-        question=partial(_make_scenario, net, half, modes[mode], pixels, batch, device.key),
+        question=partial(_make_scenario, net, half, modes[mode], pixels, batch, device.key, _find_release(row)),
         measured_ms=row.positive("iteration_ms"),
         tags={"mode": mode, "precision": "fp16" if half else "fp32"},
     )
@@ -59,8 +64,16 @@ def _is_held_back(net: str) -> bool:
     return hashlib.sha256(net.encode()).digest()[0] % 2 == 1
 
 
-def _make_scenario(net: str, half: bool, mode: Mode, pixels: int, batch: int, device: str) -> Scenario:
-    return Scenario(workload=_capture_net(net, half, mode, pixels, batch), on=device)
+def _find_release(row: Row) -> str:
+    cuda = row.signed("cuda_version") if row.cells.get("cuda_version") else _CUDA
+    return next(release for first, release in _RELEASES if cuda >= first)
+
+
+def _make_scenario(net: str, half: bool, mode: Mode, pixels: int, batch: int, device: str, release: str) -> Scenario:
+    captured = _capture_net(net, half, mode, pixels, batch)
+    return Scenario(
+        workload=replace(captured, framework_version=release, meta={**captured.meta, SEARCHED: "1"}), on=device
+    )
 
 
 @cache
@@ -71,11 +84,10 @@ def _capture_net(net: str, half: bool, mode: Mode, pixels: int, batch: int) -> W
 
     name = f"{net}-{'fp16' if half else 'fp32'}-{mode}-{batch}-{pixels}"
     make_step = make_torchvision_step(net, half=half, training=mode == "training", pixels=pixels)
-    kept = load_kept_capture(
+    return load_kept_capture(
         "torchvision", name,
         lambda: capture_step(make_step, batch_size=batch, name=net, mode=mode, rebatch=False, synchronised=True),
     )  # fmt: skip
-    return replace(kept, framework_version=_FRAMEWORK, meta={**kept.meta, SEARCHED: "1"})
 
 
 def summarise_torchvision(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:

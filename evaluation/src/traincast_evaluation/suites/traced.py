@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 
 from traincast.costs.host.profile import HostProfile, parse_host_profile
 from traincast.hardware.platform import Platform, find_device_by_name, load_platform
+from traincast.ir.ops import TensorSpec
 from traincast.traces.execution import join_execution
 from traincast.traces.formats import RankTraces, read_ranks
 from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
+from traincast.traces.profiler.rates import OpFinder
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
-from traincast.traces.replay.kernels import KEPT, Known, TracedKernels
+from traincast.traces.replay.kernels import (
+    KEPT,
+    Grids,
+    Known,
+    TracedKernels,
+    carry_kernels,
+    find_compute_type,
+    read_grids,
+)
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
@@ -33,6 +45,7 @@ _TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  
 _RANKS = ("param_dlrm_8xv100", "megatron_tp8")  # files are ranks of one run
 _ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
 _LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
+_LEAST_CARRIED, _LEAST_SHARED = 3.5e-6, 3  # seconds of a kernel, and kinds of them that two traces share
 _LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
 _OWN_TIMES, _OWN_PROFILE = "own host times", "own host profile"
 _HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
@@ -42,13 +55,28 @@ _HOSTS = (*_LEFT_OUT, f"{_LEFT_OUT[0]}{_SHIPPED}", _OWN_TIMES, _OWN_PROFILE)
 _GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
 
 
+_Work = tuple[str, tuple[TensorSpec, ...], int, str, str]
+"""An op, its tensors, which of its kernels, of which family, computing in which type (products)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A kernel: seconds, name, blocks and threads of a block."""
+
+    seconds: float
+    name: str
+    blocks: float
+    threads: float
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Traced:
     """The steps of one rank in milliseconds: measured, replayed, and predicted with each of `_HOSTS`.
 
     `steps` says whether it has steps: a trace of one iteration counts, one that begins with the set-up of the device
     does not. `modelled` says that less than half of its kernel time is kept as measured. `on_device` are the kernels
-    that are no copies to or from the host, `intervals` those of the mean step with each host."""
+    that are no copies to or from the host, `intervals` those of the mean step with each host, `ran` the kernels by what
+    they worked on."""
 
     folder: str
     names: list[str]
@@ -61,6 +89,7 @@ class _Traced:
     intervals: dict[str, tuple[float, float]]
     modelled: bool
     steps: bool
+    ran: dict[_Work, list[_Ran]]
 
 
 def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[ErrorRow]:
@@ -81,7 +110,8 @@ def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[Error
         rows += _summarise_steps(f"predicted, {host}", chosen)
         modelled = [pair for pair in chosen if pair[0].modelled and pair[0].steps]
         rows += [_summarise_traced(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
-    return [*rows, *_summarise_intervals(traced), *_summarise_totals(traced), *_summarise_kernels(traced)]
+    totals = [*_summarise_totals(traced), *_summarise_carried(traced)]
+    return [*rows, *_summarise_intervals(traced), *totals, *_summarise_kernels(traced)]
 
 
 def _iterate_runs(folder: Path) -> Iterator[list[Path]]:
@@ -212,7 +242,27 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
         intervals=intervals,
         steps=linked.marked or folder in _ITERATIONS,
         modelled=kept < 0.5 * float(kernels.measured.sum()),
+        ran=_list_ran(linked, reader, kernels),
     )
+
+
+def _list_ran(linked: Linked, reader: SignatureReader, kernels: TracedKernels) -> dict[_Work, list[_Ran]]:
+    """The kernels of ops whose tensors were recorded."""
+    ran: dict[_Work, list[_Ran]] = {}
+    finder, places = OpFinder(linked, reader), Counter[int]()
+    grids = read_grids(linked, kernels.row)
+    for index, row in enumerate(kernels.row.tolist()):
+        op = finder.find_anchor(int(linked.author[row]))
+        recorded = reader.get_recorded(op) if op >= 0 else None
+        if recorded is None or not recorded.tensors or kernels.known[index] == Known.COMMUNICATION:
+            continue
+        name, family = linked.get_name(row), kernels.family[index]
+        compute = find_compute_type(name) if family in ("gemm", "conv", "attention") else ""
+        work = linked.get_name(op), recorded.tensors, places[op], family, compute
+        places[op] += 1
+        one = _Ran(float(kernels.measured[index]), name, float(grids.blocks[index]), float(grids.threads[index]))
+        ran.setdefault(work, []).append(one)
+    return ran
 
 
 def _make_host_profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
@@ -295,6 +345,39 @@ def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
             )
         )  # fmt: skip
     return rows
+
+
+def _summarise_carried(traced: list[_Traced]) -> list[ErrorRow]:
+    """Kernels as if nobody had modelled them, from one kind of GPU to another on which the same op ran on tensors of
+    the same shapes: each pair of traces as one, by the sums of their kernels."""
+    rows = []
+    for source, target in permutations(traced, 2):
+        both = [work for work in source.ran if work in target.ran and _is_long(source.ran[work], target.ran[work])]
+        if source.device == target.device or len(both) < _LEAST_SHARED:
+            continue
+        here, there = ([float(np.mean([r.seconds for r in one.ran[w]])) for w in both] for one in (source, target))
+        first = [source.ran[work][0] for work in both]
+        grids = Grids(np.array([r.blocks for r in first]), np.array([r.threads for r in first]))
+        carried = carry_kernels(
+            np.array(here), [work[3] for work in both], [r.name for r in first], grids,
+            load_platform(source.device).device, load_platform(target.device).device,
+        )  # fmt: skip
+        wide = Z90 * carried.sigma
+        group = f"kernels carried, {source.device} to {target.device}"
+        names = [f"{work[0]} {' '.join('x'.join(map(str, t.shape)) for t in work[1])}" for work in both]
+        inside = np.abs(np.log(np.array(there) / carried.seconds)) <= wide
+        widths = 100 * np.sinh(wide)
+        rows.append(
+            compute_error_row(_SUITE, group, carried.seconds.tolist(), there, names, inside=inside, half_widths=widths)
+        )
+        total = [float(carried.seconds.sum())], [sum(there)], [source.names[0].rpartition(" step")[0]]
+        rows.append(compute_error_row(_SUITE, f"{group}, all of them", *total))
+    return rows
+
+
+def _is_long(here: list[_Ran], there: list[_Ran]) -> bool:
+    """Whether kernels are more than their start and the resolution of a profiler's clock on both."""
+    return min(float(np.mean([r.seconds for r in ran])) for ran in (here, there)) >= _LEAST_CARRIED
 
 
 def _select_kernels(kernels: TracedKernels, chosen: BoolArray) -> TracedKernels:

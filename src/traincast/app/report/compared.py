@@ -254,7 +254,8 @@ def format_forecast(attribution: Attribution) -> list[str]:
             f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms",
             known,
         ]
-    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}", known]
+    there = "" if attribution.traced else ", if they ran there: the trace names no GPU"
+    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}{there}", known]
 
 
 def _format_host(attribution: Attribution) -> list[str]:

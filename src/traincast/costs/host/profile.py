@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from traincast.costs.in_step import SHIPPED
+from traincast.hardware.device import Device
 from traincast.ir.ops import DISPATCH_SCOPE, MODULE_SCOPE, TIMES
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, make_unknown_error
@@ -178,6 +179,14 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
     if name not in list_host_profiles():
         return _scale_to_cpu(name)
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def load_usual_host(device: Device) -> HostProfile:
+    """The host of machines that a GPU is usual in. A server of which nobody named the CPU is as uncertain as a CPU of
+    which only the name is known."""
+    profile = load_host_profile(device.host, device.host_slowness)
+    unknown = _read_cpus()["spread"] if device.host == SERVER else 0.0
+    return replace(profile, spread=math.hypot(profile.spread, unknown))
 
 
 def _make_tensorflow_host() -> HostProfile:

@@ -269,6 +269,11 @@ class Chips:
         distance = np.abs(np.log(self.numbers[nearest, 2] / device.dram_bandwidth))
         return nearest[int(np.argmin(distance))]
 
+    def list_kin(self, device: Device) -> list[int]:
+        """Rows of chips with SMs like this device's, which run the same kernels."""
+        cores = self.numbers[:, 1]
+        return [r for r, arch in enumerate(self.archs) if arch == device.arch and cores[r] == device.cores_per_sm]
+
     def restore_sms(self, device: Device, row: int) -> Device:
         """The device with as many SMs, and their rates, as the chip of this row (-1: as it is)."""
         if row < 0 or self.numbers[row, 0] == device.num_sms:

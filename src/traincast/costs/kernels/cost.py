@@ -148,36 +148,45 @@ def convert_seconds_in_step(
 def _compute_gemm_factors(
     calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
 ) -> FloatArray:
-    sustained = _compute_power_factors(calls, seconds, device, numbers)
-    amd = device.vendor == "amd"
-    rows = zip(members, sustained.tolist(), strict=True)
-    return np.array([_compute_gemm_factor(call, power, numbers, amd=amd) for call, power in rows])
+    power = _compute_power_factors(calls, seconds, device, numbers)
+    # a kernel that nobody tuned wastes cycles of matrix units: little where it waits for memory or for its launch
+    wasted = numbers.untuned - 1.0 if device.vendor == "amd" else 0.0
+    picked = 1.0 + wasted * _compute_bound_shares(calls, seconds, device)
+    rows = zip(members, power.tolist(), picked.tolist(), strict=True)
+    return np.array([_compute_gemm_factor(call, held, untuned, numbers) for call, held, untuned in rows])
 
 
-def _compute_gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
+def _compute_gemm_factor(call: KernelCall, power: float, untuned: float, numbers: InStep) -> float:
     if call.compute not in _BITS:
-        return 1.0
+        return power
     words = call.variant.split()
     if BATCHED in words:
         return numbers.batched
     if GROUPED in words or GROUPED_NARROW in words:
         return numbers.grouped if GROUPED in words else numbers.grouped_narrow
     factor = power * (numbers.rowwise if ROWWISE in words and _BITS[call.compute] == NARROW else 1.0)
-    return factor * (numbers.untuned if amd and TUNED not in words else 1.0)
+    return factor if TUNED in words else factor * untuned
+
+
+def _compute_bound_shares(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:
+    """How close calls come to the rate at which arithmetic is all that they wait for, from 0 to 1."""
+    peak = calls.per_compute({name: device.get_peak_flops(name) for name in (*_BITS, "tf32")}, 1.0)
+    reached = count_flops(calls) / np.maximum(peak * seconds, 1e-30)
+    return np.asarray(np.minimum(1.0, reached / _POWER_BOUND))
 
 
 def _compute_power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: InStep) -> FloatArray:
     """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
     wait for memory leave power to spare, and so do kernels that end before power is regulated (of a DLRM, not of an
-    LLM) and a clock that is locked below."""
-    by_type = {name: _get_sustained_factor(device, bits, numbers) for name, bits in _BITS.items()}
+    LLM) and a clock that is locked below. TF32 has half the rate for no fewer watts on Hopper (VGG-13 in H100's trace,
+    Lambda's steps), A100 keeps its clock in it."""
+    bits_of = _BITS | ({"tf32": HALF} if device.is_capability_at_least(HOPPER) else {})
+    by_type = {name: _get_sustained_factor(device, bits, numbers) for name, bits in bits_of.items()}
     full = calls.per_compute(by_type, 1.0)
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
-    peak = calls.per_compute({name: device.get_peak_flops(name) for name in _BITS}, 1.0)
-    reached = count_flops(calls) / np.maximum(peak * seconds, 1e-30)
     regulated = np.minimum(1.0, seconds / _POWER_SECONDS) ** 2
-    return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND) * regulated)
+    return np.asarray(1.0 + (full - 1.0) * _compute_bound_shares(calls, seconds, device) * regulated)
 
 
 def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:

@@ -199,6 +199,7 @@ def _write_foreach_adam(
 
 
 MODULE = "Dlrm.tables"
+_CACHE_WAYS = 32  # FBGEMM's set associativity
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +260,24 @@ class TableBatchedLookup:
         name = f"fbgemm::{family}_embedding_codegen_forward_{self._weighted}_cuda"
         self.op = builder.add_op(name, self._list_arguments(), [pooled], self.forms, module=self.module)
         return pooled
+
+    def write_cache_fill(self, cache: Ref, scalars: Scalars, populate: str = "fbgemm::lru_cache_populate") -> None:
+        """Rows that the cache on the device misses come to it, those they replace go back."""
+        builder, indices = self.builder, self.indices
+        assert indices is not None
+        builder.open_scope("fbgemm::linearize_cache_indices")
+        linear = builder.compute(
+            "fbgemm::linearize_cache_indices", [("indices", indices)], indices.shape, dtype="int64", module=self.module
+        )
+        builder.open_scope(populate)
+        arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
+        builder.add_op(populate, arguments, [], scalars, module=self.module)
+        builder.open_scope("fbgemm::lxu_cache_lookup")
+        places = builder.compute(
+            "fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], indices.shape, [("ways", _CACHE_WAYS)],
+            dtype="int32", module=self.module,
+        )  # fmt: skip
+        builder.free_tensors(linear, places)
 
     def write_backward(self, grad: Ref) -> Ref | None:
         """Updates the tables in place; of dense ones gives the gradient."""

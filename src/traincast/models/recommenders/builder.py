@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, EFFECTIVE_LENGTH, POINTWISE, POINTWISE_BACKWARD, Phase, StorageKind
 from traincast.models.embeddings.access import format_access
-from traincast.models.embeddings.table import OPTIMIZER_STATE, Table
+from traincast.models.embeddings.table import Table
 from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 from traincast.models.layers.mlp import (
     write_backward_start,
@@ -19,7 +19,7 @@ from traincast.models.layers.mlp import (
     write_transpose_backward,
     write_weight_backward,
 )
-from traincast.models.layers.optimizers import TableBatchedLookup
+from traincast.models.recommenders.storage import DEVICE, Storage, write_lookup
 
 Grads = Sequence[Ref | None]
 
@@ -37,8 +37,10 @@ class _Node:
 class RecommenderBuilder(StepBuilder):
     """The step of one model: `parameters` in the order they are made, and their gradients once `write_backward` ran."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, storages: Mapping[str, Storage]) -> None:
         super().__init__(batch_size)
+        self._storages = storages  # of tables that are not simply on the device
+        self._at_backward: list[Callable[[], None]] = []
         self.parameters: list[Ref] = []
         self.gradients: dict[int, Ref] = {}
         self.tables: list[tuple[Table, ...]] = []  # of each lookup
@@ -288,35 +290,44 @@ class RecommenderBuilder(StepBuilder):
         title = "ScaledDotProductEfficientAttentionBackward0"
         return self._note(title, result, (query, key, value), write)
 
-    def look_up(self, tables: Sequence[Table], bags: int, *, of: Ref | None = None) -> Ref:
-        """Rows [bags, columns of all tables], pooled by FBGEMM, which updates the tables in backward. With `of`, rows
-        of the same lookups as another one's."""
-        count = len(tables)
-        dims, rows = tuple(table.dim for table in tables), tuple(table.rows for table in tables)
-        elements = sum(height * dim for height, dim in zip(rows, dims, strict=True))
+    def attend_pointwise(self, query: Ref, key: Ref, value: Ref, offsets: Ref, length: int) -> Ref:
+        """HSTU's causal attention, SiLU of every score, in one kernel over sequences laid end to end [tokens, heads,
+        width]; of `length` each they would have as many pairs."""
+        result = self._make(POINTWISE, [("q", query), ("k", key), ("v", value), ("offsets", offsets)], query.shape,
+                            [(EFFECTIVE_LENGTH, length)])  # fmt: skip
+
+        def write(grad: Ref) -> Grads:
+            grads = [self.add_tensor(one.shape) for one in (query, key, value)]
+            saved = [("dout", grad), ("q", query), ("k", key), ("v", value), ("offsets", offsets)]
+            self.add_op(POINTWISE_BACKWARD, saved, grads, [(EFFECTIVE_LENGTH, length)])
+            return grads
+
+        return self._note("HstuAttentionBackward", result, (query, key, value), write)
+
+    def look_up(self, tables: Sequence[Table], bags: int) -> Ref:
+        """Rows [bags, columns of all tables], pooled, and updated in backward: one module for tables that are kept
+        alike."""
+        groups: dict[tuple[Storage, int], list[Table]] = {}
+        for table in tables:
+            kept = self._storages.get(table.name, DEVICE)
+            groups.setdefault((kept, table.dim if kept.kind == "hash" else 0), []).append(table)
+        parts = [self._look_up_alike(kept, tuple(held), bags) for (kept, _), held in groups.items()]
+        return parts[0] if len(parts) == 1 else self.join(parts, 1)
+
+    def _look_up_alike(self, kept: Storage, tables: tuple[Table, ...], bags: int) -> Ref:
+        dims = tuple(table.dim for table in tables)
         forms: Scalars = [
-            ("total_D", sum(dims)), ("max_D", max(dims)), ("rows", rows), ("dims", dims),
-            ("pooling", tuple(table.pooling.mean for table in tables)),
+            ("total_D", sum(dims)), ("max_D", max(dims)), ("rows", tuple(table.rows for table in tables)),
+            ("dims", dims), ("pooling", tuple(table.pooling.mean for table in tables)),
             ("access", tuple(format_access(table.access) for table in tables)),
         ]  # fmt: skip
-        state = OPTIMIZER_STATE[tables[0].optimizer]
-        held = sum(table.rows * state.count_state_per_row(table.dim) for table in tables) // max(1, state.tensors)
-        kernel = TableBatchedLookup(
-            builder=self, tables=count, optimizer=tables[0].optimizer, forms=forms,
-            module=f"tables{len(self.tables)}",
-            weights=self.add_resident_tensor((elements,), StorageKind.PARAMETER),
-            states=[self.add_resident_tensor((held,), StorageKind.BUFFER) for _ in range(state.tensors)],
-        )  # fmt: skip
-        self.tables.append(tuple(tables))
-        lookups = round(sum(table.pooling.mean for table in tables) * bags)
-        indices = of or self.make_input(lookups, dtype="int64")
-        kernel.write_bounds_check(indices, self.make_input(count * bags + 1, dtype="int64"))
-        pooled = kernel.write_forward(bags, sum(dims))
+        pooled, update, begin = write_lookup(self, kept, tables, forms, bags, f"tables{len(self.tables)}")
+        self.tables.append(tables)
+        self._at_backward += begin
         self._wanted.add(pooled.tensor)
 
         def write(grad: Ref) -> Grads:
-            kernel.write_backward(grad)
-            self.open_scope(ACCUMULATE_GRAD)
+            update(grad)
             return []
 
         self._nodes.append(_Node("", (pooled,), (), write))
@@ -341,6 +352,8 @@ class RecommenderBuilder(StepBuilder):
 
     def _write_backward(self, result: Ref, grad: Ref) -> None:
         known: dict[int, Ref] = {result.tensor: grad}
+        for begin in self._at_backward:
+            begin()
         for node in reversed(self._nodes):
             taken = [known.pop(result.tensor) for result in node.results if result.tensor in known]
             if len(taken) < len(node.results):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import hypot
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from traincast.models.dlrm.config import OPTIMIZERS
 from traincast.models.embeddings.documents import list_entries
 from traincast.models.embeddings.read import make_table
 from traincast.models.embeddings.table import Table, check_tables
+from traincast.models.recommenders.storage import Storage, read_storage
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
 
@@ -34,6 +35,8 @@ _FIELDS = {
     "hstu": ("history", "layers", "heads", "head_dim", "attention", "per_action"),
     "onetrans": ("history", "layers", "heads"),
 }
+_PLACED = ("storage", "sharding")
+_SHARDINGS = ("table_wise", "row_wise", "data_parallel")
 _EVERY = (KEY, "name", "tables", "batch_size", "optimizer")
 
 
@@ -55,7 +58,8 @@ class Lengths:
 class Description:
     """A recommender: `mlp` are the widths of its last part, `dense_mlp` of that over numbers, `attention_mlp` of what
     weighs a history. `query` and `candidate` name the tables of the two sides of a two-tower model, `per_action` those
-    that every action of a history looks up (the first one if none is named)."""
+    that every action of a history looks up (the first one if none is named). `storages` say where the rows of tables
+    are that are not simply on the device, `shardings` how tables are cut on several GPUs, both by name."""
 
     recommender: str
     name: str
@@ -74,6 +78,8 @@ class Description:
     query: tuple[str, ...] = ()
     candidate: tuple[str, ...] = ()
     per_action: tuple[str, ...] = ()
+    storages: Mapping[str, Storage] = field(default_factory=dict)
+    shardings: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_recommender_document(content: Any) -> bool:
@@ -102,9 +108,11 @@ def read_description(content: Any, path: Path) -> Description:
             raise make_unknown_error("field", str(name), known, f"A {family} may have {', '.join(known)}.")
     if "tables" not in content:
         raise TraincastError("no tables; give `tables`, names with rows and dim")
-    entries = list_entries({"tables": content["tables"]}, str(path))
-    tables = check_tables([make_table(entry, f"table {n}", path.parent) for n, entry in enumerate(entries, 1)])
+    entries = list(list_entries({"tables": content["tables"]}, str(path)))
+    placed = [_take_placement(entry) for entry in entries]
+    tables = check_tables([make_table(entry, f"table {n}", path.parent) for n, (entry, _) in enumerate(placed, 1)])
     values: dict[str, Any] = {KEY: family, "name": str(content.get("name", path.stem)), "tables": tables}
+    values |= _read_placements(tables, [where for _, where in placed])
     for name, default in _WIDTHS[family].items():
         values[name] = _read_widths(content.get(name, list(default)), name)
     for name in ("batch_size", "dense_features", "layers", "heads", "head_dim"):
@@ -123,6 +131,29 @@ def read_description(content: Any, path: Path) -> Description:
     made = Description(**values)
     _check(made)
     return made
+
+
+def _take_placement(entry: Any) -> tuple[Any, dict[str, Any]]:
+    """A table's entry without what says how it is kept and cut, and that."""
+    if not isinstance(entry, Mapping):
+        return entry, {}
+    taken = {name: value for name, value in entry.items() if name in _PLACED}
+    return {name: value for name, value in entry.items() if name not in _PLACED}, taken
+
+
+def _read_placements(tables: tuple[Table, ...], placed: list[dict[str, Any]]) -> dict[str, Any]:
+    storages, shardings = {}, {}
+    for table, where in zip(tables, placed, strict=True):
+        label = f"table '{table.name}'"
+        if "storage" in where:
+            storages[table.name] = read_storage(where["storage"], label)
+        if "sharding" in where:
+            if where["sharding"] not in _SHARDINGS:
+                raise make_unknown_error(
+                    "sharding", str(where["sharding"]), _SHARDINGS, f"{label}: choose {', '.join(_SHARDINGS)}."
+                )
+            shardings[table.name] = where["sharding"]
+    return {"storages": storages, "shardings": shardings}
 
 
 def _check(what: Description) -> None:

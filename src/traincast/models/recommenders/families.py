@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program, find_storages_of_ops
-from traincast.ir.workload import TABLES, Workload
+from traincast.ir.workload import PLACEMENTS, TABLES, Workload
 from traincast.models.embeddings.access import format_access
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.models.layers.builder import Ref
 from traincast.models.layers.optimizers import make_optimizer_state, write_foreach_step
 from traincast.models.recommenders.builder import RecommenderBuilder
 from traincast.models.recommenders.description import Description
+from traincast.models.recommenders.storage import DEVICE
 
 RIGID = "a described recommender is written for one batch size; describe it with another, or ask for it"
 """Why such a step is not resized: it is written anew."""
@@ -25,20 +27,24 @@ RIGID = "a described recommender is written for one batch size; describe it with
 def build_recommender_workload(what: Description, *, batch_size: int | None = None) -> Workload:
     """One training step on one GPU: FBGEMM tables that update themselves, the rest under its optimizer."""
     size = what.batch_size if batch_size is None else batch_size
-    builder = RecommenderBuilder(size)
+    builder = RecommenderBuilder(size, what.storages)
     _FAMILIES[what.recommender](builder, what, size)
     trained = [parameter for parameter in builder.parameters if parameter.tensor in builder.gradients]
     grads = [builder.gradients[parameter.tensor] for parameter in trained]
     stepped = make_optimizer_state(builder, what.optimizer, trained)
     write_foreach_step(builder, what.optimizer, stepped, grads)
     program = _free_after_last_use(builder.build_program())
-    meta = {"description": f"a described {what.recommender}", "optimizer": what.optimizer, TABLES: _describe(builder)}
+    meta = {
+        "description": f"a described {what.recommender}",
+        "optimizer": what.optimizer,
+        TABLES: _describe(builder, what),
+    }
     return Workload(name=what.name, programs=(replace(program, rigid=RIGID),), meta=meta)
 
 
-def _describe(builder: RecommenderBuilder) -> str:
-    """The tables by their names, as JSON."""
-    entries = [
+def _describe(builder: RecommenderBuilder, what: Description) -> str:
+    """The tables by their names, as JSON, and how they are placed where the description says that."""
+    entries: list[dict[str, Any]] = [
         {
             "name": table.name, "rows": table.rows, "dim": table.dim, "optimizer": table.optimizer,
             "pooling": {"lengths": table.pooling.lengths, "shares": table.pooling.shares},
@@ -47,7 +53,16 @@ def _describe(builder: RecommenderBuilder) -> str:
         for tables in builder.tables
         for table in tables
     ]  # fmt: skip
-    return json.dumps({"tables": entries})
+    if not (what.storages or what.shardings):
+        return json.dumps({"tables": entries})
+    placements = [
+        {
+            "kind": what.shardings.get(entry["name"]), "storage": kept.kind, "kernel": kept.kernel,
+            "cache_fraction": kept.cache if kept.kind == "uvm_caching" else 0.0,
+        }
+        for entry in entries for kept in (what.storages.get(entry["name"], DEVICE),)
+    ]  # fmt: skip
+    return json.dumps({"tables": entries, PLACEMENTS: placements})
 
 
 def _write_deep_fm(builder: RecommenderBuilder, what: Description, batch: int) -> None:
@@ -69,7 +84,7 @@ def _write_wide_and_deep(builder: RecommenderBuilder, what: Description, batch: 
     """A sum of weights, one a feature, alongside an MLP over embeddings (Cheng et al., 2016). The weights are tables of
     four columns, the least that FBGEMM has."""
     count, width = len(what.tables), sum(table.dim for table in what.tables)
-    weights = [replace(table, name=f"{table.name}.wide", dim=4) for table in what.tables]
+    weights = [replace(table, name=f"{table.name}.wide", dim=4) for table in what.tables]  # on the device
     wide = builder.reshape(builder.look_up(weights, batch), batch, count, 4)
     summed = builder.add_up(builder.reshape(builder.take(wide, 2, 0, 1), batch, count), 1, keepdim=True)
     numbers = builder.make_input(batch, what.dense_features)
@@ -127,23 +142,31 @@ def _write_hstu_layer(builder: RecommenderBuilder, what: Description, x: Ref, of
     inner, tokens = what.heads * what.head_dim, x.shape[0]
     mixed = builder.apply_unary("silu", builder.apply_linear(builder.normalise(x), 4 * inner, bias=False))
     gate, *parts = builder.split(mixed, 4)
-    length = what.history.effective if what.attention == "fused" else what.history.longest
+    if what.attention == "fused":
+        value, query, key = (builder.reshape(part, tokens, what.heads, what.head_dim) for part in parts)
+        attended = builder.attend_pointwise(query, key, value, offsets, what.history.effective)
+        rows = builder.reshape(attended, tokens, inner)
+    else:
+        rows = _attend_padded(builder, what, parts, offsets, batch)
+    return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
+
+
+def _attend_padded(
+    builder: RecommenderBuilder, what: Description, parts: Sequence[Ref], offsets: Ref, batch: int
+) -> Ref:
+    """Every score of sequences padded to the longest, op by op."""
+    (tokens, inner), length = parts[0].shape, what.history.longest
+    merged = (batch * what.heads, length, what.head_dim)
     padded = [_pad(builder, part, (batch, length, inner), offsets) for part in parts]
     heads = [builder.swap(builder.reshape(one, batch, length, what.heads, what.head_dim), 1, 2) for one in padded]
-    value, query, key = heads
-    if what.attention == "fused":
-        attended = builder.attend(query, key, value)
-    else:
-        merged = (batch * what.heads, length)
-        query, key, value = (builder.reshape(one, *merged, what.head_dim) for one in (query, key, value))
-        scores = builder.add(
-            builder.multiply_matrices(query, builder.swap(key, 1, 2)), builder.make_parameter(length, length)
-        )
-        weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
-        attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
+    value, query, key = (builder.reshape(one, *merged) for one in heads)
+    scores = builder.add(
+        builder.multiply_matrices(query, builder.swap(key, 1, 2)), builder.make_parameter(length, length)
+    )
+    weights = builder.multiply(builder.apply_unary("silu", scores), builder.make_input(length, length))
+    attended = builder.reshape(builder.multiply_matrices(weights, value), batch, what.heads, length, what.head_dim)
     joined = builder.reshape(builder.swap(attended, 1, 2), batch, length, inner)
-    rows = builder.convert_jagged(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
-    return builder.add(builder.apply_linear(builder.multiply(gate, builder.normalise(rows)), x.shape[1]), x)
+    return builder.convert_jagged(_TO_JAGGED, _TO_PADDED, joined, (tokens, inner), offsets, [("total_L", tokens)])
 
 
 def _write_one_trans(builder: RecommenderBuilder, what: Description, batch: int) -> None:

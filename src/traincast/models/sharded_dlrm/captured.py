@@ -8,19 +8,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program, find_storages_of_ops
-from traincast.ir.workload import TABLES, Workload
+from traincast.ir.workload import PLACEMENTS, TABLES, Workload
 from traincast.models.data_parallel.data_parallel import (
     Reducer,
     find_accumulating,
     find_end_of_backward,
     find_gradients,
 )
+from traincast.models.embeddings.access import Uniform, parse_access
 from traincast.models.embeddings.documents import list_entries
 from traincast.models.embeddings.read import make_table
 from traincast.models.embeddings.table import Pooling, Table
@@ -30,7 +32,11 @@ from traincast.utils.files.reading import parse_json
 
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
-_BEFORE = ("aten::to", "fbgemm::bounds_check_indices")  # scopes that a lookup begins with
+_BEFORE = (
+    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", "fbgemm::lru_cache_populate",
+    "fbgemm::lxu_cache_lookup",
+)  # fmt: skip
+"""Scopes that a lookup begins with, each once; offsets and row numbers are cast."""
 _UNPOOLED = 2  # FBGEMM's number of the mode
 
 
@@ -39,7 +45,7 @@ class EmbeddingModule:
     """FBGEMM tables in a step: `lookup` and `update` are ops, `forward` and `backward` the scopes they make up.
 
     Each table is looked up for `bags` bags; `pooled` says that these are samples. Otherwise every bag is a lookup whose
-    row goes on by itself.
+    row goes on by itself. `known`: the step says how often each table is looked up; else all are alike.
     """
 
     tables: tuple[Table, ...]
@@ -49,6 +55,7 @@ class EmbeddingModule:
     update: int
     forward: range
     backward: range
+    known: bool
 
     @property
     def columns(self) -> int:
@@ -101,12 +108,15 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     fused = _UPDATE.fullmatch(program.signatures[c.op_signature[update]].name)
     assert fused is not None
     name = program.names[c.op_module[lookup]]
+    pooling, access = (_list_items(signature, item) for item in ("pooling", "access"))
+    known, even = len(pooling) == len(rows), indices.numel / max(1, bags * len(rows))
     tables = tuple(
         Table(
             name=f"{name}.{number}",
             rows=height,
             dim=dim,
-            pooling=Pooling.from_constant(indices.numel / max(1, bags * len(rows))),
+            pooling=Pooling.from_constant(pooling[number] if known else even),
+            access=parse_access(access[number]) if len(access) == len(rows) else Uniform(),
             weighted=fused[2] is None,
             optimizer=fused[1],
         )
@@ -114,13 +124,13 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     )
     first, last = int(program.op_scope[lookup]), int(program.op_scope[update])
     begin = first
-    while begin and program.names[c.scope_name[begin - 1]] in _BEFORE and begin > first - 3:
+    while begin and program.names[c.scope_name[begin - 1]] in _BEFORE and begin > first - len(_BEFORE) - 1:
         begin -= 1
     end = last + 1
     if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
     pooled = bags == program.batch_size
-    return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end))
+    return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end), known)
 
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -145,6 +155,11 @@ def _find_ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
 
 def _find_weights(program: Program, op: int) -> int:
     return int(program.columns.tensor_storage[find_operand(program, op, "dev_weights")])
+
+
+def _list_items(signature: Signature, name: str) -> tuple[Any, ...]:
+    value = signature.scalar(name)
+    return value if isinstance(value, tuple) else ()
 
 
 def _read_integers(signature: Signature, name: str) -> tuple[int, ...]:
@@ -349,7 +364,13 @@ def split_recommender(workload: Workload) -> tuple[tuple[Table, ...], CapturedDe
     noted = workload.meta.get(TABLES)
     if noted is None:
         return tuple(found), dense
-    entries = list_entries(parse_json(noted, "its tables"), workload.name)
+    content = parse_json(noted, "its tables")
+    if PLACEMENTS in content:
+        raise TraincastError(
+            f"'{workload.name}' says how its tables are sharded or kept, which is what `shard` finds: leave out its "
+            "`sharding` and `storage`, or ask `predict`"
+        )
+    entries = list_entries(content, workload.name)
     known = [make_table(entry, f"table {place}", Path()) for place, entry in enumerate(entries, 1)]
     return tuple(_name_table(table, known, workload.name) for table in found), dense
 

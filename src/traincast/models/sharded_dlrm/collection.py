@@ -10,7 +10,6 @@ from traincast.models.data_parallel.data_parallel import Reducer
 from traincast.models.embeddings.table import OPTIMIZER_STATE
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.optimizers import (
-    MODULE,
     OptimizedParameter,
     TableBatchedLookup,
     make_optimizer_state,
@@ -30,7 +29,6 @@ from traincast.models.sharded_dlrm.communication import (
 from traincast.models.sharded_dlrm.layout import Batch, Layout, Mark, ScopeRole, Section
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_CACHE_WAYS = 32  # FBGEMM's set associativity
 
 
 @dataclass(slots=True, eq=False)
@@ -76,28 +74,11 @@ class KernelLookup:
         """Pooled embeddings [samples, columns]; `weights` are those of weighted lookups."""
         self.kernel.write_bounds_check(indices, offsets, weights)
         if self.cache is not None:
-            self._fill_cache(self.cache)
+            batch = self.batch
+            fill: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
+                             ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
+            self.kernel.write_cache_fill(self.cache, fill)
         return self.kernel.write_forward(self.samples, self.batch.columns)
-
-    def _fill_cache(self, cache: Ref) -> None:
-        """Rows that the cache misses come from the host, those they replace go back."""
-        builder, batch, indices = self.builder, self.batch, self.kernel.indices
-        assert indices is not None
-        builder.open_scope("fbgemm::linearize_cache_indices")
-        linear = builder.compute(
-            "fbgemm::linearize_cache_indices", [("indices", indices)], indices.shape, dtype="int64", module=MODULE
-        )
-        builder.open_scope("fbgemm::lru_cache_populate")
-        arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
-        scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
-                            ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
-        builder.add_op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
-        builder.open_scope("fbgemm::lxu_cache_lookup")
-        places = builder.compute(
-            "fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], indices.shape, [("ways", _CACHE_WAYS)],
-            dtype="int32", module=MODULE,
-        )  # fmt: skip
-        builder.free_tensors(linear, places)
 
 
 def _make_scalars(batch: Batch) -> Scalars:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.ir.workload import Workload
+from traincast.ir.workload import PLACEMENTS, TABLES, Workload
 from traincast.models.embeddings.table import ITEM_BYTES, OPTIMIZER_STATE, STATE_ITEM_BYTES, Pooling, Table
 from traincast.models.layers.builder import RankBuilder
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits
 from traincast.models.placement.options import make_greedy_plan
-from traincast.models.placement.plan import Placement, Plan, ShardingKind
+from traincast.models.placement.plan import ComputeKernel, Placement, Plan, ShardingKind
 from traincast.models.sharded_dlrm.captured import (
     CapturedDense,
     EmbeddingModule,
@@ -27,6 +28,7 @@ from traincast.models.sharded_dlrm.layout import Layout, assign_shards_to_ranks
 from traincast.models.sharded_dlrm.sequences import ShardedSequences
 from traincast.models.sharded_dlrm.step import PREFETCH, check_ranks, write_ranks
 from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import parse_json
 
 _INDEX_DTYPE = "int64"
 _MODULE = "DistributedModelParallel"
@@ -143,7 +145,13 @@ _EXCHANGED = 4  # rows of a rank's own lookups and rows it serves, both with the
 
 
 def is_shardable(workload: Workload) -> bool:
-    """Whether a step trains FBGEMM tables on one GPU."""
+    """Whether a step trains FBGEMM tables on one GPU; tables that are kept in ways which no plan has are rejected."""
+    strange = next((one["storage"] for one in _list_placements(workload) if one["kernel"] is None), None)
+    if strange is not None:
+        raise TraincastError(
+            f"tables kept as '{strange}', or with a hit rate of their own, are predicted on one GPU; on several give "
+            "device, uvm or uvm_caching, or describe what one GPU has of them"
+        )
     return (
         workload.mode == "training" and len(workload.ranks) == 1 and bool(find_embedding_modules(workload.programs[0]))
     )
@@ -157,8 +165,8 @@ def build_sharded_recommender(
 
     Tables go whole to one GPU each, the busiest first; where rows are not pooled, a table with more than a GPU's part
     of all lookups is split by rows over all GPUs, and so is a table that fits nowhere. All rows count as equally
-    likely. The rest is under DDP. `pipelined` distributes the next batch alongside this step
-    (`TrainPipelineSparseDist`).
+    likely where the step does not say otherwise. The rest is under DDP. `pipelined` distributes the next batch
+    alongside this step (`TrainPipelineSparseDist`).
     """
     check_ranks(gpus)
     program = workload.programs[0]
@@ -199,11 +207,12 @@ def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int
         for table in module.tables
     }
     share = sum(weights.values()) / gpus
+    stated = _read_placements(workload, modules, gpus)
     split = [
         table
         for module in modules
         for table in module.tables
-        if gpus > 1 and not module.pooled and weights[table.name] > share
+        if table.name in stated or (gpus > 1 and not module.pooled and weights[table.name] > share)
     ]
     whole = [
         replace(table, pooling=Pooling.from_constant(module.count_lookups_per_sample(table, batch)))
@@ -221,10 +230,32 @@ def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int
     placed = (
         make_greedy_plan(whole, lambda table: weights[table.name], limits, gpus, batch_size=batch) if whole else None
     )
-    placements = {table.name: Placement.make_row_wise(gpus) for table in split}
+    placements = {table.name: Placement.make_row_wise(gpus) for table in split} | stated
     placements |= {table.name: placed.get_placement(table.name) for table in whole if placed is not None}
     names = tuple(table.name for module in modules for table in module.tables)
     return Plan(names, tuple(placements[name] for name in names), gpus)
+
+
+def _list_placements(workload: Workload) -> list[dict[str, Any]]:
+    return parse_json(workload.meta.get(TABLES, "{}"), "its tables").get(PLACEMENTS) or []
+
+
+def _read_placements(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int) -> dict[str, Placement]:
+    """What a description says of its tables, by their names in the step. Whole tables that it names go round the GPUs,
+    and a table that it keeps elsewhere without naming its sharding is whole."""
+    tables = [table for module in modules for table in module.tables]
+    placements, whole = {}, 0
+    for table, one in zip(tables, _list_placements(workload), strict=False):  # all of them or none
+        if one["kind"] is None and one["kernel"] == ComputeKernel.FUSED:
+            continue
+        kind = ShardingKind(one["kind"] or ShardingKind.TABLE_WISE)
+        ranks, kernel = tuple(range(gpus)), ComputeKernel(one["kernel"])
+        if kind is ShardingKind.TABLE_WISE:
+            ranks, whole = (whole % gpus,), whole + 1
+        if kind.copied:
+            kernel = ComputeKernel.DENSE
+        placements[table.name] = Placement(kind, ranks, kernel, one["cache_fraction"])
+    return placements
 
 
 def _compute_table_bytes(table: Table) -> float:
@@ -236,6 +267,6 @@ def _compute_table_bytes(table: Table) -> float:
 def _describe_assumptions(name: str, plan: Plan, modules: Sequence[EmbeddingModule]) -> str:
     split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
     rows = f", {split} of {len(plan.tables)} split by rows" if split else ""
-    lookups = {table.pooling.mean for module in modules for table in module.tables}
-    even = "" if lookups == {1.0} else "; lookups are taken to be even over the tables of a module"
+    lookups = {table.pooling.mean for module in modules for table in module.tables if not module.known}
+    even = "" if lookups <= {1.0} else "; lookups are taken to be even over the tables of a module"
     return f"{name} is taken as sharded: FBGEMM tables balanced by lookups{rows}, the rest under DDP{even}"

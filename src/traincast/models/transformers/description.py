@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NORMS = ("rms", "rms_by_ops", "layer")
-ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_new", "relu")
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_new", "relu", "relu2")
 POSITIONS = ("rotary", "learned", "alibi", "relative", "none")
 GATED = ("swiglu", "geglu")
+ATTENTION, MAMBA, DENSE, MIXTURE = "*M-E"
+"""What layers consist of, as `Transformer.pattern` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +26,36 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpace:
+    """A state-space layer (Mamba-2; close to it, gated delta nets): `heads` of `head_dim` elements with a state of
+    `state` numbers each, input and output matrices for `groups` of heads, and a convolution over `conv` tokens. Tokens
+    are taken `chunk` at a time."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int = 8
+    conv: int = 4
+    chunk: int = 128
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Elements that the convolution passes over: those of heads and of both matrices."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
     """A mixture of experts: `top_k` of `count` experts of width `ffn` for every token, and shared ones of width
     `shared_ffn` together (0: none) for all. The first `dense_layers` layers have none, then every `every`-th has.
 
-    `capacity` is the share of an even load above which an expert drops tokens (0: none is dropped).
+    `capacity` is the share of an even load above which an expert drops tokens (0: none is dropped). `latent` is the
+    width that tokens are projected to before they are sent to experts (0: they are sent as they are).
     """
 
     count: int
@@ -38,6 +65,7 @@ class Experts:
     dense_layers: int = 0
     every: int = 1
     capacity: float = 0.0
+    latent: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +77,12 @@ class Transformer:
     `window_every`-th layer (0: all see everything). `patch_inputs` values of every token are multiplied into the first
     layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample). `joined`:
     query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op,
-    "rms_by_ops" RMSNorm, as classes of Hugging Face and PyTorch before 2.9 run it.
+    "rms_by_ops" RMSNorm, as classes of Hugging Face and PyTorch before 2.9 run it; "relu2" is squared.
+
+    `pattern` says what layers consist of where that is not attention and feed-forward: a letter for each layer, or
+    (with spaces between) a word of letters, again from the first when all are used. "*" is attention, "M" a
+    state-space layer (`mamba`), "-" a feed-forward network and "E" a mixture of experts. `decoder_len` are the tokens
+    that a decoder sees beside an encoder's (0: as many).
     """
 
     name: str
@@ -76,6 +109,9 @@ class Transformer:
     patch_inputs: int = 0
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    mamba: StateSpace | None = None
+    pattern: str = ""
+    decoder_len: int = 0
 
     @property
     def positions(self) -> int | None:
@@ -87,10 +123,18 @@ class Transformer:
         """Whether the feed-forward layer multiplies two projections."""
         return self.activation in GATED
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether this layer (from 0) is a mixture of experts."""
+    def list_modules(self, layer: int) -> str:
+        """What this layer (from 0) consists of, in the letters of `pattern`."""
+        if self.pattern:
+            words = self.pattern.split() if " " in self.pattern else self.pattern
+            return words[layer % len(words)]
         e = self.experts
-        return e is not None and layer >= e.dense_layers and (layer - e.dense_layers) % e.every == e.every - 1
+        mixes = e is not None and layer >= e.dense_layers and (layer - e.dense_layers) % e.every == e.every - 1
+        return ATTENTION + (MIXTURE if mixes else DENSE)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer (from 0) has a mixture of experts."""
+        return MIXTURE in self.list_modules(layer)
 
     @property
     def expert_layers(self) -> int:
@@ -123,20 +167,40 @@ def count_feed_forward_parameters(model: Transformer, width: int) -> int:
     return projections * model.hidden * width + model.bias * ((projections - 1) * width + model.hidden)
 
 
+def count_state_space_parameters(model: Transformer) -> int:
+    """Weights of one state-space layer, its norm included."""
+    m = model.mamba
+    assert m is not None
+    projections = model.hidden * (m.inner + m.mixed + m.heads) + m.inner * model.hidden
+    return projections + (m.conv + 1) * m.mixed + m.inner + 3 * m.heads + model.hidden
+
+
+def count_expert_parameters(model: Transformer) -> int:
+    """Weights of one expert."""
+    e = model.experts
+    assert e is not None
+    projections = 3 if model.gated else 2
+    return projections * (e.latent or model.hidden) * e.ffn + model.bias * ((projections - 1) * e.ffn + model.hidden)
+
+
 def count_layer_parameters(model: Transformer, layer: int) -> tuple[int, int]:
     """Weights of one layer of the decoder: (all that every token meets, all experts together)."""
     norm = model.hidden * (2 if model.norm == "layer" else 1)
-    dense = count_attention_parameters(model) + norm
-    if model.encoder_layers:
-        dense += count_attention_parameters(model)  # to the encoder
-    if not model.has_experts(layer):
-        return dense + count_feed_forward_parameters(model, model.ffn), 0
-    experts = model.experts
-    assert experts is not None
-    shared = count_feed_forward_parameters(model, experts.shared_ffn) if experts.shared_ffn else 0
-    return dense + shared + model.hidden * experts.count, experts.count * count_feed_forward_parameters(
-        model, experts.ffn
-    )
+    dense, sparse = 0, 0
+    for module in model.list_modules(layer):
+        if module == ATTENTION:
+            dense += count_attention_parameters(model) * (2 if model.encoder_layers else 1)  # also to the encoder
+        elif module == MAMBA:
+            dense += count_state_space_parameters(model)
+        elif module == DENSE:
+            dense += norm + count_feed_forward_parameters(model, model.ffn)
+        else:
+            e = model.experts
+            assert e is not None
+            shared = count_feed_forward_parameters(model, e.shared_ffn) if e.shared_ffn else 0
+            dense += norm + shared + model.hidden * (e.count + 2 * e.latent)
+            sparse += e.count * count_expert_parameters(model)
+    return dense, sparse
 
 
 def count_embedding_parameters(model: Transformer) -> int:
@@ -168,8 +232,7 @@ def count_active_parameters(model: Transformer) -> int:
     experts = model.experts
     if experts is None:
         return total
-    unused = (experts.count - experts.top_k) * count_feed_forward_parameters(model, experts.ffn)
-    return total - model.expert_layers * unused
+    return total - model.expert_layers * (experts.count - experts.top_k) * count_expert_parameters(model)
 
 
 def count_model_flops(model: Transformer, samples: int, seq_len: int, *, document_len: int = 0) -> float:
@@ -183,7 +246,11 @@ def count_model_flops(model: Transformer, samples: int, seq_len: int, *, documen
     value_dim = model.head_dim if model.latent is None else model.latent.value_dim
     attention = 0.0
     for layer in range(model.layers):
-        window = model.window_of(layer)
+        modules, window = model.list_modules(layer), model.window_of(layer)
+        if MAMBA in modules and model.mamba is not None:  # the state's update, and what is read from it
+            attention += 6.0 * 2 * model.mamba.inner * model.mamba.state
+        if ATTENTION not in modules:
+            continue
         seen = seq_len if not model.causal else (seq_len / 2 if not window else min(window, seq_len / 2))
         attention += 6.0 * model.heads * (key_dim + value_dim) * seen
     return tokens * (6.0 * count_active_parameters(model) + attention)

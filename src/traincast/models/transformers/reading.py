@@ -11,10 +11,15 @@ from typing import Any
 
 from traincast.models.transformers.description import (
     ACTIVATIONS,
+    ATTENTION,
+    DENSE,
+    MAMBA,
+    MIXTURE,
     NORMS,
     POSITIONS,
     Experts,
     LatentAttention,
+    StateSpace,
     Transformer,
 )
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
@@ -163,6 +168,7 @@ _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
 _FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (
     "window", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity", "rope_dim",
+    "decoder_len",
 )  # fmt: skip
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FAMILY = "family "
@@ -217,7 +223,8 @@ def make_transformer(name: str, table: Mapping[str, Any], where: str = "") -> Tr
     for key in _NEEDED:
         if key not in table:
             raise TraincastError(f"{where}: '{key}' is missing; a Transformer needs {', '.join(_NEEDED)}")
-    plain = {key: _check_value(where, key, value) for key, value in table.items() if key not in ("latent", "experts")}
+    nested = ("latent", "experts", "mamba")
+    plain = {key: _check_value(where, key, value) for key, value in table.items() if key not in nested}
     plain.setdefault("kv_heads", plain["heads"])
     plain.setdefault("ffn", 4 * plain["hidden"])
     plain.setdefault("seq_len", 2048)
@@ -230,7 +237,18 @@ def make_transformer(name: str, table: Mapping[str, Any], where: str = "") -> Tr
         raise TraincastError(
             f"{where}: each token goes to {experts.top_k} of {experts.count} experts; give a smaller 'top_k'"
         )
-    return Transformer(name=name, latent=latent, experts=experts, **plain)
+    model = Transformer(
+        name=name, latent=latent, experts=experts, mamba=_read_nested_table(where, "mamba", table, StateSpace), **plain
+    )
+    _check_pattern(model, where)
+    return model
+
+
+def _check_pattern(model: Transformer, where: str) -> None:
+    """Rejects layers of modules that the description says nothing of."""
+    for module, part, name in ((MIXTURE, model.experts, "experts"), (MAMBA, model.mamba, "mamba")):
+        if module in model.pattern and part is None:
+            raise TraincastError(f"{where}: 'pattern' has layers '{module}', and there is no '{name}'; describe them")
 
 
 def _read_nested_table(where: str, key: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
@@ -264,7 +282,11 @@ def _check_value(where: str, key: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give true or false")
         return value
-    least = 0 if field in _ZERO_ALLOWED else 1
+    if field == "pattern":
+        if not isinstance(value, str) or len(value) > 4096 or set(value) - set(f"{ATTENTION}{MAMBA}{DENSE}{MIXTURE} "):
+            raise TraincastError(f"{where}: '{key}' is {shorten_value(value)}; give letters of *, M, - and E")
+        return value
+    least = 0 if field in _ZERO_ALLOWED or key == "experts.latent" else 1
     fits = isinstance(value, int | float if field == "capacity" else int) and not isinstance(value, bool)
     most = _MOST_OF.get(field, _MOST)
     if not fits or not least <= value <= most:

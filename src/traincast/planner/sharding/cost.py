@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.costs.host.profile import load_host_profile
+from traincast.costs.host.profile import load_usual_host
 from traincast.models.placement.memory import INDEX_BYTES, POOLED_BYTES, compute_common_bytes, compute_shard_bytes
 from traincast.models.placement.options import Option, find_option, list_table_options
 from traincast.models.placement.plan import Plan, Shard, ShardingKind
@@ -62,7 +62,7 @@ class FastCost:
         self._kind = np.array([group.kind.position for group in self.groups])
         self._programs: dict[tuple[int, ...], RankProgram] = {}
         self._structures: dict[tuple[tuple[int, ...], bool], Structure] = {}
-        self._host = load_host_profile(task.device.host, task.device.host_slowness)
+        self._host = load_usual_host(task.device)
         self.scored = 0
         """How many plans have been scored."""
 

@@ -30,7 +30,7 @@ from traincast.planner.sharding.thorough import search_thoroughly
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.tables import DEFAULT_BATCH, load_dense, load_recommender, retype_tables
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import INSTALL_TORCHREC, TraincastError
 from traincast.utils.files.reading import read_document
 from traincast.utils.parallel.runner import SEARCH, Died, Job, Workers
 
@@ -291,9 +291,7 @@ def write_torchrec_plan(tables: str, task: Task, plan: Plan) -> dict[str, Any]:
 def make_torchrec_rival(task: Task, time_limit: float | None, notes: list[str]) -> dict[str, Plan]:
     """The plan that TorchRec's planner makes, where it is installed; else a note says why there is none."""
     if find_spec("torchrec") is None:
-        notes.append(
-            "TorchRec is not installed: its plan is not among those compared (pip install 'traincast[torchrec]')"
-        )
+        notes.append(f"TorchRec is not installed: its plan is not among those compared ({INSTALL_TORCHREC})")
         return {}
     from traincast.planner.torchrec.planner import plan_with_torchrec
 

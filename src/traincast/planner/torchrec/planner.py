@@ -22,7 +22,7 @@ from traincast.models.placement.plan import COLUMN_STEP, Plan
 from traincast.planner.sharding.result import Task
 from traincast.planner.torchrec.plans import KIND_OF, plan_from_json, plan_to_json
 from traincast.planner.torchrec.tables import DATA_TYPES, default_modules
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import INSTALL_TORCHREC, TraincastError
 
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
@@ -35,9 +35,7 @@ def import_torchrec(module: str = "") -> Any:
             warnings.simplefilter("ignore")
             return importlib.import_module(f"torchrec.{module}" if module else "torchrec")
     except ImportError as error:
-        raise TraincastError(
-            f"TorchRec cannot be imported ({error}); install 'traincast[torchrec]', then torchrec==1.8.0 with --no-deps"
-        ) from error
+        raise TraincastError(f"TorchRec cannot be imported ({error}): {INSTALL_TORCHREC}") from error
 
 
 def make_sharding_plan(

@@ -64,7 +64,8 @@ def predict_on_machine(
         workload, platform, simulated, step.costs, ranks=results, slowest=slowest, timeline=timeline,
         estimated=step.instructions.lowered[0].estimated, host_profile=platform.key, host_spread=profile.host_spread,
         terms=terms, errors=_compute_kernel_errors(timeline, step), outside=(),
-        memory=make_fullest_memory(results, platform.device, ()), warnings=_list_warnings(results, platform),
+        memory=make_fullest_memory(results, platform.device, (), workload.framework_version),
+        warnings=_list_warnings(results, platform),
     )  # fmt: skip
 
 

@@ -133,6 +133,8 @@ class OutOfMemoryError(Exception):
 
 
 _Pool = list[tuple[int, int, Block]]
+Listener = Callable[[str, int, int, int, int], None]
+"""Is told what happens, in the words of PyTorch's snapshots: action, address, bytes, stream, tag of the block."""
 
 
 class CachingAllocator:
@@ -148,6 +150,7 @@ class CachingAllocator:
         self.segments: dict[int, Segment] = {}
         self._free: dict[tuple[bool, int], _Pool] = {}
         self._arenas: dict[tuple[bool, int], Segment] = {}
+        self.listener: Listener | None = None
         self._pending: list[tuple[Block, Callable[[], bool]]] = []
         self._next = 1 << 32
         self._clock = 0
@@ -184,6 +187,7 @@ class CachingAllocator:
             self.peak_allocated = self.allocated
         if self.active > self.peak_active:
             self.peak_active = self.active
+        self._tell("alloc", block.address, block.size, stream, tag)
         return block
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -195,6 +199,7 @@ class CachingAllocator:
         """Gives a block back. One that other streams use stays active until `is_done` says that they are."""
         block.allocated = False
         self.allocated -= block.size
+        self._tell("free_requested", block.address, block.size, block.stream, block.tag)
         if block.streams and is_done is not None and not is_done():
             self._pending.append((block, is_done))
             return
@@ -209,8 +214,7 @@ class CachingAllocator:
                 if block.segment.expandable and block.following is None:
                     self._shrink(block)
                 elif block.previous is None and block.following is None:
-                    del self.segments[block.segment.address]
-                    self.reserved -= block.size
+                    self._give_back(block)
                 else:
                     kept.append(entry)
             pool[:] = kept
@@ -257,6 +261,7 @@ class CachingAllocator:
         self._next += wanted + LARGE_SEGMENT
         self.segments[segment.address] = segment
         self._reserve(wanted)
+        self._tell("segment_alloc", segment.address, wanted, stream)
         return segment.first
 
     def _extend(self, pool: _Pool, size: int, stream: int, *, small: bool) -> Block:
@@ -280,7 +285,9 @@ class CachingAllocator:
             self._next += 1 << 44
             self._arenas[small, stream] = arena
             self.segments[arena.address] = arena
+            self._tell("segment_map", arena.address, mapped, stream)
             return arena.first
+        self._tell("segment_map", arena.address + arena.size, mapped, stream)
         arena.size += mapped
         assert last is not None
         if spare:
@@ -296,6 +303,7 @@ class CachingAllocator:
         segment = block.segment
         self.reserved -= block.size
         segment.size -= block.size
+        self._tell("segment_unmap", block.address, block.size, block.stream)
         if block.previous is None:
             del self.segments[segment.address]
             del self._arenas[segment.small, segment.stream]
@@ -314,9 +322,18 @@ class CachingAllocator:
             if excess <= 0:
                 return
             del pool[bisect_left(pool, (block.size, address))]
-            del self.segments[block.segment.address]
-            self.reserved -= block.size
+            self._give_back(block)
             excess -= block.size
+
+    def _give_back(self, block: Block) -> None:
+        """Gives a segment that is one free block back to the driver."""
+        del self.segments[block.segment.address]
+        self.reserved -= block.size
+        self._tell("segment_free", block.address, block.size, block.stream)
+
+    def _tell(self, action: str, address: int, size: int, stream: int, tag: int = -1) -> None:
+        if self.listener is not None:
+            self.listener(action, address, size, stream, tag)
 
     def _reserve(self, nbytes: int) -> None:
         self.reserved += nbytes
@@ -326,6 +343,7 @@ class CachingAllocator:
         """Puts a block among the free ones, joined with free neighbours."""
         self._clock += 1
         self.active -= block.size
+        self._tell("free_completed", block.address, block.size, block.stream, block.tag)
         block.streams, block.tag, block.freed_at = None, -1, self._clock
         pool = self._free[block.segment.small, block.stream]
         before, after = block.previous, block.following

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from traincast.hardware.device import AMPERE, HOPPER, Device
 from traincast.ir.memory import CATEGORIES, Memory, MemoryEvents, group_layers
+from traincast.ir.workload import DEFAULT_FRAMEWORK
 from traincast.simulator.memory.allocator import (
     LARGE_SEGMENT,
     UNLIMITED,
@@ -66,9 +67,10 @@ def estimate_process_memory(device: Device, communicators: int) -> ProcessMemory
     return ProcessMemory(_CONTEXT_MIB[kind] * _MIB, communicators * _COMMUNICATOR_MIB * _MIB)
 
 
-def add_workspaces(events: MemoryEvents, device: Device) -> MemoryEvents:
-    """The step with the workspaces of cuBLAS, which PyTorch allocates when a handle is first used."""
-    if device.is_cpu or not events.ticks:
+def add_workspaces(events: MemoryEvents, device: Device, framework: str = DEFAULT_FRAMEWORK) -> MemoryEvents:
+    """The step with the workspaces of cuBLAS, which PyTorch allocates when a handle is first used. Up to PyTorch 1.13
+    cuBLAS had its own, outside of the allocator."""
+    if device.is_cpu or not events.ticks or framework.startswith("1."):
         return events
     size = _CUBLAS_HOPPER_BYTES if device.is_capability_at_least(HOPPER) else _CUBLAS_BYTES
     labels = (*events.labels, "cuBLAS")
@@ -98,9 +100,9 @@ class Replay:
 def replay_steps(
     events: MemoryEvents, settings: AllocatorSettings | None = None, *, capacity: int = UNLIMITED
 ) -> Replay:
-    """Replays steps on a device that can give `capacity` bytes. Other streams are done with a freed block."""
+    """Replays steps on a device that can give `capacity` bytes."""
     allocator = CachingAllocator(settings, capacity)
-    step, missing = _Step(events, allocator), 0
+    step, missing = StepReplay(events, allocator), 0
     steps = 1
     try:
         step.allocate_resident()
@@ -117,13 +119,13 @@ def replay_steps(
     )  # fmt: skip
 
 
-class _Step:
+class StepReplay:
     """Steps of one rank on one allocator."""
 
     def __init__(self, events: MemoryEvents, allocator: CachingAllocator) -> None:
-        self.events, self.allocator = events, allocator
+        self.events, self.allocator, self.now = events, allocator, -1
         self.held: list[Block | None] = [None] * len(events.nbytes)
-        self.sizes, self.streams = events.nbytes.tolist(), events.stream.tolist()
+        self.sizes, self.streams = events.nbytes.tolist(), list_block_streams(events)
         self.handed_on = _pair_steps(events)
         leaves = np.flatnonzero((events.born >= 0) & (events.gone >= events.ticks)).tolist()
         self.dropped = sorted(set(leaves) - {made for made, _ in self.handed_on})
@@ -131,13 +133,15 @@ class _Step:
     def allocate_resident(self) -> None:
         """What is there before the first step, in the order in which it is made."""
         for number in np.flatnonzero((self.events.born < 0) & (self.events.appears < 0)).tolist():
-            self.held[number] = self.allocator.allocate(self.sizes[number], 0, number)
+            self.held[number] = self.allocator.allocate(self.sizes[number], self.streams[number], number)
 
     def run(self, *, first: bool) -> None:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
         held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
-        for _, number, comes in list_step_events(self.events, first=first):
+        late = self.events.late
+        for tick, number, comes in list_step_events(self.events, first=first):
+            self.now = tick
             if comes:
                 held[number] = allocator.allocate(sizes[number], streams[number], number)
                 continue
@@ -145,7 +149,11 @@ class _Step:
             if block is None:  # there before the first step only
                 continue
             held[number] = None
-            allocator.free(block)
+            if number in late:
+                allocator.record_stream(block, block.stream + 1)
+                allocator.free(block, partial(self._has_reached, late[number]))
+            else:
+                allocator.free(block)
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None
@@ -154,6 +162,17 @@ class _Step:
             if block is not None:
                 allocator.free(block)
                 held[number] = None
+
+    def _has_reached(self, tick: int) -> bool:
+        return self.now >= tick
+
+
+def list_block_streams(events: MemoryEvents) -> list[int]:
+    """The stream of every block: what is there before a step was made in the step before, by one like it."""
+    streams: list[int] = events.stream.tolist()
+    for made, found in _pair_steps(events):
+        streams[found] = streams[made]
+    return streams
 
 
 @lru_cache(maxsize=4)  # of searches that replay one step again and again
@@ -405,9 +424,9 @@ def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
 
 def make_device_memory(
     memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
-    spread: float = KNOWN_SPREAD,
+    spread: float = KNOWN_SPREAD, framework: str = DEFAULT_FRAMEWORK,
 ) -> DeviceMemory:  # fmt: skip
-    """The memory of a step on a device, with what libraries and the process take."""
-    events: MemoryEvents = add_workspaces(memory.events, device)
+    """The memory of a step on a device, with what libraries of this release of PyTorch and the process take."""
+    events: MemoryEvents = add_workspaces(memory.events, device, framework)
     process = ProcessMemory(0.0, 0.0) if device.is_cpu else estimate_process_memory(device, communicators)
     return DeviceMemory(events, device, process, settings or AllocatorSettings(), spread=spread)

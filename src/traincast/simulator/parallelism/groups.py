@@ -131,6 +131,7 @@ def make_style(layout: Layout) -> Style:
         quantised_weights=layout.precision in NARROW_TYPES and layout.sharding == "zero3",
         frozen=layout.adapter_rank > 0,
         adapter_rank=layout.adapter_rank,
+        adapts_all=layout.adapters == "all",
     )
 
 

@@ -11,7 +11,9 @@ from traincast.utils.errors import TraincastError, make_unknown_error
 
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
-CHECKPOINTS = ("none", "light", "selective", "full")
+CHECKPOINTS = ("none", "light", "selective", "full", "whole")
+WHOLE = ("full", "whole")
+"""Those of `CHECKPOINTS` that keep the input of a layer only."""
 TENSOR_OVERLAPS = ("none", "backward", "all")
 LAUNCHES = ("eager", "fused", "compiled", "graph")
 PYTORCH = ("eager", "compiled")
@@ -21,6 +23,7 @@ DISPATCHES = ("each", "once")
 GRAPHED = ("attention", "router", "feed_forward", "mamba")
 """Modules that Transformer Engine captures as CUDA graphs of their own."""
 SCALINGS = ("tensor", "row", "block", "mx")
+ADAPTERS = ("attention", "all")
 OPTIMIZERS = ("adam", "adam-foreach", "adam-loop", "none")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1 << 20
@@ -46,11 +49,12 @@ class Layout:
 
     `bucket_mb` is the size of gradients that are reduced together, MiB (0: Megatron's). `stage_layers` are the
     layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of words are not
-    trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len` tokens of a
-    sample see each other (0: all of them): samples are packed from documents of that length.
+    trained; with `adapter_rank` only low-rank adapters of projections are: those of "attention", or "all".
+    `document_len` tokens of a sample see each other (0: all of them): samples are packed from documents of that length.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
-    also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only; where
+    also every second product), "full", or "whole" (as PyTorch before 2.1, which also ran what backward does not read);
+    where `checkpoint_every` is n, in every n-th layer only; where
     `checkpoint_layers` is n, in the first n layers of every stage (or chunk of one) only. `kernels` is who launches
     them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one CUDA
     graph; modules in `graphed` are CUDA graphs of their own between others that the host launches. `joined`: query, key
@@ -111,6 +115,7 @@ class Layout:
     expert_imbalance: float = 1.0
     overlap_pp: bool = True
     adapter_rank: int = 0
+    adapters: str = "attention"
     frozen_layers: int = 0
     document_len: int = 0
     stage_layers: tuple[int, ...] = ()
@@ -180,6 +185,7 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         ("way to send tokens to experts", layout.dispatch, DISPATCHES),
         ("scaling of 8-bit GEMMs", layout.scaling, SCALINGS),
         ("optimizer", layout.optimizer, OPTIMIZERS),
+        ("projections with adapters", layout.adapters, ADAPTERS),
         ("overlap of tensor-parallel collectives", layout.overlap_tp, TENSOR_OVERLAPS),
     ):
         if name not in known:

@@ -11,6 +11,9 @@ import numpy as np
 from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program
 from traincast.models.transformers.description import (
+    ATTENTION,
+    DENSE,
+    MIXTURE,
     Transformer,
     count_embedding_parameters,
     count_head_parameters,
@@ -24,7 +27,7 @@ from traincast.models.transformers.program.step import (
 )
 from traincast.models.transformers.program.style import LayerGroups, Shard, Style
 from traincast.simulator.parallelism.groups import make_head_style, make_shard, make_style
-from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.layout import PYTORCH, WHOLE, Layout
 from traincast.simulator.parallelism.snippets import split_layers_into_parts
 from traincast.simulator.parallelism.splicing import mark_ops_between
 from traincast.utils.arrays import BoolArray, IntArray
@@ -40,7 +43,8 @@ _KEPT_SCOPES = ("PermuteBackward", "UnpermuteBackward", "SortChunksBackward")
 class Part:
     """A layer (or what stands before or after them) on one rank. Elements of weights on this rank, before sharding:
     `dense` ones that all tokens meet and `sparse` ones of experts; those of them that are trained. `again`: backward
-    computes it again; `frozen`: it has no backward."""
+    computes it again; `frozen`: it has no backward. `shared` are the modules whose tokens
+    tensor-parallel ranks share."""
 
     module: str
     piece: LayerBlock
@@ -50,6 +54,7 @@ class Part:
     trained_sparse: float
     again: bool = False
     frozen: bool = False
+    shared: int = 0
 
     @property
     def label(self) -> str:
@@ -58,11 +63,31 @@ class Part:
 
 
 @lru_cache(maxsize=256)
+def mark_wanted_ops(block: LayerBlock) -> BoolArray:
+    """The forward ops up to the last one that makes something which backward reads."""
+    c = block.program.columns
+    read_by, made_by = (
+        np.repeat(np.arange(block.program.num_ops), np.diff(pointer)) for pointer in (c.input_ptr, c.output_ptr)
+    )
+    read = np.unique(c.tensor_storage[c.input_tensor[read_by >= block.backward]])
+    made = (made_by < block.backward) & np.isin(c.tensor_storage[c.output_tensor], read)
+    return mark_ops_between(block.program, 0, int(made_by[made].max(initial=-1)) + 1)
+
+
+def mark_repeated_ops(block: LayerBlock, layout: Layout) -> BoolArray:
+    """The ops that backward runs again: PyTorch stops where all that it wants is there (since release 2.1), before a
+    layer's last GEMM and sum; Megatron runs to the end."""
+    marked = mark_recomputed_ops(block, layout.checkpoint)
+    stops = layout.checkpoint != "whole" and (layout.kernels in PYTORCH or layout.sharding == "zero3")
+    return marked & mark_wanted_ops(block) if stops else marked
+
+
+@lru_cache(maxsize=256)
 def mark_recomputed_ops(block: LayerBlock, checkpoint: str) -> BoolArray:
     """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
     ("selective")."""
     marked = mark_ops_between(block.program, 0, block.backward).copy()
-    if checkpoint == "full":
+    if checkpoint in WHOLE:
         return marked
     names = [block.program.symbolic[s].name for s in block.program.columns.op_signature.tolist()]
     scopes = [block.program.names[n] for n in block.program.columns.scope_name[block.program.op_scope].tolist()]
@@ -80,6 +105,8 @@ def make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = make_shard(layout), make_style(layout), layout.schedule == "zero-bubble"
     before = build_embedding_block(model, shard, style, groups=groups, split=split)
+    if model.encoder_layers and model.decoder_len:
+        shard = replace(shard, seq_len=model.decoder_len)
     after = build_head_block(model, shard, make_head_style(layout), groups=groups, split=split)
     counts = layout.stage_layers or split_layers_into_parts(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
@@ -88,7 +115,7 @@ def make_parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[
         inside = [_make_layer_part(model, layout, shard, style, groups, first + place, place) for place in range(count)]
         if number == 0:
             encoder = [
-                _make_layer_part(model, layout, shard, style, groups, layer, layer, encoder=True)
+                _make_layer_part(model, layout, make_shard(layout), style, groups, layer, layer, encoder=True)
                 for layer in range(model.encoder_layers)
             ]
             weights = count_embedding_parameters(model) / layout.tp
@@ -111,18 +138,19 @@ def _make_layer_part(
     place: int, *, encoder: bool = False,
 ) -> Part:  # fmt: skip
     frozen = (encoder and layout.frozen_layers > 0) or number < layout.frozen_layers
-    experts = not encoder and model.has_experts(number)
+    modules = ATTENTION + DENSE if encoder else model.list_modules(number)
     window = 0 if encoder else model.window_of(number)
     split = layout.schedule == "zero-bubble"
     block = build_layer_block(
-        model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
+        model, shard, style, modules=modules, window=window, encoder=encoder, groups=groups, split=split
     )
     dense, sparse = count_layer_parameters(model, number)
     here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
     trained = (float(block.trained), 0.0) if layout.adapter_rank else here
     again = layout.recomputes(number, place) and not frozen
     module = f"{'encoder' if encoder else 'layers'}.{number}"
-    return Part(module, block, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)
+    shared = 2 if encoder else len(modules.replace(MIXTURE, "" if layout.etp == 1 else MIXTURE))
+    return Part(module, block, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen, shared=shared)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.host.profile import HostProfile, load_usual_host
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.hardware.platform import Platform
@@ -198,7 +198,7 @@ def predict_parallel(
     is that of what was simulated, which may be fewer micro-batches."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     stages = _list_stages(model, platform, layout, profile, roofline_only=roofline_only)
 
     def simulate(micro_batches: int) -> Prediction:
@@ -252,7 +252,8 @@ def count_simulated_micro_batches(layout: Layout) -> tuple[int, int]:
     """Micro-batches to simulate, and after how many of them the step repeats itself: a pipeline is in its steady state
     once it has filled; one stage alone at once."""
     period = layout.pp if layout.vp > 1 else 1
-    fewest = 3 if layout.pp == 1 else 2 * layout.pp if layout.vp > 1 else layout.pp + 2
+    filled = {"interleaved": 2 * layout.pp, "zero-bubble": 3 * layout.pp}  # weight gradients wait for later gaps
+    fewest = 3 if layout.pp == 1 else filled.get(layout.schedule, layout.pp + 3)
     if layout.accumulation <= 2 * fewest - period:  # two short simulations would take as long
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period
@@ -269,7 +270,7 @@ def estimate_seconds(
     """Seconds of a step in closed form: for searches over many layouts. `predict_parallel` simulates the same step."""
     layout = complete_layout(layout, model)
     check_arithmetic_units(layout.precision, platform.device)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     return _make_step_model(model, platform, layout, profile, in_step=in_step).estimate_seconds()
 
 
@@ -337,7 +338,7 @@ def _list_stages(
     """What every stage costs, for schedules whose order depends on it."""
     if layout.schedule != "zero-bubble":
         return []
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     return _make_step_model(model, platform, layout, profile, roofline_only=roofline_only).list_stages()
 
 

@@ -12,7 +12,7 @@ from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.parts import Part, make_parts, mark_recomputed_ops
+from traincast.simulator.parallelism.parts import Part, make_parts, mark_repeated_ops
 from traincast.simulator.parallelism.snippets import (
     BACKWARD,
     FORWARD,
@@ -92,7 +92,7 @@ class StageProgram:
                 self._prefetch(turn.chunk, number, below, BACKWARD)
             unit = self._unit(turn, number, part)
             if part.again:
-                self._write(unit, mark_recomputed_ops(part.piece, self.layout.checkpoint), part)
+                self._write(unit, mark_repeated_ops(part.piece, self.layout), part)
             end = part.piece.late if self.layout.schedule == "zero-bubble" else part.piece.program.num_ops
             self._write(unit, mark_ops_between(part.piece.program, part.piece.backward, end), part)
             if self.layout.schedule != "zero-bubble":

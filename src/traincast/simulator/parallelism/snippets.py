@@ -90,7 +90,9 @@ def order_zero_bubble(
     done_b = [[float("inf")] * micro_batches for _ in range(stages)]
     clock, counts = [0.0] * stages, [[0, 0, 0] for _ in range(stages)]
     for _ in range(3 * micro_batches * stages):
-        options = [_choose_next_turn(s, counts, clock, done_f, done_b, micro_batches) for s in range(stages)]
+        options = [
+            _choose_next_turn(s, counts, clock, done_f, done_b, micro_batches, weights[s]) for s in range(stages)
+        ]
         ready = [(start, s, kind) for s, option in enumerate(options) if option is not None for start, kind in [option]]
         start, s, kind = min(ready)
         number = counts[s][kind]
@@ -111,8 +113,10 @@ def _choose_next_turn(
     done_f: Sequence[Sequence[float]],
     done_b: Sequence[Sequence[float]],
     micro_batches: int,
+    weight_seconds: float,
 ) -> tuple[float, int] | None:
-    """When a stage can begin its next turn, and which kind it is (0 forward, 1 backward, 2 weights)."""
+    """When a stage can begin its next turn, and which kind it is (0 forward, 1 backward, 2 weights): gradients of
+    weights where half of them fit in before another turn can begin."""
     stages = len(counts)
     f, b, w = counts[s]
     choices = []
@@ -121,13 +125,12 @@ def _choose_next_turn(
         choices.append((max(clock[s], arrived), 1))
     if f < micro_batches and f - b < stages - s:
         choices.append((max(clock[s], 0.0 if s == 0 else done_f[s - 1][f]), 0))
-    if w < b:
-        choices.append((clock[s], 2))
     known = [choice for choice in choices if choice[0] < float("inf")]
-    if not known:
-        return None
-    first = min(start for start, _ in known)
-    return min((choice for choice in known if choice[0] <= first), key=lambda choice: (choice[1] != 1, choice[1]))
+    first = min((start for start, _ in known), default=float("inf"))
+    if w < b and first > clock[s] + weight_seconds / 2:
+        return clock[s], 2
+    ready = [choice for choice in known if choice[0] <= first]
+    return min(ready, key=lambda choice: choice[1] != 1) if ready else None
 
 
 def compute_pipeline_seconds(

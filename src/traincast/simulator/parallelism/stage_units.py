@@ -19,10 +19,11 @@ from traincast.ir.program import Program
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.step import build_optimizer_program
 from traincast.simulator.parallelism.groups import CommunicationCosts, count_token_copies, make_shard, make_style
-from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.parts import Part
+from traincast.simulator.parallelism.layout import WHOLE, Layout
+from traincast.simulator.parallelism.parts import Part, mark_repeated_ops
 from traincast.simulator.prediction.step import list_host_seconds
 from traincast.simulator.schedule import Code, build_schedule
+from traincast.utils.arrays import BoolArray
 
 _OPTIMIZER_ELEMENTS = 100_000_000  # an update is priced at this size; longer ones take as much longer
 _PHASES = ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,), (Phase.OPTIMIZER,))
@@ -84,6 +85,10 @@ class LayerCosts:
             self._known[program] = LayerCost(*self._alone[program].passes(self.in_step))
         return self._known[program]
 
+    def count_gemm_share(self, program: Program, chosen: BoolArray) -> float:
+        """Share of the seconds of forward GEMMs that chosen ops launch."""
+        return self._alone[program].count_gemm_share(chosen)
+
     def price_update(self, elements: float, optimizer: str, *, master: bool) -> Pass:
         """The update of this many weights."""
         return Pass().plus(self.price(_write_update(optimizer, master)).update, elements / _OPTIMIZER_ELEMENTS)
@@ -113,6 +118,14 @@ class _Alone:
         self.host = [float(busy[np.isin(host_phase, chosen)].sum()) for chosen in _PHASES]
         self.modules = [int((modules & np.isin(host_phase, chosen)).sum()) for chosen in _PHASES]
         self.family = np.array([item.family.name for item in self.lowered.calls])
+        forward = np.isin(phase, _PHASES[0])
+        self.forward_ops = schedule.op[launches][forward]
+
+    def count_gemm_share(self, chosen: BoolArray) -> float:
+        """Share of the seconds of forward GEMMs that chosen ops launch."""
+        mine = self.calls[0]
+        seconds = np.where(self.family[mine] == "gemm", self.costs.seconds[mine], 0.0)
+        return float(seconds[chosen[self.forward_ops]].sum() / max(seconds.sum(), 1e-30))
 
     def passes(self, in_step: InStep) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and update: kernels one after the other with the device's gap between."""
@@ -184,7 +197,7 @@ class StageUnits:
         to, back = self._exchanged(cost, part)
         if part.frozen:  # below all that is trained: no gradient comes down to it
             return Unit(part, UnitPass(forward, to), UnitPass(Pass()), 0.0)
-        recomputed, repeats = self._recomputed(forward) if part.again else (Pass(), 0.0)
+        recomputed, repeats = self._recomputed(forward, part) if part.again else (Pass(), 0.0)
         whole = UnitPass(backward.plus(recomputed), back + repeats * to)
         return Unit(part, UnitPass(forward, to), whole, 0.5 * backward.gemm)
 
@@ -192,10 +205,12 @@ class StageUnits:
         """Kernels as they are launched: the host does nothing where one graph replays all."""
         return replace(kernels, host=0.0) if self.layout.kernels == "graph" else kernels
 
-    def _recomputed(self, forward: Pass) -> tuple[Pass, float]:
+    def _recomputed(self, forward: Pass, part: Part) -> tuple[Pass, float]:
         """What backward computes again before it starts, and which share of the collectives it repeats."""
-        if self.layout.checkpoint == "full":
-            return forward, 1.0
+        if self.layout.checkpoint in WHOLE:
+            repeated = mark_repeated_ops(part.piece, self.layout)
+            left = 1 - self.pieces.count_gemm_share(part.piece.program, repeated)
+            return forward.plus(Pass(device=forward.gemm, gemm=forward.gemm), -left), 1.0
         kept = forward.gemm * (0.5 if self.layout.checkpoint == "selective" else 1.0)
         seconds = max(0.0, forward.device - forward.attention - kept)
         host = forward.host * (0.5 if self.layout.checkpoint == "selective" else 0.15)  # of few modules of a layer
@@ -214,11 +229,10 @@ class StageUnits:
         if part.label == "head":
             gathered = self.exchanges.tensor("all_gather", self._message()) if self.shard.sequence else 0.0
             return gathered, gathered
-        experts = part.sparse > 0
         ways = [
-            self._tensor_parallel(cost, halves=1 if experts and self.layout.etp == 1 else 2),
-            self._sample_parallel(cost),
-            self._expert_parallel(cost) if experts else (0.0, 0.0),
+            self._tensor_parallel(cost, halves=part.shared),
+            self._sample_parallel(cost) if cost.forward.attention else (0.0, 0.0),
+            self._expert_parallel(cost) if part.sparse > 0 else (0.0, 0.0),
         ]
         return sum(way[0] for way in ways), sum(way[1] for way in ways)
 

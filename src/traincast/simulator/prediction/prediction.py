@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.host.profile import HostProfile, load_usual_host
 from traincast.costs.kernels.contract import Estimate, KernelCall
 from traincast.costs.kernels.cost import Costs, price_in_step
 from traincast.costs.kernels.families import is_chip_measured
@@ -51,6 +51,9 @@ FAR_SPREAD = 0.25
 """Log-sigma for each factor of e beyond the batch sizes that a capture is trusted at: parts of a step that stay (at
 most 512 rows) or are cut in chunks are not seen. At 40 times the captured size it holds a factor of 2.6. Set on the
 steps of that kind in tests/corpus/test_cases.py, no measurement."""
+MACHINE_SPREAD = 0.1
+"""Log-sigma of kernels on a graphics card in a machine that is not named, whose cooling decides its clock: four RTX
+2080 Ti of torchvision's table differ by up to 13 %, its TITAN RTX from that of Lambda's by 25 %."""
 WIRING_SPREAD = 0.5
 """Log-sigma of what is exposed of communication over PCIe: two servers of eight cards differ by a factor of 2."""
 
@@ -84,7 +87,7 @@ def predict_step(
     costs = price_in_step(instructions.lowered[0], device, roofline_only=roofline_only)
     costs = _add_collectives(costs, instructions, instructions.seconds(platform.topology))
     costs = _add_uniform_collectives(costs, *instructions.uniform_seconds(platform.topology))
-    host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    named, host = host is not None, host or load_usual_host(platform.device)
     simulated = simulate_step(
         instructions,
         costs,
@@ -96,7 +99,9 @@ def predict_step(
         late=late,
         op_speed=op_speed,
     )
-    return _summarise_step(workload, platform, host, simulated, costs, tf32=tf32, check_memory=check_memory)
+    return _summarise_step(
+        workload, platform, host, simulated, costs, tf32=tf32, check_memory=check_memory, named=named
+    )
 
 
 def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
@@ -112,17 +117,19 @@ def _build_instructions(workload: Workload, platform: Platform, *, tf32: bool, a
 
 def _summarise_step(
     workload: Workload, platform: Platform, host: HostProfile, simulated: StepSimulation, costs: Costs, *, tf32: bool,
-    check_memory: bool,
+    check_memory: bool, named: bool,
 ) -> Prediction:  # fmt: skip
     """What the simulation says, with its errors and warnings."""
     instructions = simulated.instructions
     results = list_rank_results(simulated)
     slowest = find_slowest_class(simulated, results)
-    timeline, memory = simulated.timeline(slowest), make_fullest_memory(results, platform.device, instructions.programs)
+    timeline = simulated.timeline(slowest)
+    programs = instructions.programs
+    memory = make_fullest_memory(results, platform.device, programs, workload.framework_version, simulated)
     errors = compute_kernel_errors(timeline, costs)
     terms = compute_spread_terms(
         timeline, errors, host, platform, results[slowest].device_active, several=len(workload.ranks) > 1,
-        exposed=results[slowest].exposed_comm,
+        exposed=results[slowest].exposed_comm, named=named,
     )  # fmt: skip
     if distance := workload.measure_distance(workload.batch_size):
         terms["far_from_captured_size"] = FAR_SPREAD * math.log(distance)
@@ -162,29 +169,38 @@ def compute_kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, 
 
 def compute_spread_terms(
     timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, platform: Platform, active: float, *,
-    several: bool, exposed: float = 0.0,
+    several: bool, exposed: float = 0.0, named: bool = True,
 ) -> dict[str, float]:  # fmt: skip
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the
     host on their own; the software's release, on several GPUs how the system is set up, ops whose arithmetic only
-    their authors know, a chip that nobody measured, and PCIe between GPUs (`exposed` seconds of it), come on top."""
+    their authors know, a chip that nobody measured, a graphics card in a machine that is not `named`, and PCIe between
+    GPUs (`exposed` seconds of it), come on top."""
     if timeline.seconds <= 0:
         return {}
     by_family: dict[str, float] = {}
     for call, error in errors.items():
         by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
     unknown = by_family.pop(OPAQUE.name, 0.0)
-    idle = max(timeline.seconds - active, 0.0)
     kernels = SHARED_ERROR * math.hypot(*by_family.values()) if by_family else 0.0
-    of_step = math.hypot(host.spread * idle, kernels) / timeline.seconds
+    of_step = math.hypot(_estimate_host_error(timeline, host.spread, active), kernels) / timeline.seconds
     terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
     if unknown:
         terms["unknown_arithmetic"] = unknown / timeline.seconds
     if not is_chip_measured(platform.device):
         terms["new_chip"] = NEW_CHIP_SPREAD * active / timeline.seconds
+    if platform.device.is_graphics_card and not named:
+        terms["machine"] = MACHINE_SPREAD * active / timeline.seconds
     topology = platform.topology
     if exposed and topology is not None and topology.island == 1 and not topology.curves:
         terms["wiring"] = WIRING_SPREAD * exposed / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms
+
+
+def _estimate_host_error(timeline: Timeline, spread: float, active: float) -> float:
+    """Seconds that a host slower by its log-sigma adds: what the device idles grows, or the host's own work, nearly as
+    long as the step, becomes longer than it."""
+    idle, ahead = (max(timeline.seconds - busy, 0.0) for busy in (active, timeline.host_busy))
+    return max(spread * idle, math.expm1(spread) * timeline.host_busy - ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +234,7 @@ def predict_sizes(
     # no step exchanges anything, so that each is a rank of its own, which nobody waits for
     instructions = build_step_instructions(programs, tuple(range(len(programs))), context)
     costs = price_in_step(instructions.lowered[0], platform.device, roofline_only=roofline_only)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = host or load_usual_host(platform.device)
     simulated = simulate_step(
         instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
         late=late, op_speed=op_speed,
@@ -227,7 +243,13 @@ def predict_sizes(
     for c, result in enumerate(list_rank_results(simulated)):
         timeline = simulated.timeline(c)
         terms = compute_spread_terms(
-            timeline, compute_kernel_errors(timeline, costs), profile, platform, result.device_active, several=False
+            timeline,
+            compute_kernel_errors(timeline, costs),
+            profile,
+            platform,
+            result.device_active,
+            several=False,
+            named=host is not None,
         )
         spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
         for rank in result.ranks:
@@ -235,6 +257,9 @@ def predict_sizes(
                 iteration=result.iteration,
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
-                memory=make_device_memory(compute_peak_memory(programs[rank]), platform.device, communicators=0),
-            )
+                memory=make_device_memory(
+                    compute_peak_memory(programs[rank]), platform.device, communicators=0,
+                    framework=first.framework_version,
+                ),
+            )  # fmt: skip
     return [of_rank[rank] for rank in range(len(steps))]

@@ -23,6 +23,7 @@ from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.many_ranks import GroupSimulation
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.memory.streams import delay_reuse
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.timeline import PathPart, compute_union_seconds, find_critical_path
 from traincast.utils.arrays import FloatArray
@@ -77,13 +78,20 @@ def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
     )
 
 
-def make_fullest_memory(results: Sequence[RankResult], device: Device, programs: Sequence[Program]) -> DeviceMemory:
-    """The memory of the rank that holds most, on its device; in host memory that of the one with most there."""
-    fullest = max((result.memory for result in results), key=lambda memory: memory.peak_bytes)
+def make_fullest_memory(
+    results: Sequence[RankResult], device: Device, programs: Sequence[Program], framework: str,
+    simulated: StepSimulation | None = None,
+) -> DeviceMemory:  # fmt: skip
+    """The memory of the rank that holds most, on its device; in host memory that of the one with most there. With what
+    was simulated, blocks wait for the streams that work on them."""
+    number = max(range(len(results)), key=lambda c: results[c].memory.peak_bytes)
+    fullest = results[number].memory
+    if simulated is not None:
+        fullest = delay_reuse(fullest, simulated.timeline(number))
     host = max((result.memory.events for result in results), key=lambda events: events.host_bytes).host
     if host is not fullest.events.host:
         fullest = Memory(replace(fullest.events, host=host))
-    return make_device_memory(fullest, device, communicators=count_communicators(programs))
+    return make_device_memory(fullest, device, communicators=count_communicators(programs), framework=framework)
 
 
 def count_communicators(programs: Sequence[Program]) -> int:

@@ -369,6 +369,11 @@ def state_verdict(p: Prediction) -> tuple[str, ...]:
     return (*lines, f"Worth trying: {remedy}.") if remedy else tuple(lines)
 
 
+def _name_bound(name: str) -> str:
+    kind, _, group = name.partition("exposed: ")
+    return f"exposed {group} communication" if group else kind
+
+
 def split_critical_path(p: Prediction) -> dict[str, float]:
     """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
     if p.parallel is None:
@@ -380,7 +385,7 @@ def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
     """What takes most of the step and, where it matters, what comes second, with their shares."""
     whole = p.iteration or 1.0
     ranked = sorted(split_critical_path(p).items(), key=lambda item: -item[1])
-    first = [(name, seconds / whole) for name, seconds in ranked[:2]]
+    first = [(_name_bound(name), seconds / whole) for name, seconds in ranked[:2]]
     return [pair for number, pair in enumerate(first) if not number or pair[1] >= _LEAST_BOUND] or [("nothing", 0.0)]
 
 
@@ -407,8 +412,14 @@ def suggest_remedy(p: Prediction) -> str:
         return "traincast fits, which tries what would make it fit"
     share = {name: seconds / (p.iteration or 1.0) for name, seconds in split_critical_path(p).items()}
     is_eager = used.get("kernels") == "eager"
-    if is_eager and (sum(share.get(name, 0.0) for name in _HOST) > _IDLE or p.device_idle / p.iteration > _IDLE):
+    bubble, tensor_parallel = share.get("pipeline bubble", 0.0), share.get("exposed: tensor parallel", 0.0)
+    idle = (p.device_idle / p.iteration if p.iteration else 0.0) - bubble
+    if is_eager and (sum(share.get(name, 0.0) for name in _HOST) > _IDLE or idle > _IDLE):
         return "`cuda_graph` or `compiled`, since the GPU waits for its host"
+    if bubble > _EXPOSED and bubble >= tensor_parallel:
+        return f"a larger `global_batch` or `vp` or a smaller `pp`, since {bubble:.0%} of the step is pipeline bubble"
+    if tensor_parallel > _EXPOSED:
+        return f"a smaller `tp`, since {tensor_parallel:.0%} of the step is exposed tensor-parallel communication"
     if p.exposed_comm / (p.iteration or 1.0) > _EXPOSED:
         return f"a larger `batch_size`, since {p.exposed_comm / p.iteration:.0%} of the step is exposed communication"
     if used.get("dtype") == "fp32" and sum(share.get(name, 0.0) for name in _COMPUTE) > _ARITHMETIC:

@@ -48,7 +48,8 @@ _LAID_OUT = (
     *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every",
     "checkpoint_layers", "expert_imbalance", "tp", "pp", "vp", "cp", "ep", "etp", "no_sequence_parallel", "schedule",
     "stage_layers",
-    "cp_exchange", "dispatch", "graph_modules", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
+    "cp_exchange", "dispatch", "graph_modules", "overlap", "no_overlap", "lora_rank", "lora_targets",
+    "frozen_layers", "document_len",
     "optimizer_state", "lora_base", "offload", "loss", "update_in_backward",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {

@@ -24,7 +24,12 @@ _SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "ch
          "expert_imbalance", "schedule",
          "optimizer_state", "loss", "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
 _ADAM = {None: "adam", "fused": "adam", "foreach": "adam-foreach", "loop": "adam-loop"}
-_RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling", "lora_base": "frozen_type"}
+_RENAMED = {
+    "lora_rank": "adapter_rank",
+    "fp8_scaling": "scaling",
+    "lora_base": "frozen_type",
+    "lora_targets": "adapters",
+}
 OFFLOADS = ("parameters", "optimizer", "activations")
 """What may be kept in host memory."""
 

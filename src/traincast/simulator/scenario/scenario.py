@@ -320,8 +320,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )] | None = None
     no_overlap: Annotated[bool, _describe("parallelism", "no communication overlaps kernels", law="slower")] = False
     lora_rank: Annotated[int, _count(
-        "parallelism", "train low-rank adapters of attention of this rank; the model is frozen", default="off",
+        "parallelism", "train low-rank adapters of this rank; the model is frozen", default="off",
         law="slower, more memory"
+    )] | None = None
+    lora_targets: Annotated[Literal["attention", "all"], _describe(
+        "parallelism", "projections that have adapters", default="attention", needs=("lora_rank",)
     )] | None = None
     frozen_layers: Annotated[int, _count(
         "parallelism", "the first n layers and the token embedding are not trained", default="0",

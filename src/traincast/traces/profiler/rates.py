@@ -12,7 +12,7 @@ from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.cost import count_work
 from traincast.costs.kernels.lower import list_registered_ops, lower
 from traincast.costs.kernels.registry import Item, LoweringContext
-from traincast.costs.kernels.streaming import MEMCPY
+from traincast.costs.kernels.streaming import COPY, MEMCPY
 from traincast.hardware.device import Device
 from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature
@@ -259,8 +259,11 @@ def _compute_work(calls: list[KernelCall]) -> tuple[float, float, str]:
     """Operations, bytes and compute type of an op's calls."""
     flops = moved = 0.0
     for call in calls:
-        done = count_work(Calls.of(call.family, [call]))
-        if done is not None:
+        one = Calls.of(call.family, [call])
+        done = count_work(one)
+        if call.family is COPY:  # which computes nothing
+            moved += float(one["bytes_read"][0] + one["bytes_written"][0])
+        elif done is not None:
             counted = float(done[0][0]) if call.family.name in _ARITHMETIC else 0.0
             flops, moved = flops + counted, moved + float(done[1][0])
     return flops, moved, calls[0].compute

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.host.profile import HostProfile, load_host_profile, load_usual_host
 from traincast.hardware.platform import Platform
 from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.scenario.scenario import list_scenario_fields
@@ -258,7 +258,7 @@ def choose_profile(platform: Platform, linked: Linked, name: str | None = None) 
     """The host profile asked for, or the platform's own unless it was measured in this very trace."""
     if name is not None:
         return load_host_profile(name)
-    profile = load_host_profile(platform.device.host, platform.device.host_slowness)
+    profile = load_usual_host(platform.device)
     if not is_measured_here(profile, linked):
         return profile
     return load_host_profile(_OTHER_SERVER.get(profile.name, FALLBACK_PROFILE))

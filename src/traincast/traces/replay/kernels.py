@@ -25,10 +25,11 @@ from traincast.costs.kernels.contract import Calls, KernelCall
 from traincast.costs.kernels.cost import OUTSIDE_SIGMA, convert_seconds_in_step, price_calls
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.registry import LoweringContext
-from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY
-from traincast.costs.kernels.streaming.launches import CHEAP_KINDS
-from traincast.hardware.device import Device
+from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
+from traincast.costs.kernels.streaming.launches import CHEAP_KINDS, make_layout_copy
+from traincast.hardware.device import VOLTA, Device
 from traincast.hardware.platform import find_device_by_name
+from traincast.ir.ops import Signature
 from traincast.simulator.overlap import slow_down_beside
 from traincast.traces.classify import OTHER
 from traincast.traces.events import Kind
@@ -119,15 +120,16 @@ def carry_kernels(
     if source.key == target.key or not len(seconds):
         return Carried(seconds.copy(), np.zeros(len(seconds)))
     curves = _Curves(source, target)
-    # AMD's tools count threads where they say blocks, for some kernels
-    threads = grids.blocks * grids.threads * (source.vendor == "nvidia")
+    threads = grids.blocks * grids.threads
+    # AMD's tools count threads where they say blocks, for some kernels: then it is no more than that
+    exact = source.vendor == "nvidia"
     carried, sigma = seconds.copy(), np.zeros(len(seconds))
     for i, (family, name) in enumerate(zip(families, names, strict=True)):
         bound = "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
         elements = _count_elements(name, float(threads[i]))
         found = [
             curves.carry_product(float(seconds[i]), find_compute_type(name)) if kind == "arithmetic"
-            else curves.carry_stream(float(seconds[i]), elements)
+            else curves.carry_stream(float(seconds[i]), elements, exact=exact)
             for kind in (("arithmetic", "memory") if bound == "other" else (bound,))
         ]  # fmt: skip
         carried[i] = float(np.exp(np.mean(np.log(found))))
@@ -154,13 +156,16 @@ class _Curves:
         here, there = self._find_times("product", compute)
         return _read_across(seconds, here, there)
 
-    def carry_stream(self, seconds: float, elements: float) -> float:
-        """Likewise of a kernel that streams memory, of so many elements (0: not known)."""
+    def carry_stream(self, seconds: float, elements: float, *, exact: bool) -> float:
+        """Likewise of a kernel that streams memory, of so many elements or, unless `exact`, at most as many (0: not
+        known)."""
         here, there = self._find_times("stream", "")
-        if elements:  # what as many elements take on both
-            at = np.log(elements)
+        if not elements:
+            return _read_across(seconds, here, there)
+        at = np.log(elements)
+        if exact:  # what as many elements take on both
             return seconds * float(np.exp(np.interp(at, _LOG_SIZES, there) - np.interp(at, _LOG_SIZES, here)))
-        return _read_across(seconds, here, there)
+        return min(_read_across(seconds, here, there), float(np.exp(np.interp(at, _LOG_SIZES, there))))
 
     def _find_times(self, kind: str, compute: str) -> tuple[FloatArray, FloatArray]:
         """Logarithms of seconds on source and target, by size."""
@@ -196,7 +201,15 @@ def _make_streams() -> Calls:
 
 _TENSOR_CORES = re.compile(r"tf32|s1688(?!16)", re.IGNORECASE)
 _SECTORS = 2.2  # times that such a copy reads: of A100 traces of two sources; those of H100 say 2.0 to 2.3
-_STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel<")
+_STRIDED = re.compile(r"(?<![a-z_])(?:unrolled_)?elementwise_kernel<")  # unrolled: operands of unlike types
+_JOINED = re.compile(
+    r"CatArrayBatchedCopy(?:_contig)?<.*?, unsigned int, ([1-4]),"
+)  # one by one, of so many dimensions
+_INTEGER_LANES = 64.0  # of an SM, whatever its cores: the place in each dimension but the last is a division
+_PER_THREAD = re.compile(r"(?<![a-z_])elementwise_kernel<\d+, (\d+)")
+_UNRECORDED = 4.0  # times the elements of the recorded shapes
+_SUMMED = re.compile(r"ReduceOp<(short|int),")
+_SUM_BYTES = {"short": 2.0, "int": 4.0}
 
 
 class Known(IntEnum):
@@ -264,7 +277,9 @@ def predict_kernels(
     copies from and to the host: its memory and its link are those of the trace."""
     version = infer_framework_version(linked)
     rows = linked.device[linked.launch[linked.device] >= 0]
-    matcher = _Matcher(linked, OpFinder(linked, reader), make_version_context(version), rows)
+    source, grids = _find_source(linked.trace.device_name), read_grids(linked, rows)
+    threads = grids.threads * np.maximum(grids.blocks - 1.0, 0.0) * (source is not None and source.vendor == "nvidia")
+    matcher = _Matcher(linked, OpFinder(linked, reader), make_version_context(version), rows, threads)
     matcher.match_all()
     measured = 1e-9 * linked.events["duration"][rows]
     families = linked.find_families(rows)
@@ -277,11 +292,15 @@ def predict_kernels(
     beside = compute_overlaps(linked, rows)[0] / np.maximum(linked.events["duration"][rows], 1.0)
     slowed = ~np.isin(matcher.known, KEPT)
     predicted[slowed] += slow_down_beside(predicted, beside)[slowed]
-    source = _find_source(linked.trace.device_name)
     if source is not None and source.key != device.key:
         names = [linked.get_name(row) for row in rows[kept].tolist()]
         found = carry_kernels(
-            measured[kept], families[kept].tolist(), names, read_grids(linked, rows[kept]), source, device
+            measured[kept],
+            families[kept].tolist(),
+            names,
+            Grids(grids.blocks[kept], grids.threads[kept]),
+            source,
+            device,
         )
         predicted[kept], sigma[kept] = found.seconds, found.sigma
         sigma[np.isin(matcher.known, _NOT_CARRIED)] = _OTHER_MACHINE
@@ -303,8 +322,11 @@ def predict_kernels(
 class _Matcher:
     """Ties kernels to the op that explains them and to the calls that its lowering gives."""
 
-    def __init__(self, linked: Linked, finder: OpFinder, context: LoweringContext, rows: IntArray) -> None:
+    def __init__(
+        self, linked: Linked, finder: OpFinder, context: LoweringContext, rows: IntArray, threads: FloatArray
+    ) -> None:
         self.linked, self.finder, self.context, self.rows = linked, finder, context, rows
+        self.threads = threads  # of all blocks but the last; 0 where that is not known
         self.op = np.full(len(rows), -1, dtype=np.int64)
         self.known = np.full(len(rows), int(Known.NO_OP), dtype=np.int64)
         self.single: dict[int, KernelCall] = {}  # kernel -> its call
@@ -331,9 +353,11 @@ class _Matcher:
     def _match_op(self, anchor: int, indices: list[int]) -> None:
         strided = all(self.linked.events["kind"][self.rows[index]] == Kind.KERNEL for index in indices)
         # which type a product computed in is the library's choice and stands in its kernels' names
-        tf32 = any(_TENSOR_CORES.search(self.linked.get_name(int(self.rows[index]))) for index in indices)
-        _, items = self.finder.lower_op(anchor, replace(self.context, tf32=tf32), strided=strided)
+        names = [self.linked.get_name(int(self.rows[index])) for index in indices]
+        tf32 = any(map(_TENSOR_CORES.search, names))
+        signature, items = self.finder.lower_op(anchor, replace(self.context, tf32=tf32), strided=strided)
         calls = [item for item in items if isinstance(item, KernelCall)]
+        calls = _add_copies(calls, signature, names)
         if any(call.family is MEMCPY for call in calls) and strided:
             kernels = [call for call in calls if call.family is not MEMCPY]
             calls = kernels if len(kernels) >= len(indices) else calls
@@ -341,17 +365,26 @@ class _Matcher:
             self.known[indices] = Known.ESTIMATED if calls else Known.NO_SHAPES
             return
         if len(calls) == len(indices):
-            names = [self.linked.get_name(int(self.rows[index])) for index in indices]
-            self.single |= dict(zip(indices, map(_follow_name, calls, names), strict=True))
+            summed = next((found[1] for name in names if (found := _SUMMED.search(name))), "")
+            calls = [_narrow_sum(call, summed) for call in calls]
+            threads = self.threads[indices].tolist()
+            self.single |= dict(zip(indices, map(_follow_kernel, calls, names, threads), strict=True))
             known = Known.MODEL
         else:
             self.groups.append((indices, calls))
             known = Known.OP
         self.known[indices] = known
 
+    def _divide(self, index: int, call: KernelCall, device: Device) -> KernelCall:
+        """A concatenation of tensors of several dimensions, element by element, with its divisions."""
+        joined = _JOINED.search(self.linked.get_name(int(self.rows[index]))) if call.kind == "cat" else None
+        each = device.cores_per_sm / _INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
+        return _scale(call, elements=(int(joined[1]) - 1) * each) if joined else call
+
     def predict_seconds(self, measured: FloatArray, device: Device) -> tuple[FloatArray, FloatArray]:
         """Predicted durations and their log-sigmas; where only an op's total is predicted, it is split as the measured
         one was."""
+        self.single = {index: self._divide(index, call, device) for index, call in self.single.items()}
         every = list(self.single.values()) + [call for _, calls in self.groups for call in calls]
         price = _predict_calls(every, device)
         predicted, sigma = measured.copy(), np.zeros(len(measured))
@@ -366,18 +399,46 @@ class _Matcher:
         return predicted, sigma
 
 
-def _follow_name(call: KernelCall, name: str) -> KernelCall:
-    """The call as the kernel that ran says: operands that are not laid out alike run a kernel of their own, element by
-    element, whose copies fetch what they read more than once."""
+def _add_copies(calls: list[KernelCall], signature: Signature | None, names: Sequence[str]) -> list[KernelCall]:
+    """The calls of an op with one for each copy among its kernels that lowering does not know of: of an operand that is
+    not laid out as the kernel behind it takes it. Only where that makes them as many as the kernels."""
+    copies = [place for place, name in enumerate(names) if "direct_copy_kernel" in name]
+    if signature is None or not calls or len(calls) + len(copies) != len(names):
+        return calls
+    copy = make_layout_copy(max(signature.inputs, key=lambda spec: spec.numel))
+    left = iter(calls)
+    return [copy if place in copies else next(left) for place in range(len(names))]
+
+
+def _narrow_sum(call: KernelCall, summed: str) -> KernelCall:
+    """A sum of flags or integers, or the copy of them before it, in the type that the kernel's name says."""
+    if summed not in _SUM_BYTES or call.compute != "int64" or call.family not in (REDUCTION, ELEMENTWISE):
+        return call
+    return _scale(call, **{"bytes_read" if call.family is REDUCTION else "bytes_written": _SUM_BYTES[summed] / 8.0})
+
+
+def _follow_kernel(call: KernelCall, name: str, threads: float) -> KernelCall:
+    """The call as the kernel that ran says: operands that are not laid out or typed alike run a kernel of their own,
+    element by element, whose copies fetch what they read more than once. Where its threads are many times those of the
+    recorded shapes, an operand's shape was not recorded (that of a nested tensor) and is as large as they say."""
+    if call.family not in (ELEMENTWISE, COPY):
+        return call
+    work = _PER_THREAD.search(name)
+    known = call.values[call.family.fields.index("elements")]
+    larger = threads * int(work[1]) / known if work and known else 1.0
+    if larger > _UNRECORDED:
+        call = _scale(call, elements=larger, bytes_read=larger, bytes_written=larger)
     if not _STRIDED.search(name):
         return call
-    if call.family is ELEMENTWISE and call.kind in CHEAP_KINDS:
-        return replace(call, kind="strided")
-    if call.family is not COPY:
-        return call
-    read = COPY.fields.index("bytes_read")
-    values = tuple(_SECTORS * value if place == read else value for place, value in enumerate(call.values))
-    return replace(call, values=values)
+    if call.family is ELEMENTWISE:
+        return replace(call, kind="strided") if call.kind in CHEAP_KINDS else call
+    return _scale(call, bytes_read=_SECTORS) if "unrolled" not in name else call
+
+
+def _scale(call: KernelCall, **factors: float) -> KernelCall:
+    """The call with some of its values multiplied."""
+    fields = zip(call.family.fields, call.values, strict=True)
+    return replace(call, values=tuple(value * factors.get(field, 1.0) for field, value in fields))
 
 
 def _find_source(name: str) -> Device | None:

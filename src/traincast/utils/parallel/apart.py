@@ -222,9 +222,10 @@ def _send(write: int, **message: object) -> None:
 def _follow(
     child: int, read: int, printed: _Printed, listener: Tell | None, until: float, seconds: float
 ) -> tuple[str, bool]:
-    """What the process reports until it ends: why it failed, and whether it says so itself."""
+    """What the process reports until it ends: why it failed (of a crash, where it said last that it was), and whether
+    it says so itself."""
     most = _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    pending, done, reported = b"", False, ""
+    pending, done, reported, last = b"", False, "", ""
     while True:
         ready = select.select([read, *printed.ends], [], [], _LOOK_SECONDS)[0]
         printed.pass_on(ready)
@@ -236,8 +237,10 @@ def _follow(
                 reported = reported or message.get("error", "")
                 if "bug" in message:
                     raise RuntimeError(message["bug"])
-                if "text" in message and listener is not None:
-                    listener(message["text"])
+                if "text" in message:
+                    last = f" ({message['text']})"
+                    if listener is not None:
+                        listener(message["text"])
             if not got or done or reported:
                 break
         if time.monotonic() > until:
@@ -248,7 +251,7 @@ def _follow(
         return reported, True
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    return f"its process ended with {name}, a crash outside of Python", False
+    return f"its process ended with {name}, a crash outside of Python{last}", False
 
 
 def _measure_memory(process: int) -> float:

@@ -117,6 +117,20 @@ def test_the_memory_efficient_kernel_is_slower_than_flash_and_faster_than_one_by
     ]  # fmt: skip
 
 
+def test_blocks_of_the_memory_efficient_kernel_take_whole_tiles():
+    def seconds(queries, keys, width, device="a100-40gb"):
+        query, key = (tensor(64, 8, n, width) for n in (queries, keys))
+        inputs = {"query": query, "key": key, "value": key}
+        (call,) = lowered("aten::_scaled_dot_product_efficient_attention", inputs, [query], MODERN)
+        return float(price_calls(Calls.of(call.family, [call]), load_device(device))[0].seconds[0])
+
+    assert seconds(7, 4096, 16) == pytest.approx(seconds(64, 4096, 64), rel=0.3), "of 64 queries and 64 wide"
+    assert seconds(4096, 7, 16) == pytest.approx(seconds(7, 4096, 16)), "or of 64 keys"
+    assert seconds(7, 4096, 80) > 1.7 * seconds(7, 4096, 64)
+    # three products in TF32 for one in fp32: graphics cards do as many of these as of fp32
+    assert seconds(256, 256, 32, "rtx-3060") > 8 * seconds(256, 256, 32)
+
+
 FLASH = "aten::_flash_attention_forward"
 
 

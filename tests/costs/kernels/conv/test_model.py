@@ -237,3 +237,21 @@ def test_no_convolution_beats_what_winograd_saves(kind):
     for batch, channels, size in ((64, 512, 28), (256, 512, 28), (256, 256, 56), (128, 512, 14)):
         (took,) = seconds(device, conv(batch, channels, channels, size, kind=kind))
         assert 2 * batch * size**2 * channels**2 * 9 / took <= 2.2501 * device.peak_flops["fp32"]
+
+
+def test_a_chip_that_nobody_measured_runs_the_kernels_of_its_generation():
+    """ResNet-50 in fp32 on five Turing boards of Lambda's table was 11 to 21 % long with the weights of all chips."""
+    trained, t4 = load_shipped_model("conv").parameters_, load_device("t4")
+    for mine, others in zip(trained.weights(load_device("rtx-2080-ti")), trained.weights(t4), strict=True):
+        assert mine.tolist() == others.tolist()
+    assert trained.weights(load_device("rtx-3090"))[0].tolist() == trained.pooled_plain.tolist()
+
+
+def test_a_chip_without_units_for_fp16_multiplies_as_in_fp32():
+    device = load_device("gtx-1080-ti")
+    wide = [conv(32, 256, 256, 56, compute=compute) for compute in ("fp32", "fp16")]
+    plain, half = seconds(device, *wide)
+    assert 0.6 * plain < half <= plain
+    strided = [conv(32, 256, 256, 56, stride=2, kind="backward_data", compute=each) for each in ("fp32", "fp16")]
+    plain, half = seconds(device, *strided)
+    assert 2 * plain < half

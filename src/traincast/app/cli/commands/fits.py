@@ -5,8 +5,8 @@ changes under which it would, tried and predicted, the cheapest first. Allocated
 PyTorch's caching allocator holds for them (replayed step by step), used what nvidia-smi shows: reserved, the CUDA
 context and buffers of collectives. '--max batch-size' finds the largest batch that fits, '--max seq-len' the longest
 sequence, '--max rows' how many times as many rows all embedding tables may have. '--snapshot-out' writes the replayed
-allocator in the JSON form of PyTorch's memory snapshots (pytorch.org/memory_viz). WORKLOAD, PLATFORM and options are
-those of 'traincast predict'.
+allocator for PyTorch's memory viewer (pytorch.org/memory_viz), which opens a FILE.pickle; another name makes it JSON.
+WORKLOAD, PLATFORM and options are those of 'traincast predict'.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from traincast.app.cli.output import check_outputs, print_result, show_progress_
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.report.choices import format_fit
 from traincast.planner.fitting import AXES
-from traincast.simulator.memory.snapshot import make_snapshot
+from traincast.simulator.memory.snapshot import write_snapshot
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.writing import write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node, or a description (.toml)")
     add_scenario_file(parser)
     parser.add_argument("--max", choices=tuple(AXES), help="the largest of these that fits")
-    parser.add_argument("--snapshot-out", type=parse_path, metavar="FILE", help="the allocator's blocks as JSON")
+    parser.add_argument(
+        "--snapshot-out", type=parse_path, metavar="FILE", help="the allocator's blocks, for PyTorch's memory viewer"
+    )
     add_scenario_options(parser)
 
 
@@ -43,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
     with show_progress_bar("fits") as progress:
         result = fits(max=args.max, progress=progress, **values)
     if args.snapshot_out:
-        write_json(args.snapshot_out, make_snapshot(result.memory))
+        write_snapshot(args.snapshot_out, result.memory)
     print_result(result, format_fit, as_json=args.json, options=args.options)
     return OK if result.fits else CHECK_FAILED

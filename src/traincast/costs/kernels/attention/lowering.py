@@ -21,7 +21,7 @@ from traincast.costs.kernels.registry import (
 from traincast.costs.kernels.rowwise import SOFTMAX
 from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_layout_copy, make_reduction_call
 from traincast.hardware.device import ADA, AMPERE, VOLTA
-from traincast.ir.ops import Signature, TensorSpec
+from traincast.ir.ops import EFFECTIVE_LENGTH, POINTWISE, POINTWISE_BACKWARD, Signature, TensorSpec
 
 _BLOCK = 128  # queries that a block of fused attention works on, and keys of its step
 _CAUSAL, _LOWER_RIGHT = 1, 2  # `custom_mask_type` of the memory-efficient kernel
@@ -263,6 +263,33 @@ def lower_attention_backward(signature: Signature, context: LoweringContext) -> 
         make_reduction_call("inner", grad, (_count_rows(grad),)),
         main,
     )
+
+
+@lowers(POINTWISE, f"{POINTWISE}_80", f"{POINTWISE}_90")
+def lower_pointwise_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """HSTU's: tiles, products and traffic of flash attention, with SiLU for the softmax."""
+    return (_make_pointwise_call("forward", signature, 0),)
+
+
+@lowers(POINTWISE_BACKWARD, f"{POINTWISE_BACKWARD}_80", f"{POINTWISE_BACKWARD}_90")
+def lower_pointwise_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The fused kernel, and the query's gradient rounded from fp32; there are no row sums."""
+    query = require_operand(signature, "q", 1)
+    exact = TensorSpec(query.shape, query.stride, "float32", query.device)
+    rounded = make_elementwise_call("copy", (exact,), (query,))
+    return (_make_pointwise_call("backward", signature, 1), rounded)
+
+
+def _make_pointwise_call(kind: str, signature: Signature, first: int) -> Item:
+    """Of sequences laid end to end; where nothing says how they differ, they are taken to be equal."""
+    query, key = require_operand(signature, "q", first), require_operand(signature, "k", first + 1)
+    ends = next((spec for spec in signature.inputs[first + 3 :] if spec.dtype.startswith("int")), None)
+    count = max(1, ends.numel - 1) if ends is not None else 1
+    length = read_integer_argument(signature, EFFECTIVE_LENGTH, max(1, query.shape[0] // count))
+    return ATTENTION.call(
+        kind, get_compute_type(query), batch=count, q_heads=query.shape[1], kv_heads=key.shape[1], q_len=length,
+        kv_len=length, head_dim=query.shape[-1] + -query.shape[-1] % _ALIGNED, causal=1,
+    )  # fmt: skip
 
 
 def _read_sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:

@@ -19,13 +19,17 @@ from traincast.costs.kernels.attention.physics import (
     count_query_elements,
 )
 from traincast.costs.kernels.contract import ArrayRecord, Calls, Chips, Estimate, Family, ParametricModel
-from traincast.hardware.device import Device
+from traincast.hardware.device import AMPERE, Device
 from traincast.utils.arrays import FloatArray
 
 # five GEMMs where the forward has two, recomputation included, at slightly lower efficiency; only where no
 # backward was measured
 _BACKWARD = 2.8
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
+# since Ampere each of its products in fp32 is three in TF32, at a share of their peak: SAM on A100, five shapes; RTX
+# 3060's trace was not in view
+_THREE_TF32_SHARE = 0.44 / 3.0
+_TILE = 64.0  # queries of a block, keys of a step and elements of the head, the last two twice as many of wider heads
 # of the tensor cores' peak that it reaches in half precision (assumed: it re-reads what flash keeps in registers)
 _EFFICIENT_SHARE = 0.35
 _UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Hopper, fp32): assumed, a factor of 1.4
@@ -105,12 +109,18 @@ def _measure_factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
 
 
 def _estimate_plain_seconds(calls: Calls, device: Device) -> FloatArray:
-    """The memory-efficient kernel, with or without tensor cores for the type: GEMMs at a share of the peak."""
+    """The memory-efficient kernel, with or without tensor cores for the type: GEMMs at a share of the peak. Its blocks
+    take whole tiles of queries, keys and the head."""
     causal = np.where(calls["causal"] > 0, 0.5, 1.0)
-    products = 4.0 * calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * calls["head_dim"] * causal
-    moved = calls["batch"] * calls["head_dim"] * calls.item_bytes()
+    dim = calls["head_dim"]
+    wide = np.where(dim > _TILE, 2.0 * _TILE, _TILE)  # of keys, and of the head as far as registers hold it
+    queries, keys = np.ceil(calls["q_len"] / _TILE) * _TILE, np.ceil(calls["kv_len"] / wide) * wide
+    products = 4.0 * calls["batch"] * calls["q_heads"] * queries * keys * np.maximum(dim, wide) * causal
+    moved = calls["batch"] * dim * calls.item_bytes()
     moved = 2.0 * moved * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
     plain = _PLAIN_SHARE * device.get_sustained_flops("fp32")
+    if device.is_capability_at_least(AMPERE):
+        plain = _THREE_TF32_SHARE * device.get_sustained_flops("tf32")
     half = {
         name: _EFFICIENT_SHARE * device.get_sustained_flops(name) for name in FUSED_TYPES if name in device.peak_flops
     }

@@ -193,6 +193,9 @@ _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 # compute (`implicit_convolve_sgemm`, `dgrad_engine`): 1.34 forwards and 1.38 for data in the ResNet-50 trace of V100
 _UNSEARCHED = 1.36
 
+# time of strided data gradients in fp16 on plain cores over fp32's, of 1x1 and of larger windows: DeepBench's on P100
+_STRIDED_HALF_DATA = (6.9, 3.0)
+
 
 @dataclass(frozen=True, slots=True)
 class ConvParameters(ArrayRecord):
@@ -208,9 +211,12 @@ class ConvParameters(ArrayRecord):
     limits: FloatArray  # largest batch, channels, filters, height
 
     def weights(self, device: Device) -> tuple[FloatArray, FloatArray]:
-        """(fp32, tensor core) weights that hold for this device."""
+        """(fp32, tensor core) weights that hold for this device: its chip's, else those of chips of its generation."""
         row = self.chips.find(device)
-        return (self.pooled_plain, self.pooled_tensor) if row < 0 else (self.plain[row], self.tensor[row])
+        rows = [row] if row >= 0 else self.chips.list_kin(device)
+        return (
+            (self.plain[rows].mean(0), self.tensor[rows].mean(0)) if rows else (self.pooled_plain, self.pooled_tensor)
+        )
 
     def factor_outside(self, g: Geometry) -> FloatArray:
         """How many times the farthest size of a call is larger than what was fitted; 1 inside."""
@@ -239,6 +245,9 @@ def estimate_algorithm_seconds(
         narrow = _UNALIGNED_FLOPS * device.num_sms * 1e6 * device.effective_clock_mhz
         most = np.where(has_unaligned_channels(g, device), np.minimum(reached, narrow), reached)
         direct = np.where(tensor, np.maximum(direct, g.flops / most), direct)
+    if "fp16" not in device.peak_flops:
+        strided = g.data & (g.stride > 1) & calls.is_compute("fp16")
+        direct = direct * np.where(strided, np.where(g.taps == 1, *_STRIDED_HALF_DATA), 1.0)
     fused = np.where(g.winograd & ~g.weights & ~tensor, FIXED_SECONDS[0] + blocks[1] @ plain[FUSED], np.inf)
     nonfused = np.where((g.winograd | g.winograd5) & ~tensor, FIXED_SECONDS[1] + blocks[2] @ plain[NONFUSED], np.inf)
     return np.stack([direct, fused, nonfused], axis=1)
@@ -288,7 +297,7 @@ class ConvModel(KernelModel):
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        g = Geometry.of(calls)
+        g = Geometry.of(calls, device)
         tensor = calls.is_compute(*[name for name in TENSOR_TYPES if name in device.peak_flops])
         tensor &= g.channels >= LEAST_TENSOR_CHANNELS
         by_algorithm = estimate_algorithm_seconds(self.parameters_, calls, g, device, tensor)
@@ -350,7 +359,7 @@ class ConvModel(KernelModel):
 
     @staticmethod
     def _in_learned_domain(calls: Calls, g: Geometry) -> BoolArray:
-        return np.asarray(g.winograd & calls.is_kind("forward"))
+        return np.asarray(g.winograd & calls.is_kind("forward") & calls.is_compute("fp32"))
 
 
 def _split_rows(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
@@ -362,10 +371,10 @@ def _split_rows(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
 def _estimate_layout_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
     """Tensor-core kernels want channels last; cuDNN turns PyTorch's layout there and back, at the rate of the memory or
     of the SMs, which take elements one by one. So does MIOpen, the filters too, in kernels of their own that are mostly
-    start where tensors are small."""
+    start where tensors are small; forward it clears and casts the result besides."""
     if device.vendor == "amd":
-        values = g.total_size
-        return np.asarray(2.0 * item * values / (_TURNED_SHARE * device.dram_bandwidth) + 3.0 * START_SECONDS)
+        starts = START_SECONDS * np.where(g.data | g.weights, 3.0, 5.0)
+        return np.asarray(2.0 * item * g.total_size / (_TURNED_SHARE * device.dram_bandwidth) + starts)
     values = g.input_size + g.output_size
     by_sms = values / (_TURNED_PER_CLOCK * device.num_sms * 1e6 * device.effective_clock_mhz)
     return np.asarray(np.maximum(2.0 * item * values / (_TURNED_SHARE * device.dram_bandwidth), by_sms))

@@ -61,14 +61,15 @@ class Geometry:
     weights: BoolArray  # backward with respect to the filters
 
     @staticmethod
-    def of(calls: Calls) -> Geometry:
-        """From columns of calls."""
+    def of(calls: Calls, device: Device | None = None) -> Geometry:
+        """From columns of calls; a device without units for fp16 multiplies it as fp32, by Winograd's tiles too."""
         assert calls.family is CONV
         v = {name: calls[name] for name in CONV.fields}
         reach_h = v["dilation_h"] * (v["kernel_h"] - 1) + 1
         reach_w = v["dilation_w"] * (v["kernel_w"] - 1) + 1
         plain = (v["kernel_h"] == v["kernel_w"]) & (v["stride_h"] == 1) & (v["stride_w"] == 1) & (v["groups"] == 1)
-        plain &= (v["dilation_h"] == 1) & (v["dilation_w"] == 1) & calls.is_compute("fp32")
+        single = ("fp32", "fp16") if device is not None and "fp16" not in device.peak_flops else ("fp32",)
+        plain &= (v["dilation_h"] == 1) & (v["dilation_w"] == 1) & calls.is_compute(*single)
         return Geometry(
             batch=v["batch"],
             channels=v["in_channels"] / v["groups"],

@@ -64,14 +64,16 @@ class ResidualNet:
         x = (features - self.mean[:, None]) * self.scale[:, None]
         return np.asarray(np.minimum(np.maximum(x, self.least[:, None]), self.most[:, None]))
 
-    def correction(self, features: Float32Array, code: Float32Array) -> Float32Array:
-        """Log of measured over physical time, for calls on the device with this code."""
+    def correction(self, features: Float32Array, code: Float32Array) -> FloatArray:
+        """Log of measured over physical time, for calls on the device with this code. Sums are in double precision:
+        in single precision a call would differ by 1e-8 with the calls beside it, whose number chooses the CPU's kernel.
+        """
         known, first, total = len(self.mean), self.weights[0], features.shape[1]
         shift = (code @ first[known:] + self.biases[0], *self.biases[1:])
-        output = np.empty(total, dtype=np.float32)
-        room = np.empty((2, max(len(bias) for bias in shift), _BLOCK), dtype=np.float32)
+        output = np.empty(total)
+        room = np.empty((2, max(len(bias) for bias in shift), _BLOCK))
         for start in range(0, total, _BLOCK):
-            h = self.normalised(features[:, start : start + _BLOCK])
+            h: FloatArray = self.normalised(features[:, start : start + _BLOCK]).astype(np.float64)
             width = h.shape[1]
             z = np.matmul(first[:known].T, h, out=room[0, : len(shift[0]), :width])
             z += shift[0][:, None]
@@ -102,12 +104,12 @@ def compute_gate(z: Float32Array) -> Float32Array:
     return np.asarray(np.float32(1) / (np.float32(1) + np.exp(-np.maximum(z, _COLDEST))))
 
 
-def _activate_layer(z: Float32Array, out: Float32Array) -> Float32Array:
+def _activate_layer(z: FloatArray, out: FloatArray) -> FloatArray:
     """SiLU of `z`, written to `out`."""
     np.maximum(z, _COLDEST, out=out)
     np.negative(out, out=out)
     np.exp(out, out=out)
-    out += np.float32(1)
+    out += 1.0
     return np.divide(z, out, out=out)
 
 
@@ -159,13 +161,13 @@ class EngineFit:
     ceiling: FloatArray
     trained: int
 
-    def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
+    def correction(self, features: Float32Array, row: int, device: Device) -> FloatArray:
         """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
         archs = self.chips.archs[: self.trained]
         alike = [i for i, arch in enumerate(archs) if (arch in OLD_ARCHS) == device.is_capability_below(VOLTA)]
         chosen = [row] if row >= 0 else alike or slice(self.trained)
         total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
-        return np.asarray(total / np.float32(len(self.nets)))
+        return np.asarray(total / len(self.nets))
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
@@ -201,6 +203,8 @@ def estimate_engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device
     corrected = (physical - engine.least_seconds) * factor
     if device.multiplying_gain > 1.0:  # fed as fast as other chips' units, these wait for their own sums
         corrected = np.maximum(corrected, problem.flop / (WAITING_SHARE * get_engine_rate(device, compute)))
+    elif compute in device.peak_flops:  # however well tiles fit, no unit multiplies faster
+        corrected = np.maximum(corrected, problem.flop / device.get_product_flops(compute))
     if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)
         corrected = np.where(classify_spread(calls) == 0, np.maximum(corrected, fastest), corrected)

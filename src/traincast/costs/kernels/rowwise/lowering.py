@@ -72,12 +72,15 @@ def _read_layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]
     return spec.numel // max(1, cols), cols
 
 
-@lowers("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm")
+_APEX = "apex::fused_layer_norm_affine_"
+
+
+@lowers("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm", f"{_APEX}fwd")
 def lower_layer_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel; before 1.13 the moments are taken in a first and a second normalises."""
+    """One kernel; in PyTorch's own before 1.13 the moments are taken in a first and a second normalises."""
     spec = signature.inputs[0]
     rows, cols = _read_layer_shape(signature, spec)
-    if context.framework_version >= (1, 13):
+    if context.framework_version >= (1, 13) or signature.name.startswith(_APEX):
         return (NORM.call("layer_forward", get_compute_type(spec), rows=rows, cols=cols),)
     moments = TensorSpec((2, rows), (rows, 1), "float32", spec.device)
     return (
@@ -86,7 +89,7 @@ def lower_layer_norm(signature: Signature, context: LoweringContext) -> tuple[It
     )
 
 
-@lowers("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
+@lowers("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward", f"{_APEX}bwd")
 def lower_layer_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for the input's gradient, one for the weight's and bias's, as `output_mask` asks."""
     grad = signature.inputs[0]
@@ -95,8 +98,9 @@ def lower_layer_norm_backward(signature: Signature, context: LoweringContext) ->
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, True)
     items: tuple[Item, ...] = ()
+    apex = signature.name.startswith(_APEX)
     if wanted[0]:
-        if context.framework_version < (2, 0):
+        if context.framework_version < (2, 0) and not apex:
             sums = TensorSpec((2, rows), (rows, 1), "float32", grad.device)
             items += (
                 make_reduction_call("inner", grad, (sums,), extra_read=grad.nbytes),
@@ -104,7 +108,8 @@ def lower_layer_norm_backward(signature: Signature, context: LoweringContext) ->
             )
         items += (NORM.call("layer_backward", compute, rows=rows, cols=cols),)
     if any(wanted[1:]):
-        weights = "layer_backward_weights" if context.framework_version >= (1, 11) else "layer_backward_columns"
+        spread = apex or context.framework_version >= (1, 11)
+        weights = "layer_backward_weights" if spread else "layer_backward_columns"
         items += (NORM.call(weights, compute, rows=rows, cols=cols),)
     return items
 

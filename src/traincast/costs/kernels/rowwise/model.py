@@ -43,8 +43,8 @@ _TILE = 32.0  # rows and columns
 _COLUMN_CYCLES = 1800.0  # of one tile, a trip to memory and the sums: timm's small Transformers on PyTorch 1.10
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 # PyTorch's own batch norm gives a channel one block, whose threads wait for one load after the other (cycles of a trip
-# to memory; with the MI300X trace in view). Backward makes two passes
-_OWN_THREADS, _OWN_CYCLES = {"nvidia": 512.0, "amd": 256.0}, 420.0
+# to memory, longer across AMD's chiplets; with the MI300X trace in view). Backward makes two passes
+_OWN_THREADS, _OWN_CYCLES = {"nvidia": 512.0, "amd": 256.0}, {"nvidia": 420.0, "amd": 700.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,9 @@ def _estimate_column_pass(calls: Calls, device: Device) -> FloatArray:
 
 def _estimate_own_pass(calls: Calls, device: Device) -> FloatArray:
     """Seconds in which the blocks of PyTorch's own batch norm go through their channels once."""
-    threads = _OWN_THREADS.get(device.vendor, 512.0)
+    threads, cycles = _OWN_THREADS[device.vendor], _OWN_CYCLES[device.vendor]
     waves = np.ceil(calls["rows"] * threads / (_SM_THREADS * device.num_sms))
-    return np.asarray(waves * np.ceil(calls["cols"] / threads) * _OWN_CYCLES / get_clock_hz(device))
+    return np.asarray(waves * np.ceil(calls["cols"] / threads) * cycles / get_clock_hz(device))
 
 
 def _estimate_batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:

@@ -27,13 +27,16 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
     rows = x.shape[0]
     best = _write_router(graph, x, experts)
     graph.module = "experts"
+    inputs, sent_width = x, experts.latent or model.hidden
+    if experts.latent:
+        inputs = write_linear(graph, x, experts.latent)
     local = max(1, experts.count // shard.ep)
     sent = _count_sent_tokens(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
     each = max(1, int(sent * shard.etp * shard.imbalance) // local)
     if graph.groups.counts_on_host and graph.groups.ep is not None:
         graph.wait_for_counts()
-    sorted_tokens = _write_permutation(graph, x, (local * each, model.hidden), "PermuteBackward")
+    sorted_tokens = _write_permutation(graph, inputs, (local * each, sent_width), "PermuteBackward")
     sorted_tokens = _send_to_experts(graph, sorted_tokens, rows, out=True)
     resorts = shard.ep > 1 and not graph.groups.sorted_by_dispatch
     if resorts:  # what has arrived is sorted once more, rank by rank to expert by expert
@@ -43,12 +46,12 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
     graph.drop(sorted_tokens)
     by_ops = model.bias and graph.style.tuned and not graph.style.together
     if not model.gated:
-        active = write_activation(graph, hidden, "gelu")
+        active = write_activation(graph, hidden, name_plain_activation(model))
     elif by_ops:
         active = _write_clamped_gate(graph, hidden, width)
     else:
         active = write_gated_activation(graph, hidden, None, width, model.activation)
-    result = _write_grouped_gemm(graph, active, local, model.hidden)
+    result = _write_grouped_gemm(graph, active, local, sent_width)
     graph.drop(active)
     if by_ops:
         result = _add_expert_biases(graph, result)
@@ -57,6 +60,8 @@ def write_mixture_of_experts(graph: Graph, x: Ref, model: Transformer, shard: Sh
     result = _send_to_experts(graph, result, rows, out=False)
     mixed = _combine_expert_outputs(graph, result, best, rows)
     graph.drop(result)
+    if experts.latent:
+        mixed = write_linear(graph, mixed, model.hidden)
     if not experts.shared_ffn:
         return mixed
     return write_residual_add(graph, mixed, write_feed_forward(graph, x, model, experts.shared_ffn // shard.tp))
@@ -177,19 +182,20 @@ def _write_router(graph: Graph, x: Ref, experts: Experts) -> Ref:
 
 
 def _combine_expert_outputs(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
-    """What experts made of a token, weighted by their shares and summed: one kernel each way."""
-    result = graph.new(rows, x.shape[1])
+    """What experts made of a token, weighted by their shares and summed: one kernel each way. DeepEP only sums: shares
+    have been multiplied in with the activation, and backward does not read what experts made."""
+    result, summed = graph.new(rows, x.shape[1]), graph.groups.sorted_by_dispatch
     graph.scope("UnpermuteBackward")
-    graph.fused([x, best], [result])
+    graph.fused([x] if summed else [x, best], [result])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         below, shares = graph.new(*x.shape), graph.new(*best.shape, dtype="float32")
-        graph.fused([grad, x, best], [below, shares])
+        graph.fused([grad] if summed else [grad, x, best], [below, shares])
         return [below, shares]
 
-    graph.node("UnpermuteBackward", [x, best], [result], [x, best], backward)
+    graph.node("UnpermuteBackward", [x, best], [result], [] if summed else [x, best], backward)
     graph.drop(best)
     return result
 
@@ -253,20 +259,29 @@ def _write_grouped_gemm(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     return result
 
 
+def name_plain_activation(model: Transformer) -> str:
+    """The op of an activation that is not gated; a squared one is a kernel of the same traffic."""
+    return "relu" if model.activation.startswith("relu") else "gelu"
+
+
 def write_feed_forward(graph: Graph, x: Ref, model: Transformer, width: int) -> Ref:
     """A dense feed-forward network of this width on this rank."""
+    adapted = graph.style.adapts_all
     if not model.gated:
-        hidden = write_linear(graph, x, width, bias=model.bias)
+        hidden = write_linear(graph, x, width, bias=model.bias, adapted=adapted)
         by_ops = model.activation == "gelu_new" and not graph.style.fused
-        name = "relu" if model.activation == "relu" else "gelu"
-        active = write_gelu_by_ops(graph, hidden) if by_ops else write_activation(graph, hidden, name)
+        active = (
+            write_gelu_by_ops(graph, hidden)
+            if by_ops
+            else write_activation(graph, hidden, name_plain_activation(model))
+        )
     elif graph.style.joined or model.joined:
         active = write_gated_activation(
-            graph, write_linear(graph, x, 2 * width, bias=model.bias), None, width, model.activation
+            graph, write_linear(graph, x, 2 * width, bias=model.bias, adapted=adapted), None, width, model.activation
         )
     else:
-        gate, up = (write_linear(graph, x, width, bias=model.bias) for _ in range(2))
+        gate, up = (write_linear(graph, x, width, bias=model.bias, adapted=adapted) for _ in range(2))
         active = write_gated_activation(graph, gate, up, width, model.activation)
-    result = write_linear(graph, active, model.hidden, bias=model.bias)
+    result = write_linear(graph, active, model.hidden, bias=model.bias, adapted=adapted)
     graph.drop(active)
     return result

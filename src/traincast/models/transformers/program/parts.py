@@ -172,6 +172,7 @@ def _view_as_16_bit(graph: Graph, weight: Ref) -> Ref:
 
 
 _BUFFER = StorageKind.BUFFER
+_NARROW_ROWS = 512  # elements: PyTorch's norm has a block for a row, a compiler's several rows
 
 
 def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
@@ -191,7 +192,11 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     moments = [graph.new(x.spec.numel // width, dtype="float32") for _ in range(1 if kind == "rms" else 2)]
     extra = [("weight", weight)] + ([("bias", shift)] if shift is not None else [])
     sizes: Scalars = [("normalized_shape", (width,)), ("eps", 1e-5)]
-    graph.op(f"aten::{name}", [("input", x), *extra], [result, *moments], sizes)
+    narrow = width <= _NARROW_ROWS and graph.style.fused and not graph.style.tuned
+    if narrow:
+        graph.fused([x, *(ref for _, ref in extra)], [result, *moments])
+    else:
+        graph.op(f"aten::{name}", [("input", x), *extra], [result, *moments], sizes)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
@@ -200,7 +205,10 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
         mask = (True, graph.wants(weight), shift is not None and graph.wants(shift))
         arguments = [("grad_out", grad), ("input", x), *[("moment", moment) for moment in moments], *extra]
         scalars = [("normalized_shape", (width,)), ("output_mask", mask if kind == "layer" else mask[:2])]
-        graph.op(f"aten::{name}_backward", arguments, [below, scale], scalars)
+        if narrow:
+            graph.fused([ref for _, ref in arguments], [below, scale])
+        else:
+            graph.op(f"aten::{name}_backward", arguments, [below, scale], scalars)
         graph.accumulate(weight, scale)
         return [below]
 

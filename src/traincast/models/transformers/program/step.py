@@ -16,37 +16,42 @@ from traincast.models.layers.optimizers import (
     write_foreach_step,
     write_single_tensor_step,
 )
-from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.description import ATTENTION, DENSE, MAMBA, MIXTURE, Transformer
 from traincast.models.transformers.program.attention import write_attention
 from traincast.models.transformers.program.experts import write_feed_forward, write_mixture_of_experts
 from traincast.models.transformers.program.graph import ALONE, Gradients, Graph
 from traincast.models.transformers.program.parts import write_dropout, write_linear, write_norm, write_residual_add
+from traincast.models.transformers.program.state_space import write_state_space
 from traincast.models.transformers.program.style import LayerGroups, Region, Shard, Style, write_collective
+
+_MODULES = {ATTENTION: "attention", MAMBA: "mamba", DENSE: "feed_forward", MIXTURE: "router"}
+"""What the modules of a layer are called in a program, by their letters."""
 
 
 def write_layer(
-    graph: Graph, x: Ref, model: Transformer, shard: Shard, *, experts: bool, window: int = 0, causal: bool = True,
+    graph: Graph, x: Ref, model: Transformer, shard: Shard, *, modules: str, window: int = 0, causal: bool = True,
     crossed: bool = False,
 ) -> Ref:  # fmt: skip
-    """One layer, from the residual stream [rows, hidden] to the next; `crossed`: it also attends to an encoder."""
-    graph.interleaved = experts and graph.groups.overlap_ep
-    for _ in range(2 if crossed else 1):
-        graph.module = "attention"
+    """One layer, from the residual stream [rows, hidden] to the next: its `modules` in the letters of
+    `Transformer.pattern`, each with a norm before and a sum after it; `crossed`: it also attends to an encoder."""
+    graph.interleaved = MIXTURE in modules and graph.groups.overlap_ep
+    for module in modules.replace(ATTENTION, 2 * ATTENTION) if crossed else modules:
+        graph.module = _MODULES[module]
         normed = write_norm(graph, x, model.norm, bias=model.bias)
-        inside = gather_tokens(graph, normed, shard, summed=True)
-        mixed = write_attention(graph, inside, model, shard, window=window, causal=causal)
+        inside = normed if module == MIXTURE else gather_tokens(graph, normed, shard, summed=True)
+        if module == MIXTURE:
+            changed = _write_shared_experts(graph, normed, model, shard)
+        elif module == ATTENTION:
+            changed = write_attention(graph, inside, model, shard, window=window, causal=causal)
+        elif module == MAMBA:
+            changed = write_state_space(graph, inside, model, shard)
+        else:
+            changed = write_feed_forward(graph, inside, model, max(1, model.ffn // shard.tp))
         graph.drop(normed)
-        x = write_residual_add(graph, x, scatter_tokens(graph, mixed, shard, begun=True))
-    graph.module = "router" if experts else "feed_forward"
-    normed = write_norm(graph, x, model.norm, bias=model.bias)
-    if experts:
-        changed = _write_shared_experts(graph, normed, model, shard)
-        graph.drop(normed)
-        return write_residual_add(graph, x, changed)
-    inside = gather_tokens(graph, normed, shard, summed=True)
-    changed = write_feed_forward(graph, inside, model, max(1, model.ffn // shard.tp))
-    graph.drop(normed)
-    return write_residual_add(graph, x, scatter_tokens(graph, changed, shard, begun=True))
+        if module != MIXTURE:
+            changed = scatter_tokens(graph, changed, shard, begun=True)
+        x = write_residual_add(graph, x, changed)
+    return x
 
 
 def _write_shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard) -> Ref:
@@ -93,7 +98,7 @@ def gather_tokens(graph: Graph, x: Ref, shard: Shard, *, summed: bool = False) -
         (grad,) = grads
         assert grad is not None
         kind = _choose_sum_collective(shard)
-        if overlaps:
+        if overlaps and graph.style.tuned:  # a compiler fuses no collective with a sum of products
             graph.settle()
             done = graph.begin(kind, group, whole, grad)
             _write_weights(graph, region, arrived)
@@ -336,10 +341,10 @@ def build_inference_workload(model: Transformer, *, batch_size: int, seq_len: in
     shard = Shard(batch=batch_size, seq_len=seq_len)
     x, table = write_embedding(graph, model, shard)
     for _ in range(model.encoder_layers):
-        x = write_layer(graph, x, model, shard, experts=False, causal=False)
+        x = write_layer(graph, x, model, shard, modules=ATTENTION + DENSE, causal=False)
     for layer in range(model.layers):
         x = write_layer(
-            graph, x, model, shard, experts=model.has_experts(layer), window=model.window_of(layer),
+            graph, x, model, shard, modules=model.list_modules(layer), window=model.window_of(layer),
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
     write_head(graph, x, model, shard, table=table if model.tied else None)
@@ -348,14 +353,14 @@ def build_inference_workload(model: Transformer, *, batch_size: int, seq_len: in
 
 @lru_cache(maxsize=2048)
 def build_layer_block(
-    model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
+    model: Transformer, shard: Shard, style: Style, *, modules: str, window: int = 0, encoder: bool = False,
     groups: LayerGroups = ALONE, split: bool = False,
 ) -> LayerBlock:  # fmt: skip
     """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
     graph = Graph(_make_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     x = graph.given(shard.rows, model.hidden, dtype=style.stream)
     result = write_layer(
-        graph, x, model, shard, experts=experts, window=window, causal=not encoder,
+        graph, x, model, shard, modules=modules, window=window, causal=not encoder,
         crossed=model.encoder_layers > 0 and not encoder,
     )  # fmt: skip
     return _finish_block(graph, result)

@@ -107,7 +107,7 @@ class Style:
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
     `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts
     over tokens is cast once more; 4-bit operands (NVFP4, MXFP4) always have blocks. `frozen`: weights get no gradient;
-    low-rank adapters of rank `adapter_rank` alongside those of attention do.
+    low-rank adapters of rank `adapter_rank` alongside those of attention, or (`adapts_all`) of all projections, do.
     """
 
     precision: str = "bf16"
@@ -130,6 +130,7 @@ class Style:
     tuned: bool = False
     frozen: bool = False
     adapter_rank: int = 0
+    adapts_all: bool = False
 
     @property
     def narrow(self) -> str:

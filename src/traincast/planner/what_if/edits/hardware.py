@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.host.profile import HostProfile, load_usual_host
 from traincast.costs.kernels.families import RECORDS
 from traincast.hardware.platform import add_default_links
 from traincast.ir.workload import Workload
@@ -33,8 +33,7 @@ def change_gpus(resolved: Resolved, value: Value) -> Resolved:
 
 def get_host_profile(resolved: Resolved) -> HostProfile:
     """The host profile that a step is predicted with."""
-    device = resolved.platform.device
-    return resolved.host or load_host_profile(device.host, device.host_slowness)
+    return resolved.host or load_usual_host(resolved.platform.device)
 
 
 @register_edit("host", "another host profile", takes="PROFILE", excludes=("host-speed",))

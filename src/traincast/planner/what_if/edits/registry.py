@@ -31,7 +31,7 @@ class Trial:
 
 _TRIALS = {
     "allocator": (Trial("expandable_segments:True", "", "all"),),
-    "attention": (Trial("sdpa"),),
+    "attention": (Trial("sdpa", "all", "steps"),),
     "loss": (Trial("fused", "layouts", "layouts"),),
     "offload": (Trial("activations", "", "layouts"), Trial("optimizer", "", "layouts")),
     "optimizer_state": (Trial("bf16", "", "layouts"), Trial("int8", "", "layouts")),

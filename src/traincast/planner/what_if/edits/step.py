@@ -84,7 +84,7 @@ _RISKS = {
     takes="|".join(_ALL),
     risk="accuracy: fewer bits; fp16 needs loss scaling",
     risks=_RISKS,
-    trials=(Trial("tf32", "steps"), Trial("bf16"), Trial("fp8", "layouts")),
+    trials=(Trial("tf32", "steps"), Trial("bf16", "all", "steps"), Trial("fp8", "layouts")),
 )
 def change_dtype(resolved: Resolved, value: Value) -> Resolved:
     """Another arithmetic."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from traincast.costs.kernels.contract import KernelCall
+from traincast.costs.kernels.embedding.lowering.inputs import make_walked_bags
 from traincast.costs.kernels.embedding.physics import Tables, guess_longest_bag, make_pooled_tables, make_uniform_tables
 from traincast.costs.kernels.registry import (
     Item,
@@ -19,7 +20,7 @@ from traincast.costs.kernels.registry import (
     require_operand,
 )
 from traincast.costs.kernels.streaming import REDUCTION
-from traincast.costs.kernels.streaming.launches import make_elementwise_call, make_fill_kernel, make_small_kernel
+from traincast.costs.kernels.streaming.launches import make_fill_kernel, make_small_kernel
 from traincast.costs.kernels.streaming.lowering.index import count_index_bits, make_index_call, make_radix_sort
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.models.embeddings.access import Uniform, parse_access
@@ -164,7 +165,7 @@ def read_batched_tables(
     rows = read_integers(signature.scalar("rows"))
     if len(rows) != tables:
         rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
-    pooling, access = read_integers(signature.scalar("pooling")), _read_texts(signature.scalar("access"))
+    pooling, access = read_numbers(signature.scalar("pooling")), read_texts(signature.scalar("access"))
     return make_pooled_tables(
         batch=batch,
         pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
@@ -177,7 +178,13 @@ def read_batched_tables(
     )
 
 
-def _read_texts(value: Scalar) -> tuple[str, ...]:
+def read_numbers(value: Scalar) -> tuple[float, ...]:
+    """The numbers of a list argument; means over samples are fractions."""
+    return tuple(item for item in value if isinstance(item, int | float)) if isinstance(value, tuple) else ()
+
+
+def read_texts(value: Scalar) -> tuple[str, ...]:
+    """The texts of a list argument."""
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
 
 
@@ -228,9 +235,9 @@ def lower_batched_backward(signature: Signature, context: LoweringContext) -> tu
 
 @lowers("fbgemm::bounds_check_indices")
 def lower_bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel that reads every index and offset and seldom writes."""
+    """One kernel that walks through every bag and seldom writes."""
     indices, offsets = require_operand(signature, "indices", 1), require_operand(signature, "offsets", 2)
-    return (make_elementwise_call("compare", (indices, offsets), (), compute=get_compute_type(indices)),)
+    return (make_walked_bags(indices, max(1, offsets.numel)),)
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")

@@ -4,6 +4,7 @@ unscaling."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ _REDUCTIONS = """
     sum mean max min amax amin aminmax all any prod argmax argmin norm linalg_vector_norm var std var_mean std_mean
     logsumexp nansum count_nonzero median nanmedian mode sum_to_size linalg_norm frobenius_norm nanmean
 """
+_IN_TYPE_OF_RESULT = ("aten::sum", "aten::prod", "aten::nansum")
 _SCANS = "cumsum cumsum_ cumprod cumprod_ cummax cummin logcumsumexp"
 _UPSAMPLES = {
     f"aten::{prefix}upsample_{mode}{suffix}": taps
@@ -62,7 +64,8 @@ def _read_dims(value: Scalar) -> tuple[int, ...]:
 
 @lowers(*make_aten_names(_REDUCTIONS))
 def lower_reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel; `max` and `min` of two tensors are element-wise."""
+    """One kernel; `max` and `min` of two tensors are element-wise. Flags and integers are added up in the type of the
+    result: they are copied to it first."""
     source = signature.inputs[0]
     outputs = [spec for spec in signature.outputs if is_on_device(spec)]
     if not outputs or not source.numel:
@@ -72,7 +75,11 @@ def lower_reduce(signature: Signature, context: LoweringContext) -> tuple[Item, 
     kind = choose_reduction_kind(source, _read_dims(signature.scalar("dim")))
     if kind == "full" and max(spec.numel for spec in outputs) > 1:
         kind = "inner"
-    return (make_reduction_call(kind, source, outputs),)
+    exact = signature.name in _IN_TYPE_OF_RESULT and not source.dtype.startswith(("float", "bfloat", "complex"))
+    if not exact or source.dtype == outputs[0].dtype:
+        return (make_reduction_call(kind, source, outputs),)
+    summed = replace(source, dtype=outputs[0].dtype)
+    return (make_elementwise_call("copy", (source,), (summed,)), make_reduction_call(kind, summed, outputs))
 
 
 @lowers(*make_aten_names(_SCANS))
