@@ -1,9 +1,9 @@
-"""Writes docs/evidence/promises.md: what is promised, how many inputs of which kinds were tried, how, and when.
+"""Writes docs/evidence/promises.md: what is promised, how many inputs of which kinds were tried, on which tree, and
+when.
 
-Counts of long runs are read from their logs (`tests.fuzz.long`, `check_laws.py`, `tests.app.server.siege` and
-`tests.app.cli.interrupting`, each with `--log`), those of the tests from `tests/promises`. A second log of mutants or
-laws is that of a run with other seeds, after all repairs and with the exceptions as they were: it is told apart. Its
-line `{"note": TEXT}`, written by whoever looked at what was found, is told too.
+Counts of the tests are read from `tests/promises`, those of long runs from `tests/promises/runs.json`. A log of such a
+run (`tests.fuzz.long`, `check_laws.py`, `tests.app.server.siege`, `tests.app.cli.interrupting` with `killing`, each
+with `--log`) is added there first: `--laws LOG --tree HASH`, HASH being the commit that the run had checked out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import json
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "evidence" / "promises.md"
+RUNS = ROOT / "tests" / "promises" / "runs.json"
 PROMISES = {
     "no_traceback": "bad input is one line, exit code 2: never a traceback",
     "bounded": "what is refused takes below 20 s of CPU and 2 GiB",
@@ -37,18 +39,21 @@ _OFTEN = 5  # times that a law has an exception for which it is named
 
 
 def main() -> int:
-    """Writes the page."""
+    """Adds the logs that are given, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("mutants", "laws", "siege", "interruptions"):
-        parser.add_argument(f"--{name}", type=Path, required=True, metavar="LOG", nargs="+")
+    for name in SUMMARIES:
+        parser.add_argument(f"--{name}", type=Path, metavar="LOG", action="append", default=[])
+    parser.add_argument("--tree", default="", help="the commit that the logs are of")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    logs = {name: read_lines(getattr(args, name)[0]) for name in ("mutants", "laws", "siege", "interruptions")}
-    files, physics, *others = write_runs(logs)
-    files += "".join(write_fresh_mutants(read_lines(path)) for path in args.mutants[1:])
-    physics += "".join(write_fresh_laws(read_lines(path)) for path in args.laws[1:])
-    parts = [HEAD, write_tests(), *map(_wrap, (files, physics, *others))]
-    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    runs = json.loads(RUNS.read_text(encoding="utf-8"))
+    for name, summarise in SUMMARIES.items():
+        for log in getattr(args, name):
+            run = {"kind": name, "tree": args.tree, **summarise(read_lines(log))}
+            same = ("kind", "tree", "seed")
+            runs = [one for one in runs if any(one.get(key) != run.get(key) for key in same)] + [run]
+    RUNS.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n", encoding="utf-8")
+    PAGE.write_text(write_page(runs), encoding="utf-8")
     return 0
 
 
@@ -58,15 +63,81 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return list({row.get("seed", number + 10**12): row for number, row in enumerate(rows)}.values())
 
 
+def _summarise_mutants(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    tried, found = Counter[str](), Counter[str]()
+    for row in rows:
+        tried[row["format"]] += row["cases"]
+        found[row["format"]] += row["found"]
+    return {
+        "date": rows[-1]["date"], "seed": rows[0]["first"] // 1_000_000, "tried": tried, "found": +found,
+        "answered": sum(row["answered"] for row in rows),
+    }  # fmt: skip
+
+
+def _summarise_laws(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    each, broken = Counter[str](), [one for row in rows for one in row["violations"]]
+    for row in rows:
+        each.update(row["tried"])
+    scenarios = each.pop("every answer")
+    return {
+        "date": rows[-1]["date"], "seed": rows[0]["seed"], "scenarios": scenarios, "pairs": each.total(),
+        "laws": len(each), "refused": sum(row["rejected"] for row in rows),
+        "unexplained": Counter(one["law"] for one in broken if not one["excused"]),
+        "explained": Counter(one["law"].partition(":")[0].partition("=")[0] for one in broken if one["excused"]),
+    }  # fmt: skip
+
+
+def _summarise_interruptions(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    times, places = Counter[str](), Counter[str]()
+    for row in rows:
+        if row["command"] != "bench":
+            times[row["command"]] += row["times"]
+        places.update(row.get("places", {}))
+    places.pop("ended", None)  # before the signal came
+    return {"date": rows[-1]["date"], "times": times, "places": places, "broken": sum(row["broken"] for row in rows)}
+
+
+SUMMARIES: dict[str, Callable[[list[dict[str, Any]]], dict[str, Any]]] = {
+    "mutants": _summarise_mutants,
+    "laws": _summarise_laws,
+    "siege": lambda rows: rows[-1],
+    "interruptions": _summarise_interruptions,
+}
+"""What is kept of a log, by the kind of its run."""
+
+
+def write_page(runs: list[dict[str, Any]]) -> str:
+    """The page of these runs."""
+    kinds = {name: [run for run in runs if run["kind"] == name] for name in SUMMARIES}
+    parts = [
+        HEAD, write_tests(), MUTANTS, write_mutants(kinds["mutants"]), LAWS, write_laws(kinds["laws"]), "## The server",
+        *map(write_siege, kinds["siege"]), "## Interruptions", *map(write_ended, kinds["interruptions"]), SUPPLY,
+    ]  # fmt: skip
+    return "\n\n".join(part if part.startswith(("|", "#")) else _fill(part) for part in parts) + "\n"
+
+
 HEAD = """# Promises
 
 What is promised to whoever gives Traincast something odd, and how often it was tried. `scripts/write_promises.py`
-writes this page from the logs of long runs; `tests/promises` has one file per promise with a seeded slice."""
+writes this page, of `tests/promises`, which has one file per promise with a seeded slice, and of `runs.json` there,
+which keeps what long runs tried. What a run found was repaired after it, on a later tree."""
+MUTANTS = """## Changed files
+
+`scripts/fuzz --cases 20000 --seed S --log LOG`: files of every format and requests to the server, changed in their
+structure and byte by byte."""
+LAWS = """## Physics
+
+`python scripts/check_laws.py --seed S --log LOG`: random scenarios of all models and platforms, and pairs of them.
+`evaluation/src/traincast_evaluation/laws/exceptions.py` has the exceptions of laws with their physics; those of a run
+are as they were in its tree, before its seeds were drawn, but in the first, of which each was written after its
+violation."""
+SUPPLY = """## Supply chain
+
+`scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses."""
 
 
-def _wrap(text: str) -> str:
-    title, _, body = text.partition("\n\n")
-    return f"{title}\n\n" + textwrap.fill(body, 118, break_long_words=False, break_on_hyphens=False)
+def _fill(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def write_tests() -> str:
@@ -78,57 +149,48 @@ def write_tests() -> str:
     return "\n".join(lines)
 
 
-def write_runs(logs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What the long runs tried."""
-    mutants, laws, siege, ended = (logs[name] for name in ("mutants", "laws", "siege", "interruptions"))
-    tried, answered, found = Counter[str](), Counter[str](), Counter[str]()
-    for row in mutants:
-        tried[row["format"]] += row["cases"]
-        answered[row["format"]] += row["answered"]
-        found[row["format"]] += row["found"]
-    kinds = group_by_count(tried)
-    broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count) or "none"
-    unexplained = Counter(one["law"] for row in laws for one in row["violations"] if not one["excused"])
-    explained = Counter(
-        one["law"].partition(":")[0].partition("=")[0] for row in laws for one in row["violations"] if one["excused"]
-    )
-    each = Counter[str]()
-    for row in laws:
-        each.update(row["tried"])
-    times = Counter[str]()
-    for row in ended:
-        times[row["command"]] += row["times"]
-    killed, places = times.pop("bench", 0), Counter[str]()
-    for row in ended:
-        places.update(row.get("places", {}))
-    killed -= places.pop("ended", 0)  # before the signal came
-    where = ", ".join(f"{place} {count}" for place, count in places.items())
-    often = group_by_count(times)
-    return [
-        "## Changed files\n\n"
-        f"`scripts/fuzz --cases 20000 --log LOG`, {mutants[-1]['date']}: **{tried.total():,} changed files** "
-        f"and requests, {found.total()} broke a promise ({broken}; repaired since, and tried again by the seed), "
-        f"{answered.total():,} were still answered: {kinds}.",
-        "## Physics\n\n"
-        f"`python scripts/check_laws.py --log LOG`, {laws[-1]['date']}: "
-        f"**{sum(row['answered'] for row in laws):,} scenarios** of all models and platforms in "
-        f"{sum(each.values()) - each['every answer']:,} pairs under {len(each) - 1} laws, "
-        f"{sum(row['rejected'] for row in laws):,} more refused by name; what broke a law was tried again "
-        "after repairs. Unexplained: "
-        f"{', '.join(f'{law} {count}' for law, count in unexplained.items()) or 'none'}. Explained in "
-        "`evaluation/src/traincast_evaluation/laws/exceptions.py`, once seen: "
-        f"{', '.join(f'{law} {count}' for law, count in sorted(explained.items()) if count >= _OFTEN)}, others "
-        f"{sum(count for count in explained.values() if count < _OFTEN)}.",
-        write_siege(siege[-1]),
-        "## Interruptions\n\n"
-        f"`scripts/interrupt`, {ended[-1]['date']}: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth): "
-        f"{often}. `scripts/kill_bench`: a bench store killed {killed} times ({where}). "
-        f"Broken: {sum(row['broken'] for row in ended)}. Copies were host to host, without a GPU.",
-        "## Supply chain\n\n`scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses.",
+def _name_run(run: Mapping[str, Any]) -> str:
+    return f"| {run['date']} | {run['tree'] or 'not kept'} | {run['seed']} |"
+
+
+def write_mutants(runs: list[dict[str, Any]]) -> str:
+    """The table of runs with changed files, and what was tried of each format in all."""
+    lines = ["| when | tree | seed | changed | still answered | broke a promise |", "|---|---|---|---|---|---|"]
+    tried = Counter[str]()
+    for run in runs:
+        tried.update(run["tried"])
+        changed = sum(run["tried"].values())
+        lines.append(
+            f"{_name_run(run)} {changed:,} | {_format_kept(run.get('answered'))} | {_list_counts(run['found'])} |"
+        )
+    total = f"{tried.total():,} in all: {group_by_count(tried)}."
+    return "\n".join(lines) + "\n\n" + _fill(total)
+
+
+def write_laws(runs: list[dict[str, Any]]) -> str:
+    """The table of runs over scenarios, and which laws had an exception in the last."""
+    lines = ["| when | tree | seed from | scenarios | pairs | laws | refused | unexplained |", "|---" * 8 + "|"]
+    lines += [
+        f"{_name_run(run)} {run['scenarios']:,} | {_format_kept(run['pairs'])} | {run['laws']} | "
+        f"{_format_kept(run['refused'])} | "
+        f"{_list_counts(run['unexplained'])} |"
+        for run in runs
     ]
+    explained = runs[-1]["explained"]
+    often = {law: count for law, count in explained.items() if count >= _OFTEN}
+    rest = sum(explained.values()) - sum(often.values())
+    return "\n".join(lines) + "\n\n" + _fill(f"Explained in the last: {_list_counts(often)}, others {rest}.")
 
 
-def group_by_count(counts: Counter[str]) -> str:
+def _format_kept(count: int | None) -> str:
+    return "not kept" if count is None else f"{count:,}"
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def group_by_count(counts: Mapping[str, int]) -> str:
     """Names that were tried as often as each other, together."""
     return "; ".join(
         f"{often:,} of {', '.join(name for name, count in sorted(counts.items()) if count == often)}"
@@ -136,39 +198,9 @@ def group_by_count(counts: Counter[str]) -> str:
     )
 
 
-def _take_notes(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The lines of what was tried, and what was noted on them."""
-    noted = "".join(f" {row['note']}" for row in rows if "note" in row)
-    return [row for row in rows if "note" not in row], noted
-
-
-def write_fresh_mutants(rows: list[dict[str, Any]]) -> str:
-    """What changed files of other seeds found."""
-    rows, noted = _take_notes(rows)
-    found = Counter[str]()
-    for row in rows:
-        found[row["format"]] += row["found"]
-    broken = ", ".join(f"{name} {count}" for name, count in sorted(found.items()) if count)
-    return (
-        f" After the repairs, seed {rows[0]['first'] // 1_000_000}: "
-        f"{sum(row['cases'] for row in rows):,} more, {found.total()} were found{broken and f' ({broken})'}.{noted}"
-    )
-
-
-def write_fresh_laws(rows: list[dict[str, Any]]) -> str:
-    """What scenarios of other seeds broke, the exceptions being as they were."""
-    rows, noted = _take_notes(rows)
-    unexplained = Counter(one["law"] for row in rows for one in row["violations"] if not one["excused"])
-    named = ", ".join(f"{law} {count}" for law, count in sorted(unexplained.items())) or "none"
-    return (
-        f" Seeds from {rows[0]['seed']:,} on, exceptions as they were: "
-        f"{sum(row['answered'] for row in rows):,} more scenarios; unexplained: {named}.{noted}"
-    )
-
-
-def write_siege(last: dict[str, Any]) -> str:
+def write_siege(run: dict[str, Any]) -> str:
     """What a server stood."""
-    counts, quick, beside, held = last["counts"], last["quick"], last["quick_beside_eight"], last["server_mb"]
+    counts, quick, beside, held = run["counts"], run["quick"], run["quick_beside_eight"], run["server_mb"]
     done = ", ".join(
         f"{counts.get(key, 0)} {words}"
         for key, words in {
@@ -177,17 +209,33 @@ def write_siege(last: dict[str, Any]) -> str:
             "half headers": "half headers", "slow bodies": "slow bodies", "POST uploads": "uploads",
         }.items()
     )  # fmt: skip
+    broken = ", ".join(f"{count} x {what}" for what, count in run["problems"].items()) or "none"
     return (
-        f"## The server\n\n`scripts/siege`, {last['date']}, {last['minutes']:g} minutes: **{last['requests']:,} "
-        f"requests**, {last['workers_killed']} workers killed, {done}; files at and above the limit, a disk that is "
-        "smaller than it (507), a clock that jumps by 400 days. "
-        f"{quick['n']:,} quick questions on two cores with a load of {last['load']:.0f} by others too: median "
+        f"`scripts/siege`, {run['date']}, tree {run['tree'] or 'not kept'}, {run['minutes']:g} minutes: "
+        f"**{run['requests']:,} requests**, {run['workers_killed']} workers killed, {done}; files at and above the "
+        "limit, a disk that is smaller than it (507), a clock that jumps by 400 days. "
+        f"{quick['n']:,} quick questions on two cores with a load of {run['load']:.0f} by others too: median "
         f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, "
         f"{quick['within']:.1%} within a second; the {beside['n']} beside eight searches: {beside['p95_s']}, "
         f"{beside['worst_s']} s, {beside['within']:.1%}. "
         f"Memory of the server: {held['second_third']} MB in the second third of the time, {held['last_third']} in the "
-        "last. No process and no file was left."
+        f"last. Broken promises: {broken}."
     )
+
+
+def write_ended(run: dict[str, Any]) -> str:
+    """Which commands were ended, and how often."""
+    bench = f" `scripts/kill_bench`: a bench store killed {sum(run['places'].values())} times ({group_places(run)})."
+    return (
+        f"`scripts/interrupt`, {run['date']}, tree {run['tree'] or 'not kept'}: SIGKILL, SIGINT and a full disk each "
+        f"so often (SIGTERM a fifth): {group_by_count(run['times'])}.{bench if run['places'] else ''} "
+        f"Broken: {run['broken']}."
+    )
+
+
+def group_places(run: dict[str, Any]) -> str:
+    """Where a bench was when it was killed."""
+    return ", ".join(f"{place} {count}" for place, count in run["places"].items())
 
 
 if __name__ == "__main__":

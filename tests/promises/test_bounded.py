@@ -29,7 +29,8 @@ LARGE = {
     "dense": {"bottom_mlp": [13, *[64] * 3000], "top_mlp": [1]},
 }
 SHORT_MIB = (40, 100, 200)
-TRIES = 2 * len(ENDLESS) + len(LARGE) + len(SHORT_MIB) + 1
+SHORT_FOR_TORCH_MIB = (300, 650)
+TRIES = 2 * len(ENDLESS) + len(LARGE) + len(SHORT_MIB) + 2 * len(SHORT_FOR_TORCH_MIB) + 1
 """Files without an end, pipes, sizes, limits of memory, and a step of too many ranks."""
 _SECONDS = 20.0
 
@@ -68,12 +69,30 @@ def test_a_step_whose_every_rank_differs_is_simulated_up_to_a_number_of_them(cap
     _refuse(["predict", "resnet50", "--on", "dgx-h100", "--gpus", "8192", "--jitter", "0.1"], capsys)
 
 
+def _run_within(mib, *words, cwd=None):
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20}, {mib << 20}))\n"
+    code += f"import sys; sys.argv = ['traincast', *{words!r}]\n"
+    code += "from traincast.app.cli.main import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=cwd)
+
+
 @pytest.mark.parametrize("mib", SHORT_MIB)
 def test_memory_that_is_short_is_said(mib):
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20}, {mib << 20}))\n"
-    code += "import sys; sys.argv = ['traincast', 'platforms']\n"
-    code += "from traincast.app.cli.main import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = _run_within(mib, "platforms")
 
     assert done.returncode == 2
-    assert done.stderr == f"traincast: a process may take {mib} MiB here; give it 256\n"
+    assert done.stderr == f"traincast: a process may take {mib} MiB here; traincast needs 256\n"
+
+
+@pytest.mark.parametrize("mib", SHORT_FOR_TORCH_MIB)
+def test_memory_that_is_short_for_torch_is_said_before_it_is_loaded(mib, tmp_path):
+    pytest.importorskip("torchrec")
+    (tmp_path / "step.py").write_text("def make(batch_size):\n    return lambda: None\n")
+
+    captured = _run_within(mib, "capture", "step.py:make", "--batch-size", "4", "--out", "step.tc", cwd=tmp_path)
+    sharded = _run_within(mib, "shard", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--time-limit", "0.1")
+
+    assert (captured.returncode, captured.stderr.count("\n")) == (2, 1)
+    assert f"{mib} MiB here; a capture needs 1024" in captured.stderr
+    assert (sharded.returncode, sharded.stderr) == (0, "")
+    assert f"{mib} MiB here; TorchRec needs 1024" in " ".join(sharded.stdout.split())

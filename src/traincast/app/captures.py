@@ -13,7 +13,7 @@ from traincast.hardware.platform import load_platform
 from traincast.ir.file import load_workload, save_workload
 from traincast.ir.validate import check_names
 from traincast.ir.workload import CAPTURED_BY, KEPT_BACK, Workload
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import TORCH_MEMORY, TraincastError, check_memory_limit
 from traincast.utils.parallel.apart import CAN_FORK, Ended, make_scratch, run_apart
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def capture_isolated(
         return _capture_here(function, as_gpu, progress, how)
     if find_spec("torch") is None:  # said here: in the other process it would be an error of its own
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    check_memory_limit(TORCH_MEMORY, "a capture")
     with make_scratch() as scratch:
         whole, first = Path(scratch) / "whole.tc", Path(scratch) / "first.tc"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import resource
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,18 @@ class TraincastError(ValueError):
 
 INSTALL_TORCHREC = "pip install 'traincast[torchrec]' && pip install --no-deps torchrec==1.8.0"
 """The one command: what TorchRec requires of its own accord pulls the CUDA build of FBGEMM."""
+TORCH_MEMORY = 1 << 30
+"""Bytes of address space that PyTorch, TorchRec and FBGEMM are loaded in."""
+
+
+def check_memory_limit(least: int, what: str) -> None:
+    """Rejects a limit of this process below `least` bytes of address space: with less, the libraries of `what` end the
+    process, or fail in the middle of an import, in words that say nothing of memory."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise TraincastError(f"a process may take {limit >> 20} MiB here; {what} needs {least >> 20}")
+
+
 _LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that is known has as many
 
 

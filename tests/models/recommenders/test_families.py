@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,13 @@ def test_a_described_table_is_cut_and_kept_as_it_says_on_several_gpus():
     assert any(name.startswith("fbgemm::dense_embedding_codegen_forward") for name in ops)
     with pytest.raises(TraincastError, match="`shard` finds"):
         traincast.shard(workload, on="dgx-h100", gpus=2, torchrec=False, time_limit=0)
+
+
+def test_unified_memory_of_a_capture_is_not_shared_in_silence():
+    # Given a step with tables in unified memory that nobody described, when it is asked for on several GPUs
+    for kind in ("uvm", "uvm_caching"):
+        with pytest.raises(TraincastError, match="unified memory"):
+            traincast.predict(replace(keep(kind=kind), meta={}), on="dgx-h100", gpus=2)
 
 
 def test_ways_to_keep_tables_that_no_plan_has_are_for_one_gpu():

@@ -58,3 +58,21 @@ def test_a_block_waits_for_the_stream_that_works_on_it(before_freeing: str) -> N
         assert memory.active_bytes >= memory.allocated_bytes == at_once.allocated
     else:
         assert not memory.events.late and memory.reserved_bytes == at_once.reserved
+
+
+def test_a_stream_without_kernels_is_not_waited_for() -> None:
+    def make(batch_size: int) -> Callable[[], None]:
+        side = torch.cuda.Stream()
+
+        def step() -> None:
+            block = torch.zeros(batch_size, WIDTH, device="cuda")
+            with torch.cuda.stream(side):
+                block.view(-1)  # an op that launches nothing
+            del block
+            torch.zeros(batch_size, WIDTH, device="cuda")
+
+        return step
+
+    workload = capture_step(make, batch_size=BATCH, name="viewing", rebatch=False)
+    assert set(workload.programs[0].columns.op_stream.tolist()) > {0}
+    assert not traincast.predict(workload, on="v100").memory.events.late

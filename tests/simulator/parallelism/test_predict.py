@@ -174,7 +174,8 @@ def test_eight_bit_rows_with_wide_gradients_lie_between() -> None:
 def test_amds_products_take_longer_where_nobody_tuned_them() -> None:
     shared = {"model": "llama3-8b", "on": "mi300x-platform", "gpus": 8, "global_batch": 8, "joined": False}
     tuned, plain = (predicted(**shared, kernels=name).by_family["gemm"] for name in ("fused", "compiled"))
-    assert plain == pytest.approx(SHIPPED.untuned * tuned, rel=0.02)
+    # most products are bound by arithmetic: those that are not lose less
+    assert 0.9 * SHIPPED.untuned < plain / tuned < SHIPPED.untuned
 
 
 def test_every_built_in_model_has_a_step() -> None:

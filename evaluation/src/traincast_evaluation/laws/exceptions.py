@@ -42,11 +42,15 @@ def _has_several_gpus(s: Scenario) -> bool:
     return (s.gpus or 1) > 1
 
 
+def _has_experts(s: Scenario) -> bool:
+    return getattr(s.workload, "experts", None) is not None
+
+
 def _is_meshed(s: Scenario) -> bool:
     """Whether gradients are reduced by GPUs of one node in which each pair has a link of its own (AMD's): those of
     experts by tensor-parallel ranks too, which hold them whole."""
-    experts = getattr(s.workload, "experts", None) is not None
-    return str(s.on).startswith("mi3") and 1 < _count_data_ranks(s) * (s.tp or 1 if experts else 1) <= 8
+    ranks = _count_data_ranks(s) * ((s.tp or 1) if _has_experts(s) else 1)
+    return str(s.on).startswith("mi3") and 1 < ranks <= 8
 
 
 def _has_no_peer_access(s: Scenario) -> bool:
@@ -104,6 +108,11 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "micro_batch: more memory", 1.05, _has_fewer_passes_than_stages,
         "The first stage of such a pipeline holds all passes of a step. When the first backward pass has made the "
         "gradients, all passes but one are left: of four samples three in passes of one, two in passes of two.",
+    ),
+    LawException(
+        "checkpoint: less memory", 1.02, lambda s: _has_experts(s) and s.checkpoint in ("light", "selective"),
+        "What is not computed again are the results of products: those of experts' last ones too, one for each expert "
+        "of a token, which backward without recomputation has no need of.",
     ),
     LawException(
         "dropout: more memory", 1.02, lambda s: s.checkpoint is not None or (s.tp or 1) > 1,

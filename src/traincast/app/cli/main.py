@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import resource
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from traincast.app.cli.output import fit_lines, get_columns, name_options
 from traincast.app.cli.registry import BAD_INPUT, OK, build_parsers, list_commands, reject_unknown
 from traincast.utils.display.text import use_width
-from traincast.utils.errors import TraincastError, make_unknown_error
+from traincast.utils.errors import TraincastError, check_memory_limit, make_unknown_error
 from traincast.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -134,9 +133,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     if argv is not None:
         return _run(argv, Signals())
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < _LEAST_MEMORY:  # below, libraries end the process in their own words
-        return _print_message(f"a process may take {limit >> 20} MiB here; give it {_LEAST_MEMORY >> 20}", BAD_INPUT)
+    try:
+        check_memory_limit(_LEAST_MEMORY, "traincast")
+    except TraincastError as error:
+        return _print_message(str(error), BAD_INPUT)
     with raise_signals() as signals:
         return _run(sys.argv[1:], signals)
 

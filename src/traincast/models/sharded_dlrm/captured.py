@@ -32,9 +32,9 @@ from traincast.utils.files.reading import parse_json
 
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
+_FILL = "fbgemm::lru_cache_populate"
 _BEFORE = (
-    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", "fbgemm::lru_cache_populate",
-    "fbgemm::lxu_cache_lookup",
+    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", _FILL, "fbgemm::lxu_cache_lookup",
 )  # fmt: skip
 """Scopes that a lookup begins with, each once; offsets and row numbers are cast."""
 _UNPOOLED = 2  # FBGEMM's number of the mode
@@ -46,6 +46,7 @@ class EmbeddingModule:
 
     Each table is looked up for `bags` bags; `pooled` says that these are samples. Otherwise every bag is a lookup whose
     row goes on by itself. `known`: the step says how often each table is looked up; else all are alike.
+    `in_host`: rows are in unified memory.
     """
 
     tables: tuple[Table, ...]
@@ -56,6 +57,7 @@ class EmbeddingModule:
     forward: range
     backward: range
     known: bool
+    in_host: bool
 
     @property
     def columns(self) -> int:
@@ -130,7 +132,9 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
     pooled = bags == program.batch_size
-    return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end), known)
+    forward = range(begin, first + 1)
+    in_host = bool(signature.scalar("host")) or any(program.names[c.scope_name[scope]] == _FILL for scope in forward)
+    return EmbeddingModule(tables, bags, pooled, lookup, update, forward, range(last, end), known, in_host)
 
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:

@@ -243,9 +243,15 @@ def _list_placements(workload: Workload) -> list[dict[str, Any]]:
 def _read_placements(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int) -> dict[str, Placement]:
     """What a description says of its tables, by their names in the step. Whole tables that it names go round the GPUs,
     and a table that it keeps elsewhere without naming its sharding is whole."""
+    stated = _list_placements(workload)
+    if not stated and any(module.in_host for module in modules):
+        raise TraincastError(
+            f"tables of '{workload.name}' are in unified memory, and a step of one GPU does not say how several share "
+            "them: capture the step with `gpus`, or describe the recommender with `storage`"
+        )
     tables = [table for module in modules for table in module.tables]
     placements, whole = {}, 0
-    for table, one in zip(tables, _list_placements(workload), strict=False):  # all of them or none
+    for table, one in zip(tables, stated, strict=False):  # all of them or none
         if one["kind"] is None and one["kernel"] == ComputeKernel.FUSED:
             continue
         kind = ShardingKind(one["kind"] or ShardingKind.TABLE_WISE)

@@ -22,7 +22,7 @@ from traincast.models.placement.plan import COLUMN_STEP, Plan
 from traincast.planner.sharding.result import Task
 from traincast.planner.torchrec.plans import KIND_OF, plan_from_json, plan_to_json
 from traincast.planner.torchrec.tables import DATA_TYPES, default_modules
-from traincast.utils.errors import INSTALL_TORCHREC, TraincastError
+from traincast.utils.errors import INSTALL_TORCHREC, TORCH_MEMORY, TraincastError, check_memory_limit
 
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
@@ -30,6 +30,7 @@ _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_ad
 @cache
 def import_torchrec(module: str = "") -> Any:
     """A module of TorchRec, imported when first needed."""
+    check_memory_limit(TORCH_MEMORY, "TorchRec")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -47,6 +47,8 @@ def _find_waiting_blocks(program: Program, streams: IntArray, timeline: Timeline
     found: dict[int, int] = {}
     for (number, stream), op in last.items():
         free = int(c.storage_free[storages[number]])
+        if stream not in done:  # what was asked of it launched no kernel: nothing is waited for
+            continue
         if free >= program.num_ops or covered.has_waited(int(streams[number]), stream, after=op, before=free):
             continue
         ready = int(np.searchsorted(clock, done[stream][free]))  # the first op whose host finds the event done
