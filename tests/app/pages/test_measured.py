@@ -126,5 +126,5 @@ def test_a_page_stays_short_however_many_kernels_there_are(tmp_path):
 
     html = sections(make_trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"].html
 
-    assert "374 more rows with --json." in html
+    assert "374 more rows in the JSON." in html
     assert len(html) < 20_000

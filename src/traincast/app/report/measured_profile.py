@@ -31,7 +31,7 @@ class ProfileTable:
     def left_out(self) -> str:
         """Where the rows are that are not shown; nothing if all are."""
         rest = self.count - len(self.rows)
-        return f"{rest} more rows with --json" if rest else ""
+        return f"{rest} more rows in the JSON" if rest else ""
 
 
 def format_profile(rank: RankReport, top: int) -> list[str]:
