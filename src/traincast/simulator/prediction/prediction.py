@@ -197,10 +197,10 @@ def compute_spread_terms(
 
 
 def _estimate_host_error(timeline: Timeline, spread: float, active: float) -> float:
-    """Seconds that a host slower by its log-sigma adds: what the device idles grows, or the host's own work, nearly as
+    """Seconds that one log-sigma of the host is worth: what the device idles grows, or the host's own work, nearly as
     long as the step, becomes longer than it."""
-    idle, ahead = (max(timeline.seconds - busy, 0.0) for busy in (active, timeline.host_busy))
-    return max(spread * idle, math.expm1(spread) * timeline.host_busy - ahead)
+    idle, ahead = max(timeline.seconds - active, 0.0), max(timeline.seconds / max(timeline.host_busy, 1e-12), 1.0)
+    return max(spread * idle, (spread - math.log(ahead)) * timeline.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
