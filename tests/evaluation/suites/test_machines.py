@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.evaluation.suites.folders import MLPERF
+from traincast.hardware.platform import load_topology
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.suites.machines import load_node_of_size, read_machine
+from traincast_evaluation.suites.machines import find_named_device, fit_node, load_node_of_size, read_machine
 from traincast_evaluation.suites.published import Row
 
 
@@ -42,7 +43,7 @@ def test_a_node_has_as_many_gpus_as_the_row_says():
     assert load_node_of_size("pcie-a100", "a100-80gb-pcie", 4).topology.island == 1
 
 
-@pytest.mark.parametrize("text", ["NVIDIA H100-SXM5-64GB", "AMD MI300X", "", "NVIDIA A100-SXM4-60GB"])
+@pytest.mark.parametrize("text", ["Habana Gaudi2", "", "NVIDIA A100-SXM4-60GB"])
 def test_what_is_not_built_in_is_named(text):
     with pytest.raises(
         TraincastError, match=r"unknown accelerator .*'mlperf_dlrm.csv', row 3; known are A100 PCI 40GB"
@@ -53,3 +54,15 @@ def test_what_is_not_built_in_is_named(text):
 def test_gpus_that_do_not_add_up_are_refused():
     with pytest.raises(TraincastError, match="2 nodes of 8 GPUs are not 8 GPUs"):
         read_machine(row(num_nodes="2"))
+
+
+def test_other_boards_are_found_by_the_words_of_their_names() -> None:
+    named = {"NVIDIA H100-SXM5-64GB": "h100", "Tesla V100-SXM2-32GB": "v100-32gb", "L40S (48 GB)": "l40s", "A30": "a30"}
+    assert {text: find_named_device(text) for text in named} == named
+    assert find_named_device("TPU v5p") == find_named_device("") == ""
+
+
+def test_a_smaller_node_keeps_its_adapters_per_gpu_and_a_rack_stays_whole() -> None:
+    half = fit_node(load_topology("dgx-h100"), 4)
+    assert (half.gpus_per_node, half.island, half.adapters) == (4, 4, 4)
+    assert fit_node(load_topology("gb200-nvl72"), 4) == load_topology("gb200-nvl72")

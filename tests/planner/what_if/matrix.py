@@ -38,7 +38,7 @@ VALUES = {
     "lora-rank": "16", "frozen-layers": "1", "document-len": "512", "dense": "mlp.yaml", "skew-ms": "1",
     "jitter": "0.1", "seed": "3", "loader-ms": "1", "workers": "2", "costs": "costs.toml",
     "checkpoint-layers": "1", "expert-imbalance": "1.2", "allocator": "expandable_segments:True",
-    "optimizer-state": "bf16", "lora-base": "nf4", "offload": "optimizer", "loss": "chunked",
+    "optimizer-state": "bf16", "lora-base": "nf4", "lora-targets": "all", "offload": "optimizer", "loss": "chunked",
 }  # fmt: skip
 """A value of every edit that takes one; an edit that is missing here fails the tests."""
 TARGETS = {"speed": "gemm", "stream": "aten::addmm"}

@@ -14,7 +14,7 @@ ELSEWHERE = {"attention=sdpa": "bert-large", "program=torchrec-pipelined": "dlrm
              "bucket-mb=4": "vgg13", "overlap=none": "vgg13", "bottom-mlp=512-256-64": "dlrm-default"}  # fmt: skip
 
 BESIDE_OTHERS = {"checkpoint-every", "checkpoint-layers", "costs", "cp-exchange", "dense", "dispatch", "ep",
-                 "expert-imbalance", "graph-modules", "fp8-gather", "fp8-scaling", "lora-base",
+                 "expert-imbalance", "graph-modules", "fp8-gather", "fp8-scaling", "lora-base", "lora-targets",
                  "no-reshard", "schedule", "seed", "shard-group", "stage-layers", "vp", "workers"}  # fmt: skip
 """Fields that mean something only beside others (`dispatch` beside `ep`), or that name a file."""
 

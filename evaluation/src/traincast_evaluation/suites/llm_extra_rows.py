@@ -13,7 +13,14 @@ from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import estimate_used_bytes
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.suites.llm_rows import DOUBT, find_family, read_checkpointing, read_model, read_platform
+from traincast_evaluation.suites.llm_rows import (
+    DOUBT,
+    UNMEASURED,
+    find_family,
+    read_checkpointing,
+    read_model,
+    read_platform,
+)
 from traincast_evaluation.suites.published import Row
 from traincast_evaluation.suites.training_request import TrainingRequest
 
@@ -56,12 +63,9 @@ def make_extra_request(row: Row) -> TrainingRequest:
     options |= _read_memory_options(told)
     layout = _recompute_if_needed(model, platform, Layout(**options), stated=bool(row["activation_checkpointing"]))
     doubts = (
-        not find_family(row),
-        not row["global_batch"],
-        not row["seq_len"],
-        bool(model.pattern),
-        "schedule" in told,
-    )
+        not find_family(row), not row["global_batch"], not row["seq_len"], UNMEASURED * bool(model.pattern),
+        "schedule" in told, not row["activation_checkpointing"],
+    )  # fmt: skip
     return TrainingRequest(model=model, on=platform, layout=layout, doubt=DOUBT * math.sqrt(sum(doubts)))
 
 

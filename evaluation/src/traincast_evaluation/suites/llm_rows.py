@@ -9,11 +9,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from traincast.hardware.platform import Platform, add_default_links, list_device_keys, load_device, load_platform
+from traincast.hardware.platform import Platform, add_default_links, load_device, load_platform
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.reading import list_built_in_names, load_transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.suites.machines import find_named_device, fit_node
 from traincast_evaluation.suites.published import Row
 from traincast_evaluation.suites.training_request import TrainingRequest
 
@@ -50,6 +51,8 @@ _FAMILIES = {  # how a model's name begins, letters and digits alone -> the buil
     "deepseekv3": "deepseek-v3", "deepseekr1": "deepseek-v3", "deepseekv2lite": "deepseek-v2-lite",
     "deepseekv2": "deepseek-v2", "moonlight": "moonlight-16b", "kimik2": "kimi-k2", "kimi1t": "kimi-k2",
     "gptoss20b": "gpt-oss-20b", "gptoss": "gpt-oss-120b", "glm45air": "glm-4.5-air",
+    "glm47flash": "", "glm4": "glm-4.5",
+    "minimaxm2": "minimax-m2",
     "llama4e16": "llama4-scout", "llama4e128": "llama4-maverick", "llama4maverick": "llama4-maverick",
     "llama4": "llama4-scout", "llama3": "llama3-8b", "llama234b": "codellama-34b", "llama2": "llama2-7b",
     "mpt": "mpt-1b", "nemotron3nano": "nemotron-3-nano", "nemotronv3nano": "nemotron-3-nano",
@@ -71,9 +74,11 @@ _USUAL = "llama3-8b"
 _STATED = ("layers", "hidden", "heads")
 DOUBT = 0.1
 """Log-sigma that a step has besides for each thing that its row leaves open and no rule of its source fills."""
+UNMEASURED = 4
+"""How many such things layers count for whose kernels nobody has measured (Mamba): set with both of their steps in
+view."""
 _DEGREES = ("tp", "pp", "vp", "cp", "ep")
 _VTRAIN_ADAPTERS, _VTRAIN_ADAPTER_GBS = 4, 25.0  # per node, and of each: `inter_node_bandwidth_gbps: 800`
-_LARGEST_SERVER = 16  # GPUs of a node, racks joined by NVLink left out
 _NVIDIA_CHUNKS = 6  # of a stage: what most rows that say it have
 _GRAPHED = {"attn": "attention", "moe_router": "router", "mlp": "feed_forward", "mamba": "mamba"}
 """Transformer Engine's names of modules that are CUDA graphs -> ours."""
@@ -160,30 +165,20 @@ def read_platform(row: Row) -> Platform:
     """Node and GPU of a row, as many to a node as it says; a device nobody described is rejected by name."""
     name = row["device"]
     node, device = next((known for word, known in _DEVICES.items() if word in name), ("", ""))
-    platform = add_default_links(load_platform(node or _find_device(row)))
-    platform = replace(platform, device=load_device(device)) if device else platform
-    per_node = row.count("gpus_per_node") if row.cells.get("gpus_per_node") else platform.gpus_per_node
-    if 1 < per_node < platform.gpus_per_node <= _LARGEST_SERVER and platform.topology is not None:
-        island = platform.topology.island
-        inner = per_node if island == platform.gpus_per_node else min(per_node, island)
-        topology = replace(platform.topology, gpus_per_node=per_node, island=inner)
-        platform = replace(platform, gpus_per_node=per_node, topology=topology)
-    return platform
-
-
-def _find_device(row: Row) -> str:
-    """The key of a built-in device that a row's text names: the longest of those that stand in it as words."""
-    words = re.sub("[^a-z0-9]+", "-", row["device"].lower())
-    named = [key for key in list_device_keys() if f"-{key}-" in f"-{words}-"]
-    if not named:
+    if not (node or (node := find_named_device(name))):
         raise TraincastError(f"'{row.file}', row {row.number}: no sheet of device '{row.label('device')}'")
-    return max(named, key=len)
+    platform = add_default_links(load_platform(node))
+    platform = replace(platform, device=load_device(device)) if device else platform
+    if not row.cells.get("gpus_per_node") or platform.topology is None:
+        return platform
+    topology = fit_node(platform.topology, row.count("gpus_per_node"))
+    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=topology)
 
 
 def make_request(row: Row) -> TrainingRequest:
     """What a row of `llm_training.csv` asks."""
     model = read_model(row)
-    doubts = [not find_family(row), "ambiguous" in row["precision"], bool(model.pattern)]
+    doubts = [not find_family(row), "ambiguous" in row["precision"], UNMEASURED * bool(model.pattern)]
     notes = row["notes"].lower()
     options: dict[str, Any] = {
         "gpus": row.count("gpus"), "seq_len": model.seq_len, "precision": _read_precision(row),
@@ -269,8 +264,8 @@ def _read_ci_options(row: Row, options: dict[str, Any], notes: str) -> dict[str,
     """Tests of Megatron-LM, as their `model_config.yaml` and Megatron's defaults say: deterministic, which leaves the
     second flash attention; dropout; every token on every tensor-parallel rank; a loss op by op. What the table calls
     virtual stages are layers of each."""
-    pp, layers = options.get("pp", 1), row.count("layers")
-    chunks = layers // (pp * row.count("vp")) if row["vp"] and pp > 1 else 1
+    pp = options.get("pp", 1)
+    chunks = read_model(row).layers // (pp * row.count("vp")) if row["vp"] and pp > 1 else 1
     return {
         "micro_batch": row.count("micro_batch") if row["micro_batch"] else 1, "kernels": "fused", "attention": "flash2",
         "sharding": "zero1" if "ZeRO-1" in row["zero_or_fsdp_stage"] else "none", "sequence": False, "dropout": True,
@@ -313,7 +308,7 @@ def _read_nvidia_options(row: Row, options: dict[str, Any], notes: str) -> dict[
 def _choose_usual_chunks(row: Row, options: dict[str, Any]) -> int:
     """Chunks of a stage where a source does not say: six, or as many fewer as divide its layers (one if none does, or
     if micro-batches are no multiple of stages)."""
-    pp, layers = options.get("pp", 1), row.count("layers")
+    pp, layers = options.get("pp", 1), read_model(row).layers
     copies = options["gpus"] // (options.get("tp", 1) * pp * options.get("cp", 1))
     micro = options["global_batch"] // max(1, copies * (row.count("micro_batch") if row["micro_batch"] else 1))
     if pp == 1 or micro % pp:

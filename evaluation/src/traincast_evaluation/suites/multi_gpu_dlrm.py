@@ -7,13 +7,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from traincast.hardware.platform import Platform, add_default_links, find_device_by_name, load_platform
+from traincast.hardware.platform import (
+    Platform,
+    add_default_links,
+    find_device_by_name,
+    load_device,
+    load_platform,
+)
 from traincast.ir.workload import Workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
-from traincast_evaluation.suites.machines import read_machine
+from traincast_evaluation.suites.machines import find_named_device, read_machine
 from traincast_evaluation.suites.published import Row, read_cases
 
 _NODES = {"DGX A100": "dgx-a100", "DGX-1": "dgx1-v100", "DGX-2": "dgx2-v100"}
@@ -136,7 +142,7 @@ def choose_program(row: Row) -> str:
 
 def _load_dlrm_platform(node: str, device: str, gpus: int) -> Platform:
     """The node with this device, or the device with the links usual for it; alone when only one GPU is used."""
-    found = find_device_by_name(device)
+    found = load_device(key) if (key := find_named_device(device)) else find_device_by_name(device)
     platform = load_platform(node).with_device(found) if node else add_default_links(load_platform(found.key))
     return platform if gpus > 1 else replace(platform, topology=None, gpus_per_node=1)
 

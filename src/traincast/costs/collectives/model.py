@@ -94,7 +94,7 @@ class Curve:
 PROFILE = Path(str(files("traincast.costs.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
 DERIVED_SIGMA = 0.15  # a kind taken from the curve of its sibling
-RENDEZVOUS_SIGMA = 0.35  # networks that ask first: settings of one such cluster (Alps) differ by up to two times
+RENDEZVOUS_SIGMA = 0.6  # networks that ask first: settings of such clusters (Alps, Polaris) differ by two to four times
 _MAX_BYTES, _MAX_RANKS = 1e15, 1 << 20
 
 Place = tuple[int, int]  # (ranks, nodes)
@@ -162,8 +162,7 @@ class CollectiveModel:
         def by_links(size: FloatArray) -> FloatArray:
             return self.links.across(kind, size, ranks, nodes, topology, floor=floor, rate=rate)
 
-        spread = np.hypot(self.links.network_sigma, RENDEZVOUS_SIGMA if topology.rendezvous else 0.0)
-        seconds, sigma = by_links(message), np.full(len(message), spread)
+        seconds, sigma = by_links(message), np.full(len(message), self._get_network_sigma(topology))
         exact = _describe_places(curves, kind, compute).get((ranks, nodes))
         if exact is None:
             return seconds, sigma, np.zeros(len(message), dtype=bool)
@@ -182,7 +181,11 @@ class CollectiveModel:
         _, rate = self.node_limits("all_gather", compute, max(2, per_node), topology, curves)
         places = Places(per_node=per_node, nodes=nodes, rate=rate)
         seconds = estimate_direct_seconds(kind, message, places, self.links, topology)
-        return seconds, np.full(len(message), self.links.network_sigma), np.zeros(len(message), dtype=bool)
+        return seconds, np.full(len(message), self._get_network_sigma(topology)), np.zeros(len(message), dtype=bool)
+
+    def _get_network_sigma(self, topology: Topology) -> float:
+        """Spread of log time between nodes: settings of networks with a rendezvous differ by two times."""
+        return float(np.hypot(self.links.network_sigma, RENDEZVOUS_SIGMA if topology.rendezvous else 0.0))
 
     def node_limits(
         self, kind: str, compute: str, ranks: int, topology: Topology, curves: CurveSet
