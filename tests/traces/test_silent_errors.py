@@ -58,6 +58,15 @@ def test_a_host_that_runs_ahead_is_compared_by_the_device(public):
     assert state_traces(after)[0].startswith("170 ms per step")
 
 
+def test_a_forecast_where_the_host_runs_ahead_is_of_the_devices_step(public):
+    options = TraceOptions(platform=load_platform("h100"))
+    (rank,) = analyse_traces([public / "luatil_3060_06.json.gz"], options).ranks
+    assert [step.measured for step in rank.attribution.steps[1:]] == pytest.approx([0.170] * 4, rel=0.03)
+    assert rank.attribution.mean_step < 0.3 * 0.170, "five times the flop/s in fp32"
+    low, high = rank.attribution.interval
+    assert low < rank.attribution.mean_step < high
+
+
 @pytest.mark.parametrize("shift", [-500, 500])
 def test_a_device_clock_that_differs_is_put_right(public, tmp_path, shift):
     source = public / "kernelforge_gh200.json.gz"

@@ -39,7 +39,7 @@ _CAPTURES: dict[str, dict[str, str | None]] = {
     },
     "sparse_data_dist_metrics": {"": "metrics"},
     "sparse_data_dist_eval": {"": "eval_sdd"},
-    "sparse_data_dist_shampoo": {"opt": None, "": "shampoo"},
+    "sparse_data_dist_shampoo": {"opt_stash": "shampoo_optstash", "bwd_opt": None, "": "shampoo"},
 }  # fmt: skip
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 

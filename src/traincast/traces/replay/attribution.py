@@ -90,6 +90,7 @@ _OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the s
 _HOST_SIGMA = 0.2  # of all host time under a profile of other machines
 _REPLAY_SIGMA = 0.0007  # of steps that are simulated with their own times: over 45 traces
 _OTHER_RUN = 0.02  # of the same step in another run, which is what a forecast for another device is held to
+_FAR_AHEAD = 0.5  # of the work of a step, in which a host passes its markers
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
@@ -373,18 +374,25 @@ def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) ->
     """The stages of every step, from simulations as measured, with predicted kernels, and with another host.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
-    work that it gives to a stream, except by as much as the measured one is.
+    work that it gives to a stream, except by as much as the measured one is. One that is far ahead passes its markers
+    at the pace of launches: then a step, measured and predicted, takes what its work does.
     """
     walk, *others = (simulated.walked for simulated in simulations)
     ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
-    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
+    far = ahead < _FAR_AHEAD
+    ahead = np.where(far, 1.0, ahead)
+    stages = [np.where(far, floors[0], walk)]
+    stages += [np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True)]
+    measured = np.where(far, floors[0], [step.measured for step in simulations[0].steps])
     return tuple(
         StepShares(
             number=step.number,
-            measured=step.measured,
+            measured=seconds,
             stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
         )
-        for step, *lengths in zip(simulations[0].steps, *(stage.tolist() for stage in stages), strict=True)
+        for step, seconds, *lengths in zip(
+            simulations[0].steps, measured.tolist(), *(stage.tolist() for stage in stages), strict=True
+        )
     )
 
 
