@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -224,3 +225,18 @@ def test_ops_of_the_host_that_grow_in_number_with_the_batch_stay_those_of_the_fi
     # And away from that size the interval is wider
     captured = replace(workload, meta={**workload.meta, CAPTURED_AT: "12"})
     assert captured.measure_distance(12) == 0 < captured.measure_distance(14) < captured.measure_distance(6)
+
+
+def test_a_step_that_prints_does_so_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def make_step(batch: int):
+        print("made")
+        model = nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            print("run")
+            model(torch.rand(batch, 8, device="cuda")).sum().backward()
+
+        return step
+
+    capture_step(make_step, batch_size=8, name="x")
+    assert capfd.readouterr().out == "made\nrun\n"

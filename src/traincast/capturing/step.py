@@ -153,7 +153,7 @@ def _attempt_capture(
             recorder, regions, batch, length, rank=place.rank if place else 0, alone=place is None
         )
         patches.callback(recording.close)
-        with suppress(RecordedSignal):
+        with suppress(RecordedSignal), hold_prints():  # it has printed once
             while True:
                 recording.pass_boundary()
                 step()

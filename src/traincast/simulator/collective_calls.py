@@ -195,6 +195,11 @@ def format_rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> s
     return f"ranks {text}{where}" + (f" {does}" if does else "")
 
 
+def number_ranks(ranks: Sequence[int]) -> str:
+    """The numbers of ranks alone, for a cell: `3`, `0 to 7`."""
+    return format_rank_list(ranks).removeprefix("ranks ").removeprefix("rank ")
+
+
 def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe: Describe) -> list[MatchedCollective]:
     """The collectives of a step; `ranks[r]` is the program of rank r. Raises where ranks do not agree."""
     by_key: dict[Key, dict[int, list[int]]] = {}

@@ -78,8 +78,8 @@ def test_measured_and_predicted_streams_stand_one_under_the_other():
     data = make_timeline_data({"traceEvents": events}, skipped=("replayed",))
 
     assert [track["title"] for track in data["tracks"]] == [
-        "rank 0, host, 0, measured", "rank 0, device, 7, measured", "rank 0, device, 7, predicted",
-        "rank 0, device, 20, measured", "rank 0, device, 20, predicted",
+        "host, 0, measured", "device, 7, measured", "device, 7, predicted", "device, 20, measured",
+        "device, 20, predicted",
     ]  # fmt: skip
     assert data["kinds"] == ["host", "gemm"]  # measured kernels are told by their names
 

@@ -102,20 +102,25 @@ def test_roofline_chart_keeps_kernels_where_they_are(result, sections):
     for series in chart["series"]:
         assert len(series["y"]) == len(chart["x"])
     drawn = sum(y is not None for series in chart["series"] if series["kind"] == "points" for y in series["y"])
-    assert drawn == len(find_roofline_points(result.timeline))
+    points = find_roofline_points(result.timeline)
+    longest = [point for point in points if point.flops / point.seconds > 1e9]
+    assert len(longest) <= drawn < len(points)  # without those that are launches and little else
 
 
 def test_provenance_names_tables_rows_profile_and_commit(sections):
     html = sections["provenance"].html
 
+    html = html.replace("<wbr>", "")
     for words in ("kernels/gemm_fp32.parquet", "95,404", "study-2022", "traincast 0.", "sitar-lab/NeuSight"):
         assert words in html
 
 
 def test_ranks_that_differ_have_a_row_each():
-    result = traincast.predict("dlrm-ddp", on="dgx1-v100", gpus=2, batch_size=64)
+    alike = traincast.predict("dlrm-ddp", on="dgx1-v100", gpus=2, batch_size=64)
+    result = traincast.predict("dlrm-v2", on="dgx-a100", gpus=4, batch_size=64)
 
-    html = {section.key: section.html for section in make_prediction_page(result).sections}["memory"]
+    html = {section.key: section.html for section in make_prediction_page(result).sections}["ranks"]
 
-    assert "<td>0, 1</td>" in html
-    assert "Ranks: milliseconds of the step, and memory" in html
+    assert html.count("<tr>") == 1 + len(result.ranks)
+    assert "Milliseconds of the step, and memory" in html
+    assert "ranks" not in {section.key for section in make_prediction_page(alike).sections}

@@ -57,6 +57,15 @@ def test_a_file_states_the_whole_layout_or_is_not_written(tool, fields, tmp_path
     assert [found.get(name, 1) for name in ("tp", "pp", "vp")] == [laid.tp, laid.pp, laid.vp]
 
 
+@pytest.mark.parametrize("tool", ["torchtitan", "deepspeed", "megatron", "bridge"])
+def test_a_file_is_told_by_its_text_where_its_name_says_nothing(tool, tmp_path):
+    laid = layout(gpus=8, micro_batch=2, global_batch=16)
+    path = tmp_path / "job.launch"
+    path.write_text(write_launch_file(tool, laid, MODEL))
+
+    assert read_launch_file(path)["micro_batch"] == 2
+
+
 def test_interleaved_stages_of_megatron_are_read_from_their_layers(tmp_path):
     path = tmp_path / "job.sh"
     path.write_text("--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2\n")

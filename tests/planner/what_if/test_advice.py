@@ -29,7 +29,7 @@ def test_the_largest_gain_comes_first_and_pairs_beat_their_parts(advice):
 
 def test_the_best_three_are_explained_and_the_others_named(advice):
     assert [bool(one.why) for one in advice.suggestions[:4]] == [True, True, True, False]
-    assert "host falls from" in advice.suggestions[0].why  # a small DLRM on a fast GPU waits for its host
+    assert "ms of host instead of" in advice.suggestions[0].why  # a small DLRM on a fast GPU waits for its host
     assert "in one op already" in advice.refused["fuse-embedding-bags"]
     assert "dtype=tf32" in advice.useless  # a V100 has no such units
     text = format_advice(advice)

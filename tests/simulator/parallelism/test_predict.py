@@ -239,3 +239,13 @@ def test_recomputing_some_layers_costs_some_of_recomputing_all() -> None:
         for name, layers in (("none", 0), ("full", 1), ("full", 0))
     )
     assert (some - none) / (every - none) == pytest.approx(1 / 4, abs=0.08)
+
+
+def test_ranks_and_critical_path_are_those_of_the_whole_step() -> None:
+    short, long = (predicted(gpus=64, pp=4, tp=8, global_batch=batch) for batch in (16, 128))
+
+    for step in (short, long):
+        assert sum(step.path_by_activity.values()) == pytest.approx(step.iteration, rel=1e-6)
+        assert sum(step.path_by_place.values()) == pytest.approx(step.iteration, rel=0.01)
+        assert max(rank.iteration for rank in step.ranks) == pytest.approx(step.iteration, rel=0.01)
+    assert long.ranks[0].compute == pytest.approx(8 * short.ranks[0].compute, rel=0.05)

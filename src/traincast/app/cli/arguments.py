@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ def parse_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"'{text}' is no path; give one")
     return Path(text)
+
+
+def parse_price(price: str, on: str | None) -> float:
+    """Dollars of one GPU for an hour: the number given, or that of `list` for the GPU that is asked about."""
+    with suppress(ValueError):
+        return float(price.removeprefix("$"))
+    from traincast.hardware.platform import load_platform
+    from traincast.planner.what_if.money import find_one_price
+
+    platform = None if on is None or on == "here" else load_platform(on)
+    return find_one_price(price, platform.key if platform else "", platform.device.key if platform else "")
 
 
 def parse_whole_numbers(option: str, text: str) -> list[int]:

@@ -71,8 +71,8 @@ def make_scaling_chart(curve: ScalingCurve) -> Chart:
         "x": [point.gpus for point in curve.points], "x_label": "GPUs", "y_label": "ms per step",
         "log_x": True, "base_x": 2,
         "series": [
-            {"label": "low", "y": [1e3 * a.interval[0] for a in results], "kind": "edge"},
-            {"label": "high", "y": [1e3 * a.interval[1] for a in results], "kind": "edge", "slot": 0, "band": True},
+            {"label": "90 % from", "y": [1e3 * a.interval[0] for a in results], "kind": "edge"},
+            {"label": "90 % to", "y": [1e3 * a.interval[1] for a in results], "kind": "edge", "slot": 0, "band": True},
             {"label": "ms per step", "y": [1e3 * a.iteration for a in results], "kind": "line", "slot": 0},
         ],
     }  # fmt: skip
@@ -104,8 +104,8 @@ def make_roofline_chart(points: Sequence[RooflinePoint], device: Device) -> Char
         series.append({"label": family, "y": [column[place] for place in order], "kind": "points", "slot": slot})
     return {
         "x": _round_numbers(x[order]),
-        "x_label": "operations per byte",
-        "y_label": "10^12 operations per second",
+        "x_label": "FLOP per byte",
+        "y_label": "TFLOP/s",
         "log_x": True,
         "log_y": True,
         "series": series,
@@ -210,7 +210,8 @@ def make_timeline_data(
         path = [(rank, part) for rank, s in path for part in _wrap_slice(s, begin, 1e6 * period)]
     limit, left_out = _find_shortest_shown([s["dur"] for track in tracks for s in track.slices], most or MOST_SLICES)
     words, kinds = _Words(), _Words()
-    shown = [_make_columns(track, begin, limit, words, kinds) for track in tracks]
+    several = len({track.rank for track in tracks}) > 1, len({track.origin for track in tracks}) > 1
+    shown = [_make_columns(track, begin, limit, words, kinds, several) for track in tracks]
     segments = _list_segments(path, tracks, begin, words)
     folded = _choose_folded([track.rank for track in tracks], segments)
     shown = [track | {"folded": own.rank in folded} for track, own in zip(shown, tracks, strict=True)]
@@ -278,13 +279,17 @@ def _find_shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, in
     return limit, sum(length < limit for length in lengths)
 
 
-def _make_columns(track: _Track, begin: float, limit: float, words: _Words, kinds: _Words) -> dict[str, Any]:
+def _make_columns(
+    track: _Track, begin: float, limit: float, words: _Words, kinds: _Words, several: tuple[bool, bool]
+) -> dict[str, Any]:
+    """The slices of a track; its title names rank and origin where there are `several` of them."""
     slices = sorted((s for s in track.slices if s["dur"] >= limit), key=lambda s: (s["ts"], -s["dur"]))
     starts = [round(_NS * (s["ts"] - begin)) for s in slices]
     lengths = [round(_NS * s["dur"]) for s in slices]
     rank = re.sub(r" and (\d+) like it", r" (+\1)", track.rank)  # as much as the narrow margin can hold
     side = "" if rank and track.label.startswith(("stream", "thread")) else track.side
-    title = ", ".join(part for part in (rank, side, track.label, track.origin) if part)
+    parts = (rank if several[0] else "", side, track.label, track.origin if several[1] else "")
+    title = ", ".join(part for part in parts if part)
     return {
         "title": title, "side": track.side, "origin": track.origin,
         "start": np.diff(starts, prepend=0).tolist() if starts else [],

@@ -31,6 +31,7 @@ from traincast.app.pages.prediction import make_detail_sections, make_memory_sec
 from traincast.planner.fitting import Fit
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.what_if.money import PlatformComparison, PlatformStep
+from traincast.simulator.prediction.result import state_memory
 from traincast.simulator.scenario.scaling import ScalingCurve
 from traincast.utils.display.text import (
     format_count,
@@ -135,7 +136,7 @@ def make_scaling_page(curve: ScalingCurve, price: float | None = None) -> Page:
     title, _, subtitle = curve.title().partition(": ")
     last = curve.points[-1]
     sections = [make_curve_section(curve, price), *make_detail_sections(last.answer, price)]
-    detail = f"{subtitle}; from 'Why' on: {last.gpus} GPUs"
+    detail = f"{subtitle}; below the curve: {last.gpus} GPUs"
     efficiency = Tile("Efficiency", f"{last.efficiency:.0%}",
                       f"of the first point's throughput per GPU is left on {last.gpus} GPUs")  # fmt: skip
     step = make_step_tile(last.answer, f"One step, {last.gpus} GPUs")
@@ -184,13 +185,14 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
 def make_fit_page(fit: Fit, _: float | None = None) -> Page:
     """The page; it has no dollars."""
     p, memory = fit.prediction, fit.memory
-    sure = fit.prediction.fit_probability if fit.fits else 1 - fit.prediction.fit_probability
+    needed = memory.required_bytes if fit.fits and memory.used_bytes > memory.limit_bytes else memory.used_bytes
     fullest = max(memory.by_kind.items(), key=lambda pair: pair[1], default=("nothing", 0.0))
     help = fit.remedies[0].text if fit.remedies else "nothing needed" if fit.fits else "nothing tried"
-    free = (memory.limit_bytes - memory.used_bytes) / 1e9
+    free = (memory.limit_bytes - needed) / 1e9
+    sure = p.fit_probability if fit.fits else 1 - p.fit_probability
     tiles = [
-        Tile("Memory", "Fits" if fit.fits else "Does not fit", f"{sure:.0%} sure", "good" if fit.fits else "poor"),
-        Tile("Used", f"{memory.used_bytes / 1e9:.1f} GB", f"of {memory.limit_bytes / 1e9:.0f} GB, "
+        make_memory_tile(p)._replace(note="" if "%" in state_memory(p) else f"{sure:.0%} sure"),
+        Tile("Needed", f"{needed / 1e9:.1f} GB", f"of {memory.limit_bytes / 1e9:.0f} GB, "
              + (f"{free:.1f} GB free" if free >= 0 else f"{-free:.1f} GB too much")),
         Tile("Most of it", fullest[0].replace("_", " "), f"{fullest[1] / 1e9:.1f} GB"),
         _make_largest_tile(fit) if fit.largest else Tile("Would make it fit", help),
@@ -214,7 +216,7 @@ def _make_largest_tile(fit: Fit) -> Tile:
 def _list_remedies(fit: Fit) -> Html:
     remarks = make_warnings_html(fit.prediction.warnings)
     if not fit.remedies:
-        said = "It fits as it is." if fit.fits else "Nothing that was tried makes it fit."
+        said = f"As it is, it {state_memory(fit.prediction)}." if fit.fits else "Nothing that was tried makes it fit."
         return join_blocks([make_paragraph(said), remarks])
     limit = fit.memory.limit_bytes
     rows = [

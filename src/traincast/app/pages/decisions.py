@@ -112,7 +112,7 @@ def make_what_if_page(result: WhatIf, price: float | None = None) -> Page:
         make_paragraph(f"{result.verdict[0].upper()}{result.verdict[1:]}."),
         make_verdict_html(result.after.trust),
         make_table(
-            _HEADER, [_make_what_if_row(result, " + ".join(result.edits))], right=(1, 2, 4), caption="The change"
+            _HEADER, [_make_what_if_row(result, " + ".join(result.edits))], right=(1, 2, 3, 4), caption="The change"
         ),
         stacks,
         make_warnings_html(result.after.warnings),
@@ -179,7 +179,7 @@ def make_advice_page(advice: Advice, price: float | None = None) -> Page:
         make_table(
             (*_HEADER[:6], "memory", "risk", ""),
             rows,
-            right=(1, 2, 4),
+            right=(1, 2, 3, 4),
             caption="Changes that would help, the largest first",
         ),
         make_paragraph(f"Of no use: {', '.join(advice.useless) or 'none'}.", "note"),

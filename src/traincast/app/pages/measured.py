@@ -30,7 +30,7 @@ from traincast.app.pages.parts import (
     make_step_stack,
     make_warnings_html,
 )
-from traincast.app.report.compared import state_traces
+from traincast.app.report.compared import SHOWN_GAIN, state_traces
 from traincast.app.report.measured_chrome import make_measured_chrome_trace
 from traincast.app.report.measured_profile import (
     ProfileTable,
@@ -55,15 +55,19 @@ PART_WORDS = {
 }
 """The parts of a measured step in words."""
 _MOST_GAINS = 15
+_LEAST_SHOWN = 5e-7  # seconds: less reads 0.000 ms
 
 
 def make_trace_page(report: TraceReport, price: float | None = None) -> Page:
     """The page of one traced run; `price` is dollars of a GPU and hour."""
     rank = find_slowest_rank(report)
-    several = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
+    many, what = len(report.ranks), "rank" if report.is_one_job else "trace"
+    several = f", the slowest of {count_of(many, what)}" if many > 1 else ""
     device = rank.linked.trace.device_name or "unknown device"
-    sections = [make_result_section(report), make_why_section(report), make_timeline_section(report)]
+    sections = [make_result_section(report), make_why_section(report), make_kernels_section(rank)]
+    sections += [make_ranks_section(report)] if len(report.ranks) > 1 else []
     sections += [make_gains_section(report, price)] if rank.linked.launched else []
+    sections.append(make_timeline_section(report))
     sections += [make_overheads_section(rank)] if rank.overheads.table else []
     sections += [
         *make_attribution_sections(rank),
@@ -83,10 +87,11 @@ def _make_tiles(rank: RankReport) -> list[Tile]:
     step, lengths = rank.median_step, sorted(one.step for one in rank.steps)
     idle = max(PARTS[1:], key=lambda name: float(getattr(step, name)))
     share = float(getattr(step, idle)) / (step.step or 1.0)
-    limits = f"{format_interval((lengths[0], lengths[-1]))} over {count_of(len(lengths), 'step')}"
+    spread = f"median; {format_interval((lengths[0], lengths[-1]))} over {len(lengths)} steps"
+    told = spread if len(lengths) > 1 else "the only one in the trace"
     gain = max(rank.path.faster.items(), key=lambda pair: pair[1], default=("", 0.0))
     return [
-        Tile("One step, measured", format_duration(step.step), f"median; {limits}"),
+        Tile("One step, measured", format_duration(step.step), told),
         Tile("Device busy", f"{step.active / (step.step or 1.0):.0%}", f"{PART_WORDS[idle]} {share:.0%}"),
         Tile("On the critical path", rank.path.most or "not known",
              f"{rank.path.by_what[rank.path.most]:.0%} of it" if rank.path.most else ""),
@@ -103,31 +108,27 @@ def _list_marks(rank: RankReport) -> str:
 def make_result_section(report: TraceReport) -> Section:
     """The measured step, how it varies, how well replay and prediction agree with it, and its kernels."""
     rank = find_slowest_rank(report)
-    lengths = sorted(step.step for step in rank.steps)
-    median = rank.median_step
     furthest = max(abs(replayed.error) for replayed in rank.replay.steps)
     known = [
-        ("Steps", f"{len(lengths)}, {format_milliseconds(lengths[0])} to {format_milliseconds(lengths[-1])} ms"),
-        ("Device active", f"{median.active / (median.step or 1.0):.0%}"),
-        ("Kernels a step", f"{median.kernels:,}"),
+        ("Kernels a step", f"{rank.median_step.kernels:,}"),
         ("Replayed within", f"{furthest:.1%}"),
     ]
     blocks = [make_paragraph(line) for line in state_traces(report)]
     if rank.attribution:
         blocks.insert(0 if rank.attribution.is_forecast else len(blocks), _make_predicted_line(rank))
-    notes = [note for one in report.ranks for note in one.notes] + list(
-        report.together.notes if report.together else ()
-    )
-    blocks += [
-        make_facts(known),
-        make_warnings_html(dict.fromkeys(notes)),
-        make_heading("Kernels"),
-        make_seconds_table("family", median.by_family, "Kernel time by family"),
-        fold_block("by op", make_seconds_table("op", median.by_op, "Kernel time by op")),
-    ]
-    if len(report.ranks) > 1:
-        blocks.append(_make_ranks_table(report))
+    shared = report.together.notes if report.together and report.is_one_job else ()
+    others = dict.fromkeys(f"rank {one.rank}: {note}" for one in report.ranks if one is not rank for note in one.notes)
+    blocks += [make_facts(known), make_warnings_html(dict.fromkeys([*rank.notes, *shared]))]
+    blocks += [fold_block(f"notes of the other ranks ({len(others)})", make_warnings_html(others))] if others else []
     return Section(key="answer", title="Verdict", html=join_blocks(blocks))
+
+
+def make_kernels_section(rank: RankReport) -> Section:
+    """Kernel time of the median step by family and op."""
+    median = rank.median_step
+    table = make_seconds_table("family", median.by_family, "Kernel time by family")
+    by_op = fold_block("by op", make_seconds_table("op", median.by_op, "Kernel time by op"))
+    return Section(key="kernels", title="Kernels", html=join_blocks([table, by_op]))
 
 
 def _make_predicted_line(rank: RankReport) -> Html:
@@ -146,7 +147,8 @@ def _make_predicted_line(rank: RankReport) -> Html:
     )
 
 
-def _make_ranks_table(report: TraceReport) -> Html:
+def make_ranks_section(report: TraceReport) -> Section:
+    """The median step of every rank."""
     rows = []
     for rank in report.ranks:
         step = rank.median_step
@@ -161,7 +163,7 @@ def _make_ranks_table(report: TraceReport) -> Html:
             )
         )
     header = ("rank", "ms per step", "computing, ms", "exposed, ms", "idle, ms", "device active")
-    return make_table(header, rows, right=range(5), caption="Ranks: their median steps")
+    return Section(key="ranks", title="Ranks", html=make_table(header, rows, right=range(5), caption="Median steps"))
 
 
 def make_why_section(report: TraceReport) -> Section:
@@ -180,11 +182,11 @@ def make_why_section(report: TraceReport) -> Section:
 
 
 def _make_shares_table(what: str, shares: dict[str, float], caption: str) -> Html:
-    ranked = list(shares.items())[:_MOST_GAINS]
+    ranked = sorted(shares.items(), key=lambda item: -item[1])[:_MOST_GAINS]
     largest = max(shares.values(), default=0.0) or 1.0
     return make_table(
         (what, "share", ""),
-        [(name, f"{share:.1%}", make_bar(share / largest)) for name, share in ranked],
+        [(name or "between ops", f"{share:.1%}", make_bar(share / largest)) for name, share in ranked],
         right=(1,),
         caption=caption,
     )
@@ -223,11 +225,9 @@ def make_gains_section(report: TraceReport, price: float | None) -> Section:
     hourly = None if price is None else price * gpus
     largest = max(rank.path.faster.values(), default=0.0) or 1.0
     rows = []
-    for name, gain in list(rank.path.faster.items())[:_MOST_GAINS]:
+    for name, gain in [item for item in rank.path.faster.items() if item[1] >= SHOWN_GAIN][:_MOST_GAINS]:
         saved = "" if hourly is None else f"{gain * hourly:,.2f}"
-        rows.append(
-            (name, format_milliseconds(max(gain, 0.0) * step), f"{gain:.1%}", saved, make_bar(max(gain, 0.0) / largest))
-        )
+        rows.append((name, format_milliseconds(gain * step), f"{gain:.1%}", saved, make_bar(gain / largest)))
     caption = "What a step would gain if this took half as long"
     blocks = [
         make_table(
@@ -397,10 +397,10 @@ def _make_changes_table(what: str, changes: Sequence[Change], caption: str, most
             format_milliseconds(c.before),
             format_milliseconds(c.after),
             f"{1e3 * c.change:+.3f}",
-            "" if c.share is None else f"{c.share:.0%}",
+            "" if c.share is None else f"{round(c.share, 2) or 0.0:.0%}",
             make_bar(abs(c.change) / largest, 3 if c.change > 0 else 2),
         )
-        for c in changes[:most]
+        for c in [c for c in changes if max(c.before, c.after) >= _LEAST_SHOWN][:most]
     ]
     header = (what, "before, ms", "after, ms", "change, ms", "of the difference", "")
     return make_table(header, rows, right=(1, 2, 3, 4), caption=caption)

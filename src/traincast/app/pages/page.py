@@ -4,6 +4,7 @@ nothing in."""
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 
 from traincast.utils.version import __version__
 
+_LONG = 24  # letters of a cell
+_LONG_NAME = re.compile(r"(\S{24,})")
+_BREAKS = re.compile(r"(?<=[:_#(<,])(?=\w)|(?<=[a-z]\.)(?=[A-Za-z])|(?<=[a-z])(?=[A-Z])")
 SLOTS = 12
 """This many colours, each with a texture of its own, tell parts apart."""
 
@@ -67,12 +71,15 @@ def make_table(
     a word in any row are left out."""
     numbers, rows = set(right), list(rows)
     kept = [at for at in range(len(header)) if not rows or any(row[at] for row in rows)]
+    kinds = dict.fromkeys(numbers, ' class="n"')
+    for at in kept:  # a phone leaves long texts some room
+        if at not in numbers and any(len(row[at]) > _LONG and not isinstance(row[at], Html) for row in rows):
+            kinds[at] = ' class="t"'
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = {at: ' class="n"' if at in numbers else "" for at in kept}
         tags = {at: tag if cells[at] else "td" for at in kept}  # a heading without a word is none
         scopes = {at: ' scope="col"' if tags[at] == "th" else "" for at in kept}
-        written = (f"<{tags[at]}{kinds[at]}{scopes[at]}>{escape_html(cells[at])}</{tags[at]}>" for at in kept)
+        written = (f"<{tags[at]}{kinds.get(at, '')}{scopes[at]}>{_break_words(cells[at])}</{tags[at]}>" for at in kept)
         return f"<tr>{''.join(written)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
@@ -81,6 +88,16 @@ def make_table(
         f"<caption>{escape_html(caption)}</caption><thead>{line(header, 'th')}</thead><tbody>{body}</tbody>"
         "</table></div>"
     )
+
+
+def _break_words(text: str) -> Html:
+    """Text as HTML that may be broken within its long names, after their punctuation."""
+    if isinstance(text, Html):
+        return text
+    parts = _LONG_NAME.split(text)  # every other one is a long name
+    parts[1::2] = ["<wbr>".join(map(escape, _BREAKS.split(name))) for name in parts[1::2]]
+    parts[::2] = map(escape, parts[::2])
+    return Html("".join(parts))
 
 
 def fold_block(title: str, content: str) -> Html:
@@ -211,7 +228,8 @@ def render_page(page: Page) -> str:
 
 def render_body(page: Page) -> str:
     """What stands between the page's styles and its scripts."""
-    links = "".join(f'<li><a href="#{escape_html(s.key)}">{escape_html(s.title)}</a></li>' for s in page.sections)
+    shown = [section for group in _arrange_sections(page.sections) for section in group]
+    links = "".join(f'<li><a href="#{escape_html(s.key)}">{escape_html(s.title)}</a></li>' for s in shown)
     return (
         f'{read_asset("textures.svg")}<a class="skip" href="#main">Skip to the result</a>'
         f'<header><p class="brand">Traincast</p><h1>{escape_html(page.title)}</h1><p class="sub">'
@@ -226,12 +244,21 @@ def render_body(page: Page) -> str:
 def render_sections(page: Page) -> str:
     """The tiles and the sections alone; those that are not wide share two columns with their neighbours."""
     html = [_render_tiles(page.tiles)]
-    for wide, group in groupby(page.sections, key=lambda section: section.wide):
-        sections = list(group)
-        alone = wide or len(sections) == 1
+    for sections in _arrange_sections(page.sections):
+        alone = sections[0].wide or len(sections) == 1
         shown = "".join(_render_section(section, "both" if alone else "half") for section in sections)
         html.append(shown if alone else f'<div class="columns">{shown}</div>')
     return "".join(html)
+
+
+def _arrange_sections(sections: Sequence[Section]) -> list[list[Section]]:
+    """Neighbours that are wide, and those that are not; one of these between wide ones, with nothing alongside, goes to
+    the next that are not."""
+    groups = [list(group) for _, group in groupby(sections, key=lambda section: section.wide)]
+    for number, group in enumerate(groups[:-2]):
+        if number and not group[0].wide and len(group) == 1:
+            groups[number + 2].insert(0, group.pop())
+    return [group for group in groups if group]
 
 
 def _render_section(section: Section, kind: str) -> str:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from traincast.app.pages.charts import find_roofline_points, make_memory_chart, make_roofline_chart, make_timeline_data
+from traincast.app.pages.charts import (
+    RooflinePoint,
+    find_roofline_points,
+    make_memory_chart,
+    make_roofline_chart,
+    make_timeline_data,
+)
 from traincast.app.pages.page import (
     Html,
     Page,
@@ -30,9 +36,10 @@ from traincast.app.pages.parts import (
 from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_peak_memory
 from traincast.costs.kernels.families import list_measured_devices
+from traincast.hardware.device import Device
 from traincast.planner.what_if.money import Prices, compute_cost
-from traincast.simulator.collective_calls import format_rank_list
-from traincast.simulator.prediction.rank_results import Note, RankResult, sum_path_by_activity, sum_path_by_place
+from traincast.simulator.collective_calls import number_ranks
+from traincast.simulator.prediction.rank_results import Note, RankResult
 from traincast.simulator.prediction.result import Prediction, split_step, suggest_remedy
 from traincast.utils.display.text import (
     format_count,
@@ -44,6 +51,8 @@ from traincast.utils.display.text import (
 
 _MOST_RANKS = 64  # rows of a table of ranks
 _MOST_KERNELS = 40
+_MOST_POINTS = 300  # of a roofline
+_LEAST_WORK = 0.01  # of what the device can do
 
 
 def make_prediction_page(p: Prediction, price: float | None = None) -> Page:
@@ -57,6 +66,7 @@ def make_prediction_page(p: Prediction, price: float | None = None) -> Page:
 def make_detail_sections(p: Prediction, price: float | None) -> list[Section]:
     """Everything below the result: why, timeline, memory, money, kernels, provenance."""
     sections = [make_why_section(p), make_timeline_section(p), make_kernels_section(p), make_memory_section(p)]
+    sections += [make_ranks_section(p)] if len(p.ranks) > 1 else []
     sections.append(make_money_section(p, price))
     device = p.platform.device
     if device.is_cpu:  # neither a data sheet to draw a roofline from nor kernel models that were shipped
@@ -117,17 +127,14 @@ def list_step_parts(p: Prediction) -> list[tuple[str, float]]:
 
 def make_why_section(p: Prediction) -> Section:
     """The step by what it is spent on, and what holds it up."""
-    path = p.path
-    on_path = [(f"{op} (rank {rank})" if p.gpus > 1 else op, s) for (rank, op), s in sum_path_by_place(path).items()]
+    on_path = [(f"{op} (rank {rank})" if p.gpus > 1 else op, s) for (rank, op), s in p.path_by_place.items()]
     blocks = [
         make_step_stack(list_step_parts(p), p.iteration, "One step"),
         make_paragraph(
             f"The host is busy for {format_milliseconds(p.host)} ms of the step, alongside the device.", "note"
         ),
         make_heading("What holds the step up"),
-        make_seconds_table(
-            "on the critical path", sum_path_by_activity(path), "The critical path by what it is spent on"
-        ),
+        make_seconds_table("on the critical path", p.path_by_activity, "The critical path by what it is spent on"),
         fold_block("by op", make_seconds_table("op", dict(on_path), "The critical path by op")),
     ]
     return Section(key="why", title="Why", html=join_blocks(blocks))
@@ -148,25 +155,30 @@ def make_kernels_section(p: Prediction) -> Section:
 
 def make_timeline_section(p: Prediction) -> Section:
     """The timeline of the ranks that differ, with the critical path over it."""
-    data = make_timeline_data(make_chrome_trace(p), period=p.iteration)
+    data = make_timeline_data(make_chrome_trace(p), period=p.walk.seconds)
     ranks = " Ranks that do the same are shown once." if p.gpus > 1 else ""
+    figures = p.parallel
+    if figures is not None and figures.simulated < figures.layout.accumulation:
+        ranks += (
+            f" {figures.simulated} of {figures.layout.accumulation} micro-batches are shown; the others repeat them."
+        )
     html = make_chart(
         "timeline",
         "Timeline of the predicted step, per rank, host thread and stream; the critical path is the thick line",
-        f"One step of many, {format_duration(p.iteration)} from left to right: where the host runs ahead it works on "
-        f"the next step while the device is on this one.{ranks}",
+        f"One step of many, {format_duration(p.walk.seconds)} from left to right: where the host runs ahead it works "
+        f"on the next step while the device is on this one.{ranks}",
     )
     return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data}, wide=True)
 
 
 def make_memory_section(p: Prediction) -> Section:
-    """Peak memory by kind and rank, and live memory over the step of the rank that the others wait for."""
-    capacity = p.platform.device.memory_bytes
+    """Peak memory of the fullest rank by kind, and its live memory over the step."""
     kinds = {kind: size / 1e9 for kind, size in p.memory.by_kind.items()}
     largest = max(kinds.values(), default=0.0) or 1.0
     by_kind = sorted(kinds.items(), key=lambda item: -item[1])
+    of_rank = " of the fullest rank" if p.gpus > 1 else ""
     blocks = [
-        make_paragraph(f"Peak of the fullest rank: {format_peak_memory(p)}."),
+        make_paragraph(f"Allocated at the peak{of_rank}: {format_peak_memory(p)}."),
         make_table(
             ("kind", "GB", ""),
             [(k.replace("_", " "), format_number(gb), make_bar(gb / largest)) for k, gb in by_kind if gb],
@@ -176,11 +188,9 @@ def make_memory_section(p: Prediction) -> Section:
         make_chart(
             "memory",
             "Allocated device memory over the step",
-            "Of the fullest rank, in the order in which its host allocates and frees; categories add up.",
+            "In the order in which the host allocates and frees; categories add up.",
         ),
     ]
-    if p.gpus > 1:
-        blocks.append(_make_ranks_table(p, capacity))
     return Section(
         key="memory",
         title="Memory",
@@ -189,13 +199,20 @@ def make_memory_section(p: Prediction) -> Section:
     )
 
 
-def _make_ranks_table(p: Prediction, capacity: float) -> Html:
+def make_ranks_section(p: Prediction) -> Section:
+    """What every rank spends its step on, and what it holds. Under a layout messages wait on streams of their own, so
+    that waiting adds up to more than the step and is left out."""
+    capacity, layout = p.platform.device.memory_bytes, p.parallel is not None
+
     def row(result: RankResult) -> tuple[str, ...]:
-        times = (result.compute, result.exposed_comm, result.waiting, result.device_idle)
+        waiting = "" if layout else format_milliseconds(result.waiting)
         held = result.memory.peak_bytes
         return (
-            format_rank_list(result.ranks).removeprefix("ranks ").removeprefix("rank "),
-            *(format_milliseconds(s) for s in times),
+            number_ranks(result.ranks),
+            format_milliseconds(result.compute),
+            format_milliseconds(result.exposed_comm),
+            waiting,
+            format_milliseconds(result.device_idle),
             f"{held / 1e9:.2f}",
             make_bar(held / capacity),
         )
@@ -203,7 +220,8 @@ def _make_ranks_table(p: Prediction, capacity: float) -> Html:
     header = ("ranks", "computing", "exposed", "waiting", "idle", "GB", "of the device")
     rows = [row(result) for result in p.ranks[:_MOST_RANKS]]
     more = f" (the first {_MOST_RANKS} of {len(p.ranks)} that differ)" if len(p.ranks) > _MOST_RANKS else ""
-    return make_table(header, rows, right=range(1, 6), caption=f"Ranks: milliseconds of the step, and memory{more}")
+    table = make_table(header, rows, right=range(1, 6), caption=f"Milliseconds of the step, and memory{more}")
+    return Section(key="ranks", title="Ranks", html=table)
 
 
 def make_money_section(p: Prediction, price: float | None) -> Section:
@@ -229,6 +247,16 @@ def make_money_section(p: Prediction, price: float | None) -> Section:
     return Section(key="money", title="What it costs", html=make_facts(known))
 
 
+def _select_shown(points: list[RooflinePoint], device: Device) -> list[RooflinePoint]:
+    """The longest kernels, without those whose time is that of their launch."""
+
+    def is_work(point: RooflinePoint) -> bool:
+        ceiling = min(device.get_peak_flops(point.compute), device.dram_bandwidth * point.intensity)
+        return point.flops / point.seconds > _LEAST_WORK * ceiling
+
+    return [point for point in points if is_work(point)][:_MOST_POINTS] or points[:1]
+
+
 def make_roofline_sections(p: Prediction) -> list[Section]:
     """Kernels below the device's ceilings, where there are any with arithmetic."""
     points = find_roofline_points(p.timeline)
@@ -245,9 +273,10 @@ def make_roofline_sections(p: Prediction) -> list[Section]:
     blocks = [
         make_chart("roofline", "Roofline: operations per second of every distinct kernel over its operations per byte",
               "Sustained: at the clock a long load holds and 88 % of the DRAM rate, what good kernels reach. Streaming "
-              "kernels count one operation an element. Points above a memory slope read from the L2."),
+              "kernels count one operation an element. Points above a memory slope read from the L2. Kernels "
+              "below a hundredth of their ceiling, whose time is that of a launch, are in the table only."),
         fold_block(f"kernels ({len(points)})",
                make_table(header, rows, right=range(3, 8), caption="Kernels with most device time first")),
     ]  # fmt: skip
     return [Section(key="roofline", title="Roofline", html=join_blocks(blocks),
-                    charts={"roofline": make_roofline_chart(points[:300], device)})]  # fmt: skip
+                    charts={"roofline": make_roofline_chart(_select_shown(points, device), device)})]  # fmt: skip

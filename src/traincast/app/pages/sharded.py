@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from traincast.app.pages.page import Page, Section, Tile, join_blocks, make_bar, make_facts, make_paragraph, make_table
 from traincast.app.pages.parts import (
+    format_number,
     make_bound_tile,
     make_memory_tile,
     make_records_table,
@@ -13,6 +17,7 @@ from traincast.app.pages.parts import (
 )
 from traincast.app.pages.prediction import make_detail_sections
 from traincast.planner.sharding.result import ShardingResult
+from traincast.simulator.collective_calls import number_ranks
 from traincast.utils.display.text import format_milliseconds
 
 
@@ -27,7 +32,7 @@ def make_sharding_page(result: ShardingResult, price: float | None = None) -> Pa
         timeline,
         make_ranks_section(result),
         make_tables_section(result),
-        *rest,
+        *(section for section in rest if section.key != "ranks"),
     ]
     others = [plan for plan in result.plans if plan.name != result.best.name]
     gain = f"{others[0].name} takes {others[0].seconds / result.best.seconds - 1:+.1%}" if others else ""
@@ -73,9 +78,18 @@ def make_ranks_section(result: ShardingResult) -> Section:
     """What every rank spends on what, and holds."""
     html = join_blocks([
         make_paragraph("Terms overlap; computing, exposed communication and idle time make up the step.", "note"),
-        make_records_table(result.records()["ranks"], "Ranks of the best plan"),
+        make_records_table(_fold_ranks(result.records()["ranks"]), "Ranks of the best plan"),
     ])  # fmt: skip
     return Section(key="ranks", title="Every rank", html=html, wide=True)
+
+
+def _fold_ranks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Ranks that do and hold the same in one row."""
+    same: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        shown = [format_number(value) for name, value in row.items() if name != "rank"]
+        same.setdefault(str(shown), []).append(row)
+    return [{**group[0], "rank": number_ranks([row["rank"] for row in group])} for group in same.values()]
 
 
 def make_tables_section(result: ShardingResult) -> Section:

@@ -93,7 +93,8 @@ def _state_culprit(rank: RankReport) -> list[str]:
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all
 _SHORT = 3  # parts of a path that a sentence names
-_SHOWN_GAIN = 0.001  # what is less is shown as 0.0 %
+SHOWN_GAIN = 0.001
+"""A gain (share of a step) that is less is shown as 0.0 %."""
 
 
 def format_path_shares(path: PathReport, most: int = _TOP) -> str:
@@ -123,9 +124,9 @@ def format_gains(gains: Mapping[str, float], width: int, most: int = 1000) -> li
     lines = [
         f"  {shorten_name(name, width):<{width}} {gain:>6.1%}  {format_bar(gain)}"
         for name, gain in list(gains.items())[:most]
-        if gain >= _SHOWN_GAIN
+        if gain >= SHOWN_GAIN
     ]
-    nothing = [name for name, gain in list(gains.items())[:most] if gain < _SHOWN_GAIN]
+    nothing = [name for name, gain in list(gains.items())[:most] if gain < SHOWN_GAIN]
     return [*lines, f"  nothing by: {', '.join(nothing)}"] if nothing else lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from traincast.traces.replay.results import RankReport
 from traincast.utils.display.text import format_milliseconds, format_quantity, format_table, shorten_name
 
 _NAME = 60  # letters of a name: what follows are template arguments
+_PLAIN = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::|\bat::detail::")  # tells no two kernels apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ProfileTable:
     def left_out(self) -> str:
         """Where the rows are that are not shown; nothing if all are."""
         rest = self.count - len(self.rows)
-        return f"{rest} more in the JSON" if rest else ""
+        return f"{rest} more rows in the JSON" if rest else ""
 
 
 def format_profile(rank: RankReport, top: int) -> list[str]:
@@ -64,7 +66,7 @@ def make_profile_tables(rank: RankReport, top: int) -> list[ProfileTable]:
 def _make_kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     rows = [
         (
-            shorten_name(k.name, _NAME),
+            shorten_name(_PLAIN.sub("", k.name), _NAME),
             k.family,
             _format_count(k.count / steps),
             f"{1e6 * k.mean:.1f}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
-from traincast.simulator.prediction.rank_results import Note, sum_path_by_activity, sum_path_by_place
+from traincast.simulator.prediction.rank_results import Note
 from traincast.simulator.prediction.result import Prediction, split_step, state_verdict
 from traincast.simulator.scenario.resolved import format_settings
 from traincast.utils.display.text import format_bar, format_milliseconds, format_table
@@ -35,7 +35,7 @@ def format_ranks(p: Prediction) -> str:
         left = sum(len(result.ranks) for result in busiest[_MOST_ROWS:])
         lines.append(f"and {left} ranks that compute less")
     if len(p.ranks) > 1:
-        (rank, op), seconds = next(iter(sum_path_by_place(p.path).items()))
+        (rank, op), seconds = next(iter(p.path_by_place.items()))
         lines.append(
             f"the busiest rank computes {p.imbalance:.1%} longer than the mean; "
             f"most of the critical path: {op} on rank {rank} ({seconds / p.iteration:.0%} of the step)"
@@ -78,9 +78,7 @@ def _format_split(p: Prediction) -> str:
         (name, format_milliseconds(seconds), f"{seconds / p.iteration:6.1%}", format_bar(seconds / p.iteration))
         for name, seconds in parts
     ]
-    path = ", ".join(
-        f"{what} {seconds / p.iteration:.0%}" for what, seconds in _format_top(sum_path_by_activity(p.path), 4)
-    )
+    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _format_top(p.path_by_activity, 4))
     return format_table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
 
 

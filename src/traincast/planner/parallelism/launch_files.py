@@ -7,6 +7,7 @@ layout are left alone when a file is read.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,14 @@ import yaml
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.reading import format_path, parse_toml, read_document, read_text
+from traincast.utils.files.reading import (
+    format_path,
+    parse_json,
+    parse_toml,
+    parse_yaml,
+    read_document,
+    read_text,
+)
 
 TOOLS = ("torchtitan", "megatron", "bridge", "deepspeed", "accelerate")
 """Tools whose launch files are written."""
@@ -174,6 +182,7 @@ _NAMED = {
     "expert_tensor_parallel_size": "etp",
 }  # fmt: skip
 """Keys of all tools to fields of a scenario; later ones of a file win."""
+_TOML, _YAML = re.compile(r"\[[\w.]+\]\s*$"), re.compile(r"\w+:(\s|$)")
 _DEGREES_READ = ("tp", "pp", "vp", "cp", "ep", "etp")
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "torchtitan": lambda text: parse_toml(text, "the file"), "deepspeed": json.loads, "accelerate": yaml.safe_load,
@@ -229,12 +238,18 @@ def _read_choices(flat: Mapping[str, Any], stages: int) -> dict[str, Any]:
 
 
 def _read_plain(path: Path) -> Any:
-    """TOML, JSON and YAML as they are; arguments and overrides as a table."""
+    """TOML, JSON and YAML as they are; arguments and overrides as a table. A name that ends otherwise says nothing:
+    then it is how the text begins."""
     if path.suffix in (".json", ".yaml", ".yml"):
         return read_document(path)
     text = read_text(str(path), most=_MOST_BYTES)
-    if path.suffix == ".toml":
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    if path.suffix == ".toml" or _TOML.match(first):
         return parse_toml(text, f"'{format_path(path)}'")
+    if first.lstrip().startswith("{"):
+        return parse_json(text, format_path(path))
+    if _YAML.match(first):
+        return parse_yaml(text, format_path(path))
     try:
         return _parse_words(text)
     except ValueError as error:

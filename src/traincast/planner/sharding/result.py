@@ -315,8 +315,11 @@ def describe_kind(placement: Placement) -> str:
 
 
 def describe_ranks(placement: Placement) -> str:
-    """The ranks that hold a table in their order, with the number of pieces where a rank has several."""
+    """The ranks that hold a table in their order, with the number of pieces where a rank has several: `0 to 7`."""
     pieces = sorted(Counter(placement.ranks).items())
+    first, last = pieces[0][0], pieces[-1][0]
+    if len(placement.ranks) == len(pieces) == last - first + 1 > 2:
+        return f"{first} to {last}"
     return ", ".join(f"{rank} ({count} pieces)" if count > 1 else str(rank) for rank, count in pieces)
 
 

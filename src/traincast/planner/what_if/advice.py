@@ -318,9 +318,9 @@ def explain_change(result: WhatIf) -> str:
     saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {**before, **after}}
     most = max(saved, key=lambda name: saved[name])
     left, share = find_bottleneck(result.after)
-    same = " for as many samples" if scale != 1 else ""
+    same = "for as many samples " if scale != 1 else ""
     unsure = "" if result.per_sample.certain else "; the gain is within the uncertainty"
     return (
-        f"of the critical path{same}, {most} falls from {format_milliseconds(before.get(most, 0.0))} to "
-        f"{format_milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
+        f"{same}the critical path has {format_milliseconds(after.get(most, 0.0))} ms of {most} instead of "
+        f"{format_milliseconds(before.get(most, 0.0))}; what is left is mostly {left} ({share:.0%}){unsure}"
     )

@@ -170,6 +170,14 @@ def find_price(prices: Mapping[str, float], platform: str, device: str) -> float
     return next((prices[name] for name in (platform, device, "") if name in prices), None)
 
 
+def find_one_price(price: str, platform: str, device: str) -> float:
+    """Dollars of one GPU of a platform for an hour, from text that `choose_prices` reads."""
+    dollars = find_price(choose_prices(price)[0], platform, device)
+    if dollars is None:
+        raise TraincastError(f"no list price of {device or 'this GPU'} is known; give one in dollars, such as 2.5")
+    return dollars
+
+
 MOST_PLATFORMS = 64
 
 

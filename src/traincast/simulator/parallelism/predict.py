@@ -26,7 +26,7 @@ from traincast.simulator.parallelism.program import build_parallel_workload
 from traincast.simulator.parallelism.stage_units import LayerCosts
 from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.prediction import SHARED_ERROR, predict_step
-from traincast.simulator.prediction.rank_results import Note
+from traincast.simulator.prediction.rank_results import Note, RankResult
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.throughput import ParallelFigures
 from traincast.simulator.timeline import Timeline, compute_union_seconds
@@ -137,9 +137,13 @@ def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -
         first, second = getattr(longer, name), getattr(shorter, name)
         return float(first + times * (first - second))
 
-    def more_of(name: str) -> dict[str, float]:
+    def more_of(name: str) -> dict[Any, float]:
         first, second = getattr(longer, name), getattr(shorter, name)
         return {key: value + times * (value - second.get(key, 0.0)) for key, value in first.items()}
+
+    def more_of_path(name: str) -> dict[Any, float]:
+        grown = {key: max(seconds, 0.0) for key, seconds in more_of(name).items()}
+        return dict(sorted(grown.items(), key=lambda item: -item[1]))
 
     ratio = more("iteration") / longer.iteration
     low, high = longer.interval
@@ -152,8 +156,29 @@ def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -
         interval=(low * ratio, high * ratio),
         kernel_errors={call: ratio * seconds for call, seconds in longer.kernel_errors.items()},
         outside=tuple(replace(item, seconds=ratio * item.seconds) for item in longer.outside),
-        extended={name: more_of(name) for name in ("by_module", "by_layer", "by_op")},
+        ranks=_extend_ranks(longer.ranks, shorter.ranks, times, ratio),
+        extended={
+            **{name: more_of(name) for name in ("by_module", "by_layer", "by_op")},
+            **{name: more_of_path(name) for name in ("path_by_activity", "path_by_place")},
+        },
     )
+
+
+def _extend_ranks(
+    longer: tuple[RankResult, ...], shorter: tuple[RankResult, ...], times: float, ratio: float
+) -> tuple[RankResult, ...]:
+    """Times of ranks with more micro-batches; where other ranks do the same in the shorter step, all by one `ratio`."""
+    before = {result.ranks: result for result in shorter}
+    names = ("iteration", "device_active", "device_idle", "compute", "host", "exposed_comm", "waiting")
+
+    def extend(result: RankResult, name: str) -> float:
+        now: float = getattr(result, name)
+        if result.ranks not in before:
+            return ratio * now
+        then: float = getattr(before[result.ranks], name)
+        return max(0.0, now + times * (now - then))
+
+    return tuple(replace(one, **dict[str, Any]((name, extend(one, name)) for name in names)) for one in longer)
 
 
 def predict_parallel(

@@ -96,7 +96,7 @@ class Prediction(Result):
     host_spread: float = 0.0
     scenario: dict[str, Any] = field(default_factory=dict)
     parallel: ParallelFigures | None = None
-    extended: dict[str, dict[str, float]] = field(default_factory=dict)
+    extended: dict[str, dict[Any, float]] = field(default_factory=dict)
 
     @property
     def out_of_domain_ops(self) -> tuple[str, ...]:
@@ -119,6 +119,16 @@ class Prediction(Result):
     def path(self) -> list[PathPart]:
         """The critical path over all ranks."""
         return find_step_path(self.walk)
+
+    @cached_property
+    def path_by_activity(self) -> dict[str, float]:
+        """Seconds of the critical path by what it is spent on, longest first."""
+        return self.extended.get("path_by_activity") or sum_path_by_activity(self.path)
+
+    @cached_property
+    def path_by_place(self) -> dict[tuple[int, str], float]:
+        """Seconds of the critical path by rank and op, longest first: the first one holds the step back most."""
+        return self.extended.get("path_by_place") or sum_path_by_place(self.path)
 
     @cached_property
     def throughput(self) -> Throughput:
@@ -207,7 +217,7 @@ class Prediction(Result):
             "per_family": _convert_to_milliseconds(self.by_family),
             "per_phase": _convert_to_milliseconds(self.by_phase),
             "per_source": _convert_to_milliseconds(self.by_source),
-            "critical_path": _convert_to_milliseconds(sum_path_by_activity(self.path)),
+            "critical_path": _convert_to_milliseconds(self.path_by_activity),
             "kernels": len(self.timeline.launches),
             "estimated_ops": list(self.estimated_ops),
             "estimated_ms": 1e3 * self.estimated_seconds,
@@ -267,8 +277,7 @@ class Prediction(Result):
         }
 
     def _path_rows(self) -> list[dict[str, Any]]:
-        places = sum_path_by_place(self.path).items()
-        return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
+        return [{"rank": rank, "op": op, "ms": 1e3 * s} for (rank, op), s in self.path_by_place.items()]
 
 
 def _convert_to_milliseconds(seconds: dict[str, float]) -> dict[str, float]:
@@ -368,7 +377,7 @@ def _name_bound(name: str) -> str:
 def split_critical_path(p: Prediction) -> dict[str, float]:
     """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
     if p.parallel is None:
-        return sum_path_by_activity(p.path)
+        return p.path_by_activity
     return dict(split_step(p))
 
 

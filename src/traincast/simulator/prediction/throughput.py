@@ -90,7 +90,8 @@ class Throughput:
             return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step"
         several = f"{gpus} x " if gpus > 1 else ""
         peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
-        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, MFU {self.mfu:.1%} of {peak}{self.note}"
+        share = f"MFU {self.mfu:.1%} of {peak}{self.note}"
+        return f"{', '.join(rates)}; {format_quantity(self.flops, 'FLOP')} per step, {share}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; keys say their units. Without counted arithmetic there is no MFU."""

@@ -138,11 +138,11 @@ def format_quantity(number: float, unit: str) -> str:
 
 
 def format_count(number: float) -> str:
-    """A large number in short: `774 M`, `1.3 B`."""
+    """A number in short, in three digits: `774 M`, `1.3 B`, `8.31`."""
     for limit, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
-    return f"{number:.0f}"
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def format_gigabytes(nbytes: float) -> str:

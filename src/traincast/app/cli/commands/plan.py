@@ -20,6 +20,7 @@ from traincast.app.cli.arguments import (
     add_scenario_options,
     parse_count,
     parse_path,
+    parse_price,
     read_scenario_values,
 )
 from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", metavar="MODEL")
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
-    parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--price", metavar="PRICE", help="dollars of one GPU for an hour, or 'list'")
     parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole training, such as 15T")
     parser.add_argument("--write", choices=TOOLS, help="the best layout as a launch file of this tool, into --out")
     parser.add_argument("-o", "--out", type=parse_path, metavar="FILE", help="where that goes")
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.out, inputs=[args.workload, args.on])
     if (args.write is None) != (args.out is None):
         raise TraincastError("--write and --out go together: which tool's file, and where")
-    own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
+    own = {name: getattr(args, name) for name in ("tokens_per_step", "tokens", "processes")}
+    own["price"] = None if args.price is None else parse_price(args.price, args.on)
     with show_progress_bar("plan") as progress:
         result = plan(progress=progress, **own, **{"gpus": None, **read_scenario_values(args)})
     written = _write_best(args.write, result, args.out) if args.write else ""

@@ -46,7 +46,7 @@ from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
 from traincast.app.report.whatif import list_cost_rows
 from traincast.ir.file import load_workload
-from traincast.planner.what_if.money import Cost, Prices, choose_prices, compute_cost, find_price
+from traincast.planner.what_if.money import Cost, Prices, compute_cost, find_one_price
 from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.resolved import make_scenario
@@ -108,10 +108,7 @@ def _compute_price(price: str | None, result: Prediction | ScalingCurve) -> Cost
     if price is None:
         return None
     step = require_one_prediction(result, "--price")
-    prices, _ = choose_prices(None if price.strip() == "list" else price)
-    dollars = find_price(prices, step.platform.key, step.platform.device.key)
-    if dollars is None:
-        raise TraincastError(f"no list price of {step.platform.device.key} is known; give one in dollars: --price 2.5")
+    dollars = find_one_price(price, step.platform.key, step.platform.device.key)
     return compute_cost(step, Prices(per_gpu_hour=dollars))
 
 

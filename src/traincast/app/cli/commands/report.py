@@ -21,6 +21,7 @@ from traincast.app.cli.arguments import (
     add_scenario_file,
     parse_one_gpu_number,
     parse_path,
+    parse_price,
     read_edits,
     read_scenario_values,
 )
@@ -39,13 +40,15 @@ KINDS = ("prediction", "fits", "compare", "plan", "sharding", "advice")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument(
+        "sources", metavar="SOURCE", nargs="+", help="what predict takes, measured traces, or JSON of a sweep"
+    )
     parser.add_argument(
         "-o", "--out", type=parse_path, metavar="FILE.html", required=True, help="where the report goes"
     )
     parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE was measured")
     parser.add_argument("--of", choices=KINDS, default="prediction", help="what to make of a workload")
-    parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--price", metavar="PRICE", help="dollars of one GPU for an hour, or 'list'")
     parser.add_argument("--against", metavar="TRACE", help="a traced run to compare a trace with")
     add_edit_arguments(parser)
     add_scenario_file(parser)
@@ -55,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answers and writes."""
     check_outputs(args.out, inputs=[*args.sources, args.on, args.against])
+    if args.price is not None and args.of != "compare":
+        args.price = parse_price(args.price, args.on)
     if args.out.suffix not in (".html", ".htm"):
         raise TraincastError(f"-o {args.out}: a report is HTML; give a name that ends in .html (print it for PDF)")
     print_result(_write_asked(args), WrittenPage.headline, as_json=args.json)
@@ -80,7 +85,8 @@ def _write_asked(args: argparse.Namespace) -> WrittenPage:
     if is_evaluation(args.sources[0]):
         pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
         return write_page(pages.read_evaluation_page(Path(args.sources[0])), args.out)
-    return write_report(_predict_source(args), args.out, price=args.price)
+    answer = _predict_source(args)
+    return write_report(answer, args.out, price=None if args.of == "compare" else args.price)  # its page has prices
 
 
 def _predict_source(args: argparse.Namespace) -> Result:

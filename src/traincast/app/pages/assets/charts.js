@@ -47,6 +47,7 @@
   function marks(shape, one) {
     return function (u, series) {
       var ratio = window.devicePixelRatio || 1, pen = u.ctx, xs = u.data[0], ys = u.data[series], r = 4 * ratio;
+      if (series === 1) u.named = [];
       pen.save();
       pen.fillStyle = pen.strokeStyle = u.series[series]._stroke || u.series[series].stroke(u, series);
       pen.lineWidth = 2;
@@ -59,15 +60,19 @@
         if (shape % 4 === 2) { pen.moveTo(x, y - r * 1.2); pen.lineTo(x + r, y + r); pen.lineTo(x - r, y + r); pen.closePath(); }
         if (shape % 4 === 3) { pen.moveTo(x, y - r * 1.3); pen.lineTo(x + r * 1.3, y); pen.lineTo(x, y + r * 1.3); pen.lineTo(x - r * 1.3, y); pen.closePath(); }
         if (one.filled ? one.filled[i] : shape < 4) pen.fill(); else pen.stroke();
-        if (one.names && xs.length <= 48) name(pen, one.names[i], x, y, ratio);
+        if (one.names && xs.length <= 48) name(pen, one.names[i], x, y, ratio, u.named);
       }
       pen.restore();
       return null;
     };
   }
 
-  function name(pen, text, x, y, ratio) {
+  /* The name of a point, unless it would lie on another one's: those are in the table. */
+  function name(pen, text, x, y, ratio, taken) {
     pen.font = 11 * ratio + "px system-ui";
+    var width = pen.measureText(text).width + 8 * ratio;
+    if (taken.some(function (at) { return x < at[0] + at[2] && at[0] < x + width && Math.abs(y - at[1]) < 11 * ratio; })) return;
+    taken.push([x, y, width]);
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     pen.fillText(text, x + 8 * ratio, y);
