@@ -110,8 +110,8 @@ def write_page(runs: list[dict[str, Any]]) -> str:
     """The page of these runs."""
     kinds = {name: [run for run in runs if run["kind"] == name] for name in SUMMARIES}
     parts = [
-        HEAD, write_tests(), MUTANTS, write_mutants(kinds["mutants"]), LAWS, write_laws(kinds["laws"]), "## The server",
-        *map(write_siege, kinds["siege"]), "## Interruptions", *map(write_ended, kinds["interruptions"]), SUPPLY,
+        HEAD, write_tests(), MUTANTS, write_mutants(kinds["mutants"]), LAWS, write_laws(kinds["laws"]), SIEGES,
+        write_sieges(kinds["siege"]), "## Interruptions", *map(write_ended, kinds["interruptions"]), SUPPLY,
     ]  # fmt: skip
     return "\n\n".join(part if part.startswith(("|", "#")) else _fill(part) for part in parts) + "\n"
 
@@ -131,6 +131,10 @@ LAWS = """## Physics
 `evaluation/src/traincast_evaluation/laws/exceptions.py` has the exceptions of laws with their physics; those of a run
 are as they were in its tree, before its seeds were drawn, but in the first, of which each was written after its
 violation."""
+SIEGES = """## The server
+
+`scripts/siege`: searches (some cancelled), uploads at and above the limit, half headers, slow bodies, a full disk, a
+clock that jumps by 400 days, workers killed, on two cores that others use too."""
 SUPPLY = """## Supply chain
 
 `scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses."""
@@ -163,8 +167,8 @@ def write_mutants(runs: list[dict[str, Any]]) -> str:
         lines.append(
             f"{_name_run(run)} {changed:,} | {_format_kept(run.get('answered'))} | {_list_counts(run['found'])} |"
         )
-    total = f"{tried.total():,} in all: {group_by_count(tried)}."
-    return "\n".join(lines) + "\n\n" + _fill(total)
+    tried.pop("formats not kept", None)
+    return "\n".join(lines) + "\n\n" + _fill(f"{len(tried)} formats, each {min(tried.values()):,} times or more.")
 
 
 def write_laws(runs: list[dict[str, Any]]) -> str:
@@ -198,29 +202,23 @@ def group_by_count(counts: Mapping[str, int]) -> str:
     )
 
 
-def write_siege(run: dict[str, Any]) -> str:
+def write_sieges(runs: list[dict[str, Any]]) -> str:
     """What a server stood."""
-    counts, quick, beside, held = run["counts"], run["quick"], run["quick_beside_eight"], run["server_mb"]
-    done = ", ".join(
-        f"{counts.get(key, 0)} {words}"
-        for key, words in {
-            "job finished": "searches finished", "job cancelled": "cancelled",
-            "job failed": "told to have been ended twice",
-            "half headers": "half headers", "slow bodies": "slow bodies", "POST uploads": "uploads",
-        }.items()
-    )  # fmt: skip
-    broken = ", ".join(f"{count} x {what}" for what, count in run["problems"].items()) or "none"
-    return (
-        f"`scripts/siege`, {run['date']}, tree {run['tree'] or 'not kept'}, {run['minutes']:g} minutes: "
-        f"**{run['requests']:,} requests**, {run['workers_killed']} workers killed, {done}; files at and above the "
-        "limit, a disk that is smaller than it (507), a clock that jumps by 400 days. "
-        f"{quick['n']:,} quick questions on two cores with a load of {run['load']:.0f} by others too: median "
-        f"{quick['median_s']} s, 95 % below {quick['p95_s']} s, worst {quick['worst_s']} s, "
-        f"{quick['within']:.1%} within a second; the {beside['n']} beside eight searches: {beside['p95_s']}, "
-        f"{beside['worst_s']} s, {beside['within']:.1%}. "
-        f"Memory of the server: {held['second_third']} MB in the second third of the time, {held['last_third']} in the "
-        f"last. Broken promises: {broken}."
-    )
+    lines = [
+        "| when | tree | minutes | requests | workers killed | quick questions: n, median, 95 % below, worst (s) | "
+        "beside eight searches: n, 95 % below, worst (s) | MB in the second and last third | broken promises |",
+        "|---" * 9 + "|",
+    ]
+    for run in runs:
+        quick, beside, held = run["quick"], run["quick_beside_eight"], run["server_mb"]
+        broken = ", ".join(f"{count} x {what}" for what, count in run["problems"].items()) or "none"
+        lines.append(
+            f"| {run['date']} | {run['tree'] or 'not kept'} | {run['minutes']:g} | {run['requests']:,} | "
+            f"{run['workers_killed']} | {quick['n']:,}, {quick['median_s']}, {quick['p95_s']}, {quick['worst_s']} | "
+            f"{beside['n']}, {beside['p95_s']}, {beside['worst_s']} | "
+            f"{held['second_third']}, {held['last_third']} | {broken} |"
+        )
+    return "\n".join(lines)
 
 
 def write_ended(run: dict[str, Any]) -> str:
