@@ -86,28 +86,30 @@ def _write_torchtitan(layout: Layout, model: Transformer) -> str:
     module, config = _TITAN_CONFIGS.get(model.name, (
         "${MODULE:?torchtitan ships no such model: name the module of yours}", "${CONFIG:?and its configuration}",
     ))  # fmt: skip
+    starting = {"nnodes": '"$((GPUS / NGPU))"', "nproc_per_node": '"$NGPU"', "rdzv_backend": "c10d",
+                "rdzv_endpoint": '"${MASTER:-localhost}:29500"'}  # fmt: skip
     values = {
+        "module": f'"{module}"', "config": f'"{config}"',
         "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * layout.seq_len,
         "training.num_tokens_per_train_step": layout.global_batch * layout.seq_len,
         "training.max_context_length": layout.seq_len, "training.mixed_precision_param": "bfloat16",
         **{f"parallelism.{name}": value for name, value in _list_degrees(layout).items()},
         **({"parallelism.num_pp_microbatches": layout.accumulation} if layout.pp > 1 else {}),
+        **({} if layout.kernels == "graph" else {"training.disable_cuda_graphs": True}),
+        f"compile.{'enable' if layout.kernels == 'compiled' else 'no_enable'}": True,
     }  # fmt: skip
-    words = [
-        'torchrun --nnodes "$((GPUS / NGPU))" --nproc_per_node "$NGPU" --rdzv_backend c10d',
-        '--rdzv_endpoint "${MASTER:-localhost}:29500" -m torchtitan.train',
-        f'--module "{module}" --config "{config}"',
-        *(f"--{name} {value}" for name, value in values.items()),
-        *([] if layout.kernels == "graph" else ["--training.disable_cuda_graphs"]),
-        "--compile.enable" if layout.kernels == "compiled" else "--compile.no-enable",
-        f"activation-checkpoint:{layout.checkpoint}",
-    ]
+    words = ["torchrun", *_format_options(starting), "-m torchtitan.train", *_format_options(values)]
     head = (
         "#!/usr/bin/env bash\n# torchtitan after release 0.2.2 (as of August 2026), for its repository on every node:\n"
         f"# {model.name} on {layout.gpus} GPUs; NGPU: those of a node; MASTER: the first node\n"
         f'set -eu\nGPUS={layout.gpus}\nNGPU="${{NGPU:-{min(layout.gpus, 8)}}}"\n'
     )
-    return head + " \\\n  ".join(words) + "\n"
+    return head + " \\\n  ".join([*words, f"activation-checkpoint:{layout.checkpoint}"]) + "\n"
+
+
+def _format_options(values: Mapping[str, Any]) -> list[str]:
+    """Arguments by name as a command line has them; a flag is True."""
+    return [f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items()]
 
 
 _TITAN_CONFIGS = {
@@ -148,10 +150,8 @@ def _write_megatron(layout: Layout, model: Transformer) -> str:
         "num_attention_heads": model.heads, "max_position_embeddings": layout.seq_len,
         **({"group_query_attention": True, "num_query_groups": model.kv_heads} if model.kv_heads < model.heads else {}),
     }  # fmt: skip
-    words = []
-    for name, value in {**sizes, **_list_megatron(layout, model)}.items():
-        option = "--" + name.replace("_", "-")
-        words.append(option if value is True else f"{option} {value}")
+    values = {name.replace("_", "-"): value for name, value in {**sizes, **_list_megatron(layout, model)}.items()}
+    words = _format_options(values)
     return f"# Megatron-LM arguments: {model.name} on {layout.gpus} GPUs; add data, tokenizer and optimizer\n" + (
         " \\\n".join(words) + "\n"
     )
@@ -261,10 +261,10 @@ def _read_tokens(flat: Mapping[str, Any]) -> dict[str, Any]:
     counts = [micro, *([] if step in (-1, "-1") else [step])]
     if not isinstance(length, int) or any(not isinstance(n, int) or n < 1 or n % length for n in counts):
         raise TraincastError(
-            "tokens of a microbatch and of a step must be multiples of --training.max_context_length; give all three"
+            "tokens of a microbatch and of a step must be multiples of training.max_context_length; give all three"
         )
     if len(counts) == 1 and flat.get("num_pp_microbatches", 1) != 1:
-        raise TraincastError("with --parallelism.num_pp_microbatches give --training.num_tokens_per_train_step too")
+        raise TraincastError("with parallelism.num_pp_microbatches give training.num_tokens_per_train_step too")
     return {"seq_len": length} | dict(zip(("micro_batch", "global_batch"), (n // length for n in counts), strict=False))
 
 
