@@ -8,8 +8,9 @@ they can be resized, which takes most of the time. What is not installed is skip
 `--public DIR` takes the public training scripts of tests/corpus/public.toml instead, at fixed commits, from clones in
 DIR (`git clone` them there as owner+name): outcome, size freedom, samples of an update against the script's own
 arithmetic, and time. `--work DIR` is where they run (default: a temporary folder); `--resume` goes on after a run that
-was stopped there. `--limit SECONDS` bounds each. With `--against-cpu` those that can are also run for real on this CPU
-until their third update, whose ops are compared (order, shapes, types).
+was stopped there. `--limit SECONDS` bounds each. What fails raw is also just run on this CPU: where that ends with the
+same error at the same line, the error is the script's own. With `--against-cpu` those that can are also run for real
+on this CPU until their third update, whose ops are compared (order, shapes, types).
 `--cases DIR` takes the small programs of DIR that tests/corpus/cases.py has expectations of, on three GPUs.
 Exit code 1 if a set-up fails that should not, or a script fails raw.
 """

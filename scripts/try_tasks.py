@@ -32,7 +32,7 @@ TASKS = (
     ("language", "does a model fit on eight GPUs", "predict llama3-8b --on dgx-h100 --gpus 8 --fsdp", 0),
     ("language", "which layout", "plan config.json --on dgx-h100 --gpus 8 --global-batch 16", 0),
     ("language", "a file for torchtitan",
-     "plan config.json --on dgx-h100 --gpus 2 --global-batch 4 --write torchtitan -o job.toml", 0),
+     "plan config.json --on dgx-h100 --gpus 2 --global-batch 4 --write torchtitan -o job.sh", 0),
     ("language", "my DeepSpeed file", "predict config.json --on dgx-h100 --gpus 8 --from ds.json", 0),
     ("language", "which models are there", "models llama", 0),
     ("performance", "why is this trace slow", f"trace {TRACE}", 0),

@@ -442,3 +442,18 @@ def test_cuda_graphs_of_the_compiler_are_named():
         return lambda: run(torch.rand(batch, 8, device="cuda")).sum().backward()
 
     assert any("replays CUDA graphs" in text for text in _capture(make_step).assumptions)
+
+
+def test_what_is_trained_on_the_host_gets_its_gradient_back_from_the_device():
+    """RecBole's SINE makes weights with `torch.tensor(..., requires_grad=True).to(device)`."""
+    kept = []
+
+    def make_step(batch):
+        leaf = torch.tensor([[1.0] * 8] * 4, requires_grad=True)
+        weight, x = leaf.to("cuda"), torch.rand(batch, 8).cuda()
+        kept.append(leaf)
+        return lambda: (x @ weight.t()).sum().backward(retain_graph=True)
+
+    copy = ops(_capture(make_step).programs[0], "aten::_to_copy")[-1]
+    assert copy.phase is Phase.BACKWARD and "cpu" in str(copy.signature)
+    assert {(leaf.grad.device.type, leaf.grad.shape) for leaf in kept} == {("cpu", (4, 8))}

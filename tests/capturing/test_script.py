@@ -81,7 +81,7 @@ def test_loops_without_updates_and_failing_scripts_are_named(tmp_path: Path) -> 
     with pytest.raises(TraincastError, match="exit code 2"):
         traincast.capture(str(tmp_path / "short.py"), arguments=["--nothing"])
     (tmp_path / "bad.py").write_text("1 / 0")
-    with pytest.raises(TraincastError, match=r"bad.py:1: the step failed: ZeroDivisionError"):
+    with pytest.raises(TraincastError, match=r"bad.py:1: the run failed before its first update: Zero.*'s own$"):
         traincast.capture(str(tmp_path / "bad.py"))
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import runpy
 import shlex
 import signal
 import subprocess
@@ -54,7 +55,8 @@ class Script:
 
 @dataclass
 class Trial:
-    """How one script came out: any size, one size, refused, raw, absent (what it needs is not here) or too long."""
+    """How one script came out: any size, one size, refused, raw, own error (it fails so without a capture too), absent
+    (what it needs is not here) or too long."""
 
     name: str
     outcome: str
@@ -129,9 +131,40 @@ def try_script(script: Script, folder: Path, *, limit: float = 240.0) -> Trial:
         trial = Trial(script.name, "raw", f"the process ended with {os.waitstatus_to_exitcode(ended)}")
     else:
         trial = Trial(**json.loads(said.read_text()))
+        if trial.outcome == "raw" and _fails_alone(script, folder, trial.why, limit):
+            trial.outcome = "own error"
     trial.seconds, trial.cpu_seconds = time.perf_counter() - begun, used.ru_utime + used.ru_stime
     keep_trial(trial, folder.parent)
     return trial
+
+
+def _fails_alone(script: Script, folder: Path, why: str, limit: float) -> bool:
+    """Whether the script fails at the same line with the same error when it just runs, on this CPU."""
+    said = folder.parent / f"{script.name}.alone"
+    said.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        try:
+            os.setsid()
+            turn_streams(folder.parent / f"{script.name}.alone.log")
+            _run_alone(script, folder, said)
+        finally:
+            os._exit(0)
+    _wait(child, time.perf_counter() + limit)
+    place, _, error = said.read_text().partition("\n") if said.exists() else ("", "", "")
+    return bool(place) and why.startswith(f"{place}: the run failed ") and f": {error}; " in why
+
+
+def _run_alone(script: Script, folder: Path, said: Path) -> None:
+    """Runs the script and leaves where and how it fails."""
+    from traincast.capturing.errors import find_raised_line, format_one_line
+
+    try:
+        target = set_arguments(script, folder, script.arguments)
+        runpy.run_path(target, run_name="__main__")
+    except Exception as error:
+        place = find_raised_line(error.__traceback__).replace(str(folder.parent), "")
+        said.write_text(f"{place}\n{format_one_line(error)}")
 
 
 def keep_trial(trial: Trial, work: Path) -> None:
@@ -179,6 +212,15 @@ def enter_folder(script: Script, folder: Path) -> list[str]:
     return [str(STAND_INS), str(file)] if script.stand_ins else [str(file)]
 
 
+def set_arguments(script: Script, folder: Path, arguments: str) -> str:
+    """Goes where the script runs, with these arguments as the program's; gives the file that is to be run."""
+    target, *first = enter_folder(script, folder)
+    text = arguments.replace("{batch_size}", str(script.batch)).replace("{seq_len}", str(script.seq_len))
+    sys.argv = [target, *first, *shlex.split(text)]
+    sys.path.insert(0, str(Path(target).parent))
+    return target
+
+
 def _capture(script: Script, folder: Path, limit: float) -> Trial:
     import traincast
     from traincast.utils.errors import TraincastError
@@ -213,4 +255,4 @@ def _classify(why: str) -> str:
         return "too long"
     if _ABSENT.search(why):
         return "absent"
-    return "raw" if "failed:" in why else "refused"
+    return "raw" if re.search(r": the (step|run) failed", why) else "refused"

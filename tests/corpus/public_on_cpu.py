@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import shlex
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import MethodType
@@ -16,7 +14,7 @@ import torch
 
 from tests.capturing.oracle import observed, read_trace
 from tests.corpus.against_cpu import as_on_a_gpu, list_differences
-from tests.corpus.public import Script, enter_folder, turn_streams
+from tests.corpus.public import Script, set_arguments, turn_streams
 from traincast.ir.file import load_workload
 
 _WARM = 2  # updates before the one that a capture records
@@ -46,13 +44,7 @@ def compare_with_cpu(script: Script, folder: Path) -> list[str]:
 
 def _run_script(script: Script, folder: Path, trace: Path) -> None:
     """Runs the script until its third update, and writes what that runs."""
-    target, *first = enter_folder(script, folder)
-    text = script.arguments if script.on_cpu == "same" else script.on_cpu
-    sizes = {"{batch_size}": str(script.batch), "{seq_len}": str(script.seq_len)}
-    for place, size in sizes.items():
-        text = text.replace(place, size)
-    sys.argv = [target, *first, *shlex.split(text)]
-    sys.path.insert(0, str(Path(target).parent))
+    target = set_arguments(script, folder, script.arguments if script.on_cpu == "same" else script.on_cpu)
     with as_on_a_gpu(), ExitStack() as stack:
         _follow_updates(stack, trace)
         try:

@@ -89,6 +89,18 @@ def test_a_script_whose_data_is_not_there_is_told_from_one_that_fails(sources: P
     assert try_script(_make_script(sources, arguments="four"), folder, limit=120.0).outcome == "raw"
 
 
+def test_an_error_is_the_scripts_own_only_where_it_fails_so_without_a_capture(sources: Path, tmp_path: Path):
+    four = _make_script(sources, file="anywhere.py", arguments="four", data=("text input.txt",))
+    folder = check_out(four, sources, tmp_path)
+    assert folder is not None
+    trial = try_script(four, folder, limit=120.0)
+    assert trial.outcome == "own error"
+    assert re.match(r"/somebody\+scripts/anywhere.py:9: the run failed before its first update: ValueError", trial.why)
+    only = (folder / "anywhere.py").read_text().replace("sys.argv[1]", "sys.argv[1 if 'cuda' in place else 2]")
+    (folder / "anywhere.py").write_text(only)  # fails at the same line with another error without a capture
+    assert try_script(four, folder, limit=120.0).outcome == "raw"
+
+
 def test_a_repository_that_is_not_cloned_is_left_out(sources: Path, tmp_path: Path):
     assert check_out(Script("two", "nobody/here", "0" * 40, "train.py"), sources, tmp_path) is None
     assert not Trial("two", "any size", ops=3, samples=1.0, stated=4).samples_agree

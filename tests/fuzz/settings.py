@@ -193,7 +193,7 @@ def make_launch_file(rng: random.Random, folder: Path) -> Command:
     from traincast.simulator.parallelism.layout import Layout, complete_layout
 
     tool = rng.choice(TOOLS)
-    endings = {"torchtitan": ".toml", "megatron": ".sh", "bridge": ".txt", "deepspeed": ".json"}
+    endings = {"torchtitan": ".sh", "torchtitan-toml": ".toml", "bridge": ".txt", "deepspeed": ".json"}
     model = load_transformer("mpt-125m")
     layout = complete_layout(Layout(seq_len=512, gpus=8, micro_batch=1, global_batch=16, sharding="zero3"), model)
     text = write_launch_file(tool, layout, model)

@@ -65,6 +65,21 @@ def test_the_most_rows_fit_and_more_do_not() -> None:
     assert not predict(more).fits
 
 
+def test_rows_that_a_step_does_not_hold_count_in_how_sure_it_is() -> None:
+    found = find_largest(resolve(make_scenario({"workload": "hstu", "on": "a100-80gb"})), "seq-len")
+    assert 0.5 <= found.probability < 0.9
+    result = traincast.predict("hstu", on="a100-80gb", seq_len=int(found.value))
+    assert result.left_out_bytes and result.fit_probability == found.probability < result.memory.fit_probability
+
+
+def test_a_sequence_grows_by_what_its_ranks_share_and_errors_name_what_was_to_grow() -> None:
+    shared = {"workload": "llama3-8b", "on": "dgx-h100", "gpus": 8, "cp": 4, "zero": 1}
+    found = find_largest(resolve(make_scenario(shared)), "seq-len")
+    assert found.value > 8192 and found.value % 8 == 0 and found.probability >= 0.5
+    with pytest.raises(TraincastError, match=r"^`max` rows: llama3-8b is a description of a Transformer, laid out"):
+        find_largest(resolve(make_scenario({"workload": "llama3-8b", "on": "dgx-h100"})), "rows")
+
+
 def test_the_culprit_has_its_module_and_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "wide.py"

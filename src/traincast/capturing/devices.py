@@ -256,7 +256,7 @@ class DeviceMode(ValueReader, TorchFunctionMode):
                 copy: torch.Tensor = torch.ops.aten._to_copy(tensor, device=_META, **options)
         finally:
             self.recorder.execution.request.copy_target = None
-        if copy.requires_grad:  # both sides are meta tensors, so autograd itself sees nothing to copy back
+        if copy.requires_grad and tensor.is_meta:  # both sides are: autograd itself sees nothing to copy back
             back = _CPU if target == "cuda" else _META
             copy.register_hook(lambda gradient: self.move_tensor(gradient, back))  # type: ignore[no-untyped-call]
         return copy

@@ -21,6 +21,7 @@ from traincast.capturing.values import Values
 from traincast.utils.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
+_TO_COPY = torch.ops.aten._to_copy.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
 _DRAWN_BYTES = 1 << 22  # likewise fractions that are drawn: lengths of samples are made of them, which become sizes
@@ -131,8 +132,11 @@ class Execution:
             return self._run_on_host(func, args, kwargs, made_from_nothing=made_from_nothing)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
-        if kwargs.get("device") is not None:
+        wanted = kwargs.get("device")
+        if wanted is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
+        if func is _TO_COPY and wanted == torch.device("cpu") and self.request.copy_target is None:
+            return torch.zeros_like(func(*args, **kwargs), device=wanted)  # autograd's: of a tensor that has its values
         if seen.all_meta:
             return self.metadata_cache.call_op(func, args, kwargs, _call_without_data)
         return self._run_with_host_tensors(func, args, kwargs)

@@ -23,6 +23,7 @@ from traincast.capturing.step_recording import RecordedSignal, StepRecording
 from traincast.capturing.torchrec_steps import note_pipeline_steps, note_tables
 from traincast.capturing.updates import USUAL_WARM, Bounds
 from traincast.ir.program import Program
+from traincast.utils.display.text import count_of
 from traincast.utils.errors import TraincastError
 
 _MANY_PASSES = 8  # that an update adds up: one such update before the recorded one takes long enough
@@ -110,6 +111,11 @@ class LoopRecorder:
         if self._calls >= (min(1, self.bounds.warm) if self._passes >= _MANY_PASSES else self.bounds.warm):
             self.regions.run_outside_backward(self._pass_boundary)  # an optimizer may step in hooks of its parameters
 
+    def describe_failure(self) -> str:
+        """What an error that ends the loop has ended, with a place for the error."""
+        reached = f"after {count_of(self._calls, 'update')}" if self._calls else "before its first update"
+        return f"the run failed {reached}: {{}}; if it does so without a capture too, the error is the program's own"
+
     def _note_backward(self) -> None:
         """A backward pass has ended."""
         self._passes += 1
@@ -149,7 +155,7 @@ def record_loop_step(
             install_ranks(patches, recorder, devices, place)
         install_environment(patches, recorder, devices)
         watch.install_hooks(patches)
-        patches.enter_context(shorten_errors())
+        patches.enter_context(shorten_errors(watch.describe_failure))
         try:
             yield watch
         except RecordedSignal:

@@ -161,8 +161,8 @@ def _attempt_capture(
 
 
 @contextmanager
-def shorten_errors() -> Iterator[None]:
-    """Errors of the user's code as one line that names where they come from."""
+def shorten_errors(describe: Callable[[], str] = lambda: "the step failed: {}") -> Iterator[None]:
+    """Errors of the user's code as one line that names where they come from, and what has failed there."""
     try:
         yield
     except TraincastError as error:
@@ -170,9 +170,8 @@ def shorten_errors() -> Iterator[None]:
             raise
         raise TraincastError(str(error).split("\n")[0]) from error  # libraries (gin) add where they were
     except Exception as error:
-        raise TraincastError(
-            f"{find_raised_line(error.__traceback__)}: the step failed: {format_one_line(error)}"
-        ) from error
+        said = describe().format(format_one_line(error))
+        raise TraincastError(f"{find_raised_line(error.__traceback__)}: {said}") from error
 
 
 @contextmanager

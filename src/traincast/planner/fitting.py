@@ -54,7 +54,7 @@ class Remedy:
             "options": self.text,
             "edits": list(self.edits),
             "used_gb": result.memory.used_bytes / 1e9,
-            "fit_probability": result.memory.fit_probability,
+            "fit_probability": result.fit_probability,
             "iteration_ms": 1e3 * result.iteration,
             "gpu_us_per_sample": 1e6 * self.seconds_per_sample,
         }
@@ -223,12 +223,16 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
     """The largest value of an axis under which the step fits, by doubling and halving."""
     if axis not in AXES:
         raise TraincastError(f"`max` '{axis}' is not known; give {', '.join(AXES)}")
-    most, known = AXES[axis], dict[int, float]()
+    unit = 2 * resolved.scenario.cp if axis == "seq-len" and resolved.scenario.cp else 1  # ranks of `cp` share halves
+    most, known = AXES[axis] // unit, dict[int, float]()
 
-    def weigh(value: int) -> float:
+    def weigh(count: int) -> float:
+        value = count * unit
         if value not in known:
-            found = predict(_enlarge(resolved, axis, value))
-            known[value] = found.fit_probability
+            try:
+                known[value] = predict(_enlarge(resolved, axis, value)).fit_probability
+            except TraincastError as error:
+                raise TraincastError(f"`max` {axis}: {error}") from None
         return known[value]
 
     low, high = 0, 1
@@ -240,13 +244,15 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
             low = middle
         else:
             high = middle
-    return Largest(axis, low / 100 if axis == "rows" else low, known.get(low, 0.0))
+    value = low * unit
+    return Largest(axis, value / 100 if axis == "rows" else value, known.get(value, 0.0))
 
 
 def _enlarge(resolved: Resolved, axis: str, value: int) -> Resolved:
     """The step with another value of an axis."""
     if axis == "rows":
-        return apply_edits(resolved, parse_edits([f"rows=x{value / 100:g}"]))
+        [change] = parse_edits([f"rows=x{value / 100:g}"])
+        return change.edit.apply(resolved, change.value)
     if axis == "seq-len":
         return resolved.changed(seq_len=value)
     scenario = resolved.scenario

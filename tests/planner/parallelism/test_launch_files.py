@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 
+from traincast import predict
 from traincast.models.transformers.reading import load_transformer
 from traincast.planner.parallelism.launch_files import TOOLS, read_launch_file, write_launch_file
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.utils.errors import TraincastError
 
 MODEL = load_transformer("llama3-8b")
-ENDINGS = {"torchtitan": ".toml", "megatron": ".sh", "bridge": ".txt", "deepspeed": ".json", "accelerate": ".yaml"}
+ENDINGS = {
+    "torchtitan": ".sh",
+    "torchtitan-toml": ".toml",
+    "megatron": ".sh",
+    "bridge": ".txt",
+    "deepspeed": ".json",
+    "accelerate": ".yaml",
+}
 
 
 def layout(**fields):
@@ -57,13 +67,67 @@ def test_a_file_states_the_whole_layout_or_is_not_written(tool, fields, tmp_path
     assert [found.get(name, 1) for name in ("tp", "pp", "vp")] == [laid.tp, laid.pp, laid.vp]
 
 
-@pytest.mark.parametrize("tool", ["torchtitan", "deepspeed", "megatron", "bridge"])
+@pytest.mark.parametrize("tool", ["torchtitan", "torchtitan-toml", "deepspeed", "megatron", "bridge"])
 def test_a_file_is_told_by_its_text_where_its_name_says_nothing(tool, tmp_path):
     laid = layout(gpus=8, micro_batch=2, global_batch=16)
     path = tmp_path / "job.launch"
     path.write_text(write_launch_file(tool, laid, MODEL))
 
     assert read_launch_file(path)["micro_batch"] == 2
+
+
+@pytest.mark.parametrize(("name", "config"), [("llama3-8b", "llama3_8b"), ("qwen3-8b", "")])
+def test_the_script_for_torchtitan_starts_it_or_asks_for_its_configuration(tmp_path, name, config):
+    model = load_transformer(name)
+    laid = complete_layout(Layout(seq_len=4096, gpus=16, pp=2, micro_batch=2, global_batch=64, sharding="zero3"), model)
+    script, starter = tmp_path / "job.sh", tmp_path / "torchrun"
+    script.write_text(write_launch_file("torchtitan", laid, model))
+    starter.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    starter.chmod(0o755)
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    done = subprocess.run(["bash", str(script)], env=path, capture_output=True, text=True, check=False)
+
+    if not config:
+        assert done.returncode == 1 and "MODULE: torchtitan ships no such model" in done.stderr
+        return
+    words = done.stdout.split()
+    assert words[:4] == ["--nnodes", "2", "--nproc_per_node", "8"]
+    at = words.index("--module")
+    assert words[at : at + 4] == ["--module", "llama3", "--config", config]
+    assert words[words.index("--parallelism.num_pp_microbatches") + 1] == str(laid.accumulation)
+    assert words[words.index("--training.num_tokens_per_train_step") + 1] == str(64 * 4096)
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "torchtitan-toml"])
+def test_what_torchtitan_is_started_with_is_predicted_as_it_was_asked_for(tool, tmp_path):
+    sizes = {"tp": 2, "pp": 2, "micro_batch": 2, "global_batch": 64, "seq_len": 4096, "checkpoint": "full"}
+    asked = predict("llama3-8b", on="dgx-h100", gpus=16, fsdp=2, **sizes)
+    laid = complete_layout(Layout(gpus=16, sharding="zero3", kernels="eager", **sizes), MODEL)
+    path = tmp_path / f"job{ENDINGS[tool]}"
+    path.write_text(write_launch_file(tool, laid, MODEL))
+
+    again = predict("llama3-8b", on="dgx-h100", gpus=16, **read_launch_file(path))
+
+    assert again.to_dict() == asked.to_dict()
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("--training.num_tokens_per_microbatch_per_dp_rank=16384 --training.max_context_length=8192 "
+     "activation-checkpoint:full", {"micro_batch": 2, "seq_len": 8192, "checkpoint": "full"}),
+    ("--training.num_tokens_per_microbatch_per_dp_rank 10000 --training.max_context_length 8192", "multiples"),
+    ("--training.num_tokens_per_microbatch_per_dp_rank 8192", "give all three"),
+    ("--training.num_tokens_per_microbatch_per_dp_rank 8192 --training.max_context_length 8192 "
+     "--parallelism.pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 8", "num_tokens_per_train_step"),
+])  # fmt: skip
+def test_tokens_of_torchtitan_are_batches(tmp_path, text, wanted):
+    path = tmp_path / "job.sh"
+    path.write_text(text)
+    if isinstance(wanted, str):
+        with pytest.raises(TraincastError, match=wanted):
+            read_launch_file(path)
+        return
+    assert read_launch_file(path) == wanted
 
 
 def test_interleaved_stages_of_megatron_are_read_from_their_layers(tmp_path):
@@ -73,9 +137,9 @@ def test_interleaved_stages_of_megatron_are_read_from_their_layers(tmp_path):
     assert read_launch_file(path) == {"pp": 4, "vp": 4}
 
 
-@pytest.mark.parametrize("tool", ["torchtitan", "megatron", "bridge"])
+@pytest.mark.parametrize("tool", ["torchtitan", "torchtitan-toml", "megatron", "bridge"])
 def test_degrees_are_read_back(tool, tmp_path):
-    sharding = "zero3" if tool == "torchtitan" else "zero1"
+    sharding = "zero3" if tool.startswith("torchtitan") else "zero1"
     laid = layout(gpus=64, tp=4, pp=2, cp=2, micro_batch=1, global_batch=128, sharding=sharding)
 
     fields = read_back(tool, laid, tmp_path)

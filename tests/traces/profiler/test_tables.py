@@ -219,3 +219,10 @@ def test_segments_of_a_recorded_run_are_as_large_as_ours(shared_data):
 
     assert len(asked) > 100
     assert grown[grown > 0].tolist() == [segment_size(size) for size in asked.tolist()]
+
+
+def test_numbers_of_devices_and_of_launches_are_no_times_in_the_plain_form(tmp_path):
+    events = [*small_events(), allocation(1, 1024, 1024, device=1)]
+    tables = analyse_traces([write_trace(tmp_path / "t.json", events)]).ranks[0].profile.to_dict()
+    assert [row["device"] for row in tables["memory_curve"]] == [1]
+    assert {type(row["waiting"]) for row in tables["queue_curve"]} == {int}

@@ -221,7 +221,7 @@ def _list_remedies(fit: Fit) -> Html:
     limit = fit.memory.limit_bytes
     rows = [
         (one.text, format_number(one.prediction.memory.used_bytes / 1e9),
-         make_bar(one.prediction.memory.used_bytes / limit), f"{one.prediction.memory.fit_probability:.0%}",
+         make_bar(one.prediction.memory.used_bytes / limit), f"{one.prediction.fit_probability:.0%}",
          format_duration(one.prediction.iteration))
         for one in fit.remedies
     ]  # fmt: skip

@@ -195,7 +195,7 @@ def format_remedies(remedies: Sequence[Remedy]) -> str:
         return "none of the changes that were tried makes it fit; give more GPUs or a smaller model"
     rows = [
         (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
-         f"{one.prediction.memory.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
+         f"{one.prediction.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
          format_duration(one.seconds_per_sample))
         for one in remedies
     ]  # fmt: skip

@@ -27,8 +27,8 @@ from traincast.utils.files.reading import (
     read_text,
 )
 
-TOOLS = ("torchtitan", "megatron", "bridge", "deepspeed", "accelerate")
-"""Tools whose launch files are written."""
+TOOLS = ("torchtitan", "torchtitan-toml", "megatron", "bridge", "deepspeed", "accelerate")
+"""Tools whose launch files are written; torchtitan reads TOML to release 0.2.2, and arguments alone after it."""
 _MOST_BYTES = 1 << 20
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
@@ -55,24 +55,70 @@ def _list_stated(flat: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"sharding": sharded}
 
 
-def _write_torchtitan(layout: Layout, model: Transformer) -> str:
+def _list_degrees(layout: Layout) -> dict[str, Any]:
+    """The table `parallelism` of torchtitan."""
+    sharded = layout.sharding == "zero3"
+    return {
+        "data_parallel_shard_degree": layout.dp if sharded else 1,
+        "data_parallel_replicate_degree": 1 if sharded else layout.dp,
+        **{f"{name}_parallel_degree": getattr(layout, key) for key, name in _DEGREES.items()},
+        "expert_parallel_degree": layout.ep,
+        **({"pipeline_parallel_schedule": "Interleaved1F1B" if layout.vp > 1 else "1F1B"} if layout.pp > 1 else {}),
+    }
+
+
+def _write_torchtitan_toml(layout: Layout, model: Transformer) -> str:
     is_piped = layout.pp > 1
     local = layout.micro_batch * (layout.accumulation if is_piped else 1)
-    sharded = layout.sharding == "zero3"
     lines = [
-        f"# torchtitan: {model.name} on {layout.gpus} GPUs; add your [job], [model], [optimizer] and data",
+        f"# torchtitan to release 0.2.2: {model.name} on {layout.gpus} GPUs; add [job], [model], [optimizer] and data",
         "[training]", f"local_batch_size = {local}", f"global_batch_size = {layout.global_batch}",
         f"seq_len = {layout.seq_len}", 'mixed_precision_param = "bfloat16"', "", "[parallelism]",
-        f"data_parallel_shard_degree = {layout.dp if sharded else 1}",
-        f"data_parallel_replicate_degree = {1 if sharded else layout.dp}",
-        *(f"{name}_parallel_degree = {getattr(layout, key)}" for key, name in _DEGREES.items()),
-        f"expert_parallel_degree = {layout.ep}",
-        *([f'pipeline_parallel_schedule = "{"Interleaved1F1B" if layout.vp > 1 else "1F1B"}"',
-           f"pipeline_parallel_microbatch_size = {layout.micro_batch}"] if is_piped else []),
+        *(f"{name} = {json.dumps(value)}" for name, value in _list_degrees(layout).items()),
+        *([f"pipeline_parallel_microbatch_size = {layout.micro_batch}"] if is_piped else []),
         "", "[activation_checkpoint]", f'mode = "{layout.checkpoint}"',
         "", "[compile]", f"enable = {str(layout.kernels == 'compiled').lower()}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _write_torchtitan(layout: Layout, model: Transformer) -> str:
+    module, config = _TITAN_CONFIGS.get(model.name, (
+        "${MODULE:?torchtitan ships no such model: name the module of yours}", "${CONFIG:?and its configuration}",
+    ))  # fmt: skip
+    starting = {"nnodes": '"$((GPUS / NGPU))"', "nproc_per_node": '"$NGPU"', "rdzv_backend": "c10d",
+                "rdzv_endpoint": '"${MASTER:-localhost}:29500"'}  # fmt: skip
+    values = {
+        "module": f'"{module}"', "config": f'"{config}"',
+        "training.num_tokens_per_microbatch_per_dp_rank": layout.micro_batch * layout.seq_len,
+        "training.num_tokens_per_train_step": layout.global_batch * layout.seq_len,
+        "training.max_context_length": layout.seq_len, "training.mixed_precision_param": "bfloat16",
+        **{f"parallelism.{name}": value for name, value in _list_degrees(layout).items()},
+        **({"parallelism.num_pp_microbatches": layout.accumulation} if layout.pp > 1 else {}),
+        **({} if layout.kernels == "graph" else {"training.disable_cuda_graphs": True}),
+        f"compile.{'enable' if layout.kernels == 'compiled' else 'no_enable'}": True,
+    }  # fmt: skip
+    words = ["torchrun", *_format_options(starting), "-m torchtitan.train", *_format_options(values)]
+    head = (
+        "#!/usr/bin/env bash\n# torchtitan after release 0.2.2 (as of August 2026), for its repository on every node:\n"
+        f"# {model.name} on {layout.gpus} GPUs; NGPU: those of a node; MASTER: the first node\n"
+        f'set -eu\nGPUS={layout.gpus}\nNGPU="${{NGPU:-{min(layout.gpus, 8)}}}"\n'
+    )
+    return head + " \\\n  ".join([*words, f"activation-checkpoint:{layout.checkpoint}"]) + "\n"
+
+
+def _format_options(values: Mapping[str, Any]) -> list[str]:
+    """Arguments by name as a command line has them; a flag is True."""
+    return [f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items()]
+
+
+_TITAN_CONFIGS = {
+    "llama3-8b": ("llama3", "llama3_8b"), "llama3-70b": ("llama3", "llama3_70b"),
+    "qwen3-14b": ("qwen3", "qwen3_14b"), "qwen3-32b": ("qwen3", "qwen3_32b"),
+    "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"), "deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
+    "gpt-oss-20b": ("gpt_oss", "gpt_oss_20b"), "gpt-oss-120b": ("gpt_oss", "gpt_oss_120b"),
+}  # fmt: skip
+"""Modules and configurations that torchtitan ships for our models; its llama3_405b computes in FP8."""
 
 
 def _list_megatron(layout: Layout, model: Transformer) -> dict[str, Any]:
@@ -104,10 +150,8 @@ def _write_megatron(layout: Layout, model: Transformer) -> str:
         "num_attention_heads": model.heads, "max_position_embeddings": layout.seq_len,
         **({"group_query_attention": True, "num_query_groups": model.kv_heads} if model.kv_heads < model.heads else {}),
     }  # fmt: skip
-    words = []
-    for name, value in {**sizes, **_list_megatron(layout, model)}.items():
-        option = "--" + name.replace("_", "-")
-        words.append(option if value is True else f"{option} {value}")
+    values = {name.replace("_", "-"): value for name, value in {**sizes, **_list_megatron(layout, model)}.items()}
+    words = _format_options(values)
     return f"# Megatron-LM arguments: {model.name} on {layout.gpus} GPUs; add data, tokenizer and optimizer\n" + (
         " \\\n".join(words) + "\n"
     )
@@ -167,8 +211,8 @@ def _write_accelerate(layout: Layout, model: Transformer) -> str:
 
 
 _WRITERS: Mapping[str, Callable[[Layout, Transformer], str]] = {
-    "torchtitan": _write_torchtitan, "megatron": _write_megatron, "bridge": _write_bridge,
-    "deepspeed": _write_deepspeed, "accelerate": _write_accelerate,
+    "torchtitan": _write_torchtitan, "torchtitan-toml": _write_torchtitan_toml, "megatron": _write_megatron,
+    "bridge": _write_bridge, "deepspeed": _write_deepspeed, "accelerate": _write_accelerate,
 }  # fmt: skip
 _NAMED = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
@@ -185,7 +229,7 @@ _NAMED = {
 _TOML, _YAML = re.compile(r"\[[\w.]+\]\s*$"), re.compile(r"\w+:(\s|$)")
 _DEGREES_READ = ("tp", "pp", "vp", "cp", "ep", "etp")
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "torchtitan": lambda text: parse_toml(text, "the file"), "deepspeed": json.loads, "accelerate": yaml.safe_load,
+    "torchtitan-toml": lambda text: parse_toml(text, "the file"), "deepspeed": json.loads, "accelerate": yaml.safe_load,
 }  # fmt: skip
 
 
@@ -205,7 +249,23 @@ def _read_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
         value = flat.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             fields[field] = value
-    return fields | _read_choices(flat, fields.get("pp", 1))
+    return fields | _read_tokens(flat) | _read_choices(flat, fields.get("pp", 1))
+
+
+def _read_tokens(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Batch and sequence of a torchtitan that counts in tokens; those of a step may be left to it."""
+    length, micro = flat.get("max_context_length"), flat.get("num_tokens_per_microbatch_per_dp_rank")
+    step = flat.get("num_tokens_per_train_step", -1)
+    if micro is None and step == -1:
+        return {}
+    counts = [micro, *([] if step in (-1, "-1") else [step])]
+    if not isinstance(length, int) or any(not isinstance(n, int) or n < 1 or n % length for n in counts):
+        raise TraincastError(
+            "tokens of a microbatch and of a step must be multiples of training.max_context_length; give all three"
+        )
+    if len(counts) == 1 and flat.get("num_pp_microbatches", 1) != 1:
+        raise TraincastError("with parallelism.num_pp_microbatches give training.num_tokens_per_train_step too")
+    return {"seq_len": length} | dict(zip(("micro_batch", "global_batch"), (n // length for n in counts), strict=False))
 
 
 def _read_choices(flat: Mapping[str, Any], stages: int) -> dict[str, Any]:
@@ -223,7 +283,9 @@ def _read_choices(flat: Mapping[str, Any], stages: int) -> dict[str, Any]:
         fields["fsdp"] = 2
     elif stage in (1, 2, 3) or flat.get("use_distributed_optimizer"):
         fields["zero"] = stage if stage in (1, 2, 3) else 1
-    mode = flat.get("recompute_granularity") or flat.get("activation_checkpoint.mode")
+    mode = flat.get("recompute_granularity") or flat.get(
+        "activation_checkpoint.mode", flat.get("activation-checkpoint")
+    )
     if mode in ("selective", "full"):
         fields["checkpoint"] = mode
     elif any(map(flat.get, ("gradient_checkpointing", "fsdp_activation_checkpointing"))) or (
@@ -262,8 +324,12 @@ def _parse_words(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for at, word in enumerate(words):
         if word.startswith("--"):
-            value = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else "true"
-            found[word[2:].replace("-", "_")] = _parse_value(value)
+            name, _, value = word[2:].replace("-", "_").partition("=")
+            if "=" not in word:
+                value = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else "true"
+            found[name] = found[name.rpartition(".")[2]] = _parse_value(value)
+        elif word.startswith("activation-checkpoint:"):
+            found["activation-checkpoint"] = word.partition(":")[2]
         elif "=" in word:
             key, _, value = word.partition("=")
             found[key.rpartition(".")[2]] = _parse_value(value)

@@ -306,16 +306,21 @@ class DeviceMemory(Memory):
     @cached_property
     def fit_probability(self) -> float:
         """How sure it is that the step fits."""
-        if not math.isfinite(self.limit_bytes):
-            return 1.0
+        return self.weigh_fit(0.0)
+
+    def weigh_fit(self, others: float) -> float:
+        """How sure it is that the step fits beside so many `others`' bytes."""
+        room = self.limit_bytes - others
+        if not math.isfinite(room) or room <= 0:
+            return float(room > 0)
         usual = math.hypot(self.spread, RESERVED_SPREAD)
         worst = self.peak_bytes * (1 + _WORST_FRAGMENTATION) + self.process.total
-        if self._compute_probability(worst, usual) > _CLEAR:
-            return self._compute_probability(self.estimate_used_bytes(), usual)
-        surely = self._compute_probability(self.used_bytes, self._reserved_spread)
-        if surely > _CLEAR or self._compute_probability(self.peak_bytes + self.process.total, usual) < 1 - _CLEAR:
+        if self._compute_probability(worst, usual, room) > _CLEAR:
+            return self._compute_probability(self.estimate_used_bytes(), usual, room)
+        surely = self._compute_probability(self.used_bytes, self._reserved_spread, room)
+        if surely > _CLEAR or self._compute_probability(self.peak_bytes + self.process.total, usual, room) < 1 - _CLEAR:
             return surely
-        return self._compute_probability(self.required_bytes, self._reserved_spread)
+        return self._compute_probability(self.required_bytes, self._reserved_spread, room)
 
     @property
     def fits(self) -> bool:
@@ -405,10 +410,10 @@ class DeviceMemory(Memory):
         allocator = spread * max(needed - self.process.total, 0.0)
         return math.hypot(allocator, CONTEXT_SPREAD * self.process.total) / max(needed, 1.0)
 
-    def _compute_probability(self, needed: float, spread: float) -> float:
-        """That so many bytes are no more than the device has."""
+    def _compute_probability(self, needed: float, spread: float, room: float) -> float:
+        """That so many bytes are no more than there is room for."""
         sigma = self._compute_spread(needed, spread)
-        return 0.5 * math.erfc(-math.log(self.limit_bytes / max(needed, 1.0)) / sigma / math.sqrt(2))
+        return 0.5 * math.erfc(-math.log(room / max(needed, 1.0)) / sigma / math.sqrt(2))
 
 
 def compute_headroom(device: Device, communicators: int) -> float:

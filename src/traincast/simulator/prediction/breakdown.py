@@ -110,7 +110,8 @@ class OutsideOp:
     @property
     def why(self) -> str:
         """What is outside, and how far, in a few words."""
-        far = f"sizes up to {_format_factor(self.factor)} beyond" if self.factor > 1.0 else ""
+        how = "slightly" if self.factor < 1.05 else f"up to {_format_factor(self.factor)}"
+        far = f"sizes {how} beyond" if self.factor > 1.0 else ""
         reasons = ["GPU not measured" if self.new_gpu else "", far]
         return ", ".join(filter(None, reasons)) or "kind or type not measured"
 

@@ -173,8 +173,8 @@ class Prediction(Result):
     @property
     def fit_probability(self) -> float:
         """How sure it is that every device holds all it must, rows of tables that are left out included."""
-        too_large = self.left_out_bytes and self.needed_bytes + self.left_out_bytes > self.memory.limit_bytes
-        return 0.0 if too_large else self.memory.fit_probability
+        left_out = self.left_out_bytes
+        return self.memory.weigh_fit(left_out) if left_out else self.memory.fit_probability
 
     @property
     def fits(self) -> bool:

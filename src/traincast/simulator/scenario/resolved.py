@@ -134,7 +134,7 @@ class Resolved:
             return self.dlrm
         if self.source != "dlrm":
             raise TraincastError(
-                f"{self.name} is {KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
+                f"{self.name} is {KINDS[self.kind]}, not a description of a DLRM; name a built-in DLRM or describe "
                 "one in YAML"
             )
         from traincast.simulator.scenario.dlrm_file import load_described_dlrm

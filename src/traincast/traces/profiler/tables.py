@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -279,6 +279,7 @@ _UNITS = {
     "median": ("median_us", 1e6), "transfer": ("transfer_us", 1e6), "waiting": ("waiting_us", 1e6),
     "bus": ("bus_gbs", 1e-9), "bus_best": ("bus_best_gbs", 1e-9), "seconds": ("ms", 1e3),
     "begin": ("begin_bytes", 1), "peak": ("peak_bytes", 1), "end": ("end_bytes", 1),
+    "replayed": ("replayed_bytes", 1), "apart": ("apart_bytes", 1),
     "reserved": ("reserved_bytes", 1), "allocated": ("allocated_bytes", 1), "gap_longest": ("gap_longest_us", 1e6),
     "bytes_per_second": ("gbs", 1e-9),
 }  # fmt: skip
@@ -345,8 +346,11 @@ def convert_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _convert_row(row: KernelRow | RateRow | PlaceRow | SharedCommunicationRow) -> dict[str, Any]:
     plain = {}
-    for name, value in asdict(row).items():
+    for part in fields(row):
+        name, value = part.name, getattr(row, part.name)
         column, factor = _UNITS.get(name, (name, 1))
+        if part.type == "int" and factor != 1:  # the number of a device, not its seconds; launches that wait
+            column, factor = name, 1
         if column == "longest_us" and isinstance(row, SharedCommunicationRow):
             column = "longest_wait_us"
         plain[column] = value if value is None or factor == 1 else factor * value

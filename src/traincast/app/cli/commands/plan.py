@@ -5,8 +5,8 @@ MODEL is built in (llama3-70b), a short YAML description, or a Hugging Face conf
 optimizer or FSDP, micro-batches and recomputation are searched; the best ten are printed, and what makes the others
 slower. The step is '--global-batch' samples, or as many as hold '--tokens-per-step'. All are searched under the same
 settings as 'traincast predict' has; '--json' gives the command that predicts each row.
-'--write torchtitan --out job.toml' writes the best one that torchtitan can run as its launch file; 'traincast predict
-MODEL --from job.toml' reads such files back.
+'--write torchtitan --out job.sh' writes the best one that torchtitan can run as its launch file; 'traincast predict
+MODEL --from job.sh' reads such files back.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from traincast.costs.kernels.registry import (
     require_operand,
 )
 from traincast.costs.kernels.streaming.launches import make_iterated_call, make_layout_copy, make_reduction_call
+from traincast.hardware.device import AMPERE
 from traincast.ir.ops import Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
@@ -100,7 +101,7 @@ def _make_conv_call(
         channels_last=_count_saved_copies(context, last=last),
         direct=int(direct),
         searched=int(context.searched),
-        slowness=_find_slowness(window.groups, image, context, direct=direct),
+        slowness=_find_slowness(window.groups, image, context, last=last, direct=direct),
     )
 
 
@@ -123,12 +124,16 @@ def _lacks_grouped_gemm(groups: int, channels: int, weight: TensorSpec, context:
     return groups != _GROUPS_AT_ONCE and not small
 
 
-def _find_slowness(groups: int, image: TensorSpec, context: LoweringContext, *, direct: bool) -> float:
-    """How many times as long as modelled the release's kernels of these groups take."""
+def _find_slowness(groups: int, image: TensorSpec, context: LoweringContext, *, last: bool, direct: bool) -> float:
+    """How many times as long as modelled the release's kernels of these groups take: older ones had fast kernels for
+    Volta and Turing in channels last, and none for other layouts or newer chips."""
     if groups in (1, image.shape[1]) or image.itemsize != 2 or not context.capability:
         return 1.0
     before = context.framework_version < (1, 12)
-    return (1.0 if before else _DIRECT_SINCE) if direct else (_GROUPED_BEFORE if before else 1.0)
+    if direct:
+        return 1.0 if before else _DIRECT_SINCE
+    fast = last and context.capability < AMPERE
+    return _GROUPED_BEFORE if before and not fast else 1.0
 
 
 def _runs_channels_last(image: TensorSpec, result: TensorSpec, weight: TensorSpec, context: LoweringContext) -> bool:
