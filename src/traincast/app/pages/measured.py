@@ -234,7 +234,7 @@ def make_gains_section(report: TraceReport, price: float | None) -> Section:
             ("twice as fast", "ms saved", "of the step", "$ an hour", ""), rows, right=(1, 2, 3), caption=caption
         ),
         make_paragraph(
-            "Gains are found by walking the step again: what is not on the critical path, or stops being on it, "
+            "Gains are found by simulating the step again: what is not on the critical path, or stops being on it, "
             "gains nothing. They do not add up.",
             "note",
         ),
