@@ -51,7 +51,7 @@ def test_every_option_stands_on_the_command_line_page():
     assert missing == set()
 
 
-OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width", "--log", "--cases"}
+OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width", "--log", "--cases", "--breakdown"}
 """Options of every command, and those of other programs and of our scripts that pages name."""
 
 
