@@ -13,6 +13,7 @@ from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import make_uniform_tables
 from traincast.costs.kernels.families import BY_NAME, load_shipped_model
 from traincast.hardware import Device, load_device
+from traincast.hardware.device import AMPERE
 
 DEVICES = ("v100-pcie", "t4", "a100-80gb", "h100", "mi210", "a10", "mi300x")  # the last two were never measured
 FAMILIES_WITH_A_MODEL = tuple(name for name, record in BY_NAME.items() if record.model)
@@ -74,6 +75,8 @@ def least_seconds(calls: Calls, device: Device) -> np.ndarray:
     if name == "conv":
         return 2 * calls["batch"] * 28 * 28 * 64 * 64 * 9 / 2.25 / peak
     if name == "attention":
+        if device.is_capability_at_least(AMPERE):  # tensor cores multiply in fp32 as three products in TF32
+            peak = np.maximum(peak, device.get_peak_flops("tf32") / 3)
         return 2 * calls["batch"] * 8 * calls["q_len"] ** 2 * 64 / peak
     if name == "memcpy":
         return calls["bytes"] / np.where(calls.is_kind("d2d", "memset"), device.dram_bandwidth, 64e9)

@@ -57,7 +57,7 @@ def test_a_transformer_trains_without_an_optimizer_or_serves(tmp_path, changes, 
     [
         (dlrm_cases, "dlrm_single_gpu", {**DLRM, "model": "DLRM_huge"}, "unknown model 'DLRM_huge'"),
         (dlrm_cases, "dlrm_single_gpu", {**DLRM, "iteration_ms": "0"}, "row 1, column 'iteration_ms': '0' is not"),
-        (dlrm_cases, "dlrm_single_gpu", {**DLRM, "device": "Tesla T4"}, "'Tesla T4'"),
+        (dlrm_cases, "dlrm_single_gpu", {**DLRM, "device": "Tesla T400"}, "'Tesla T400'"),
         (cnn_cases, "cnn_single_gpu", {**CNN, "batch": "many"}, "column 'batch': 'many' is not a number"),
         (transformer_cases, "transformers_single_gpu", {**TRANSFORMER, "model": "t5"}, "unknown model 't5'"),
         (transformer_cases, "transformers_single_gpu", {**TRANSFORMER, "device": "Tesla V10"}, "unknown device"),

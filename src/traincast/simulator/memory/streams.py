@@ -35,7 +35,7 @@ def _find_waiting_blocks(program: Program, streams: IntArray, timeline: Timeline
     """The tick from which each block can be given out again that waits for another stream, by its number. `streams` are
     those that the blocks were allocated on."""
     c, storages = program.columns, list_device_storages(program)
-    if not c.op_stream.any():
+    if not len(storages) or not c.op_stream.any():
         return {}
     row = np.full(len(c.storage_bytes), -1, dtype=np.int64)
     row[storages] = np.arange(len(storages))

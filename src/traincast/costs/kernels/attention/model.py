@@ -114,7 +114,7 @@ def _estimate_plain_seconds(calls: Calls, device: Device) -> FloatArray:
     dim = calls["head_dim"]
     wide = np.where(dim > _TILE, 2.0 * _TILE, _TILE)  # of keys, and of the head as far as registers hold it
     queries, keys = np.ceil(calls["q_len"] / _TILE) * _TILE, np.ceil(calls["kv_len"] / wide) * wide
-    half_keys = 0.5 + 0.5 * wide / keys  # of a causal mask: tiles on the diagonal are whole
+    half_keys = 0.5 + 0.5 * wide / np.maximum(keys, wide)  # of a causal mask: tiles on the diagonal are whole
     causal = np.where(calls["causal"] > 0, np.minimum(half_keys, 1.0), 1.0)
     products = 4.0 * calls["batch"] * calls["q_heads"] * queries * keys * np.maximum(dim, wide) * causal
     moved = calls["batch"] * dim * calls.item_bytes()
