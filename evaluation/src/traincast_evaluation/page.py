@@ -14,6 +14,7 @@ from traincast.utils.files.reading import format_path, read_document
 
 _NUMBERS = ("n", "gmae", "mape", "median", "worst", "bias")
 _WORST = 10
+_MOST = 2000  # cases of a page: of more, every so many-th
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -58,18 +59,21 @@ def build_suite_page(suite: str, summary: Rows, cases: Rows, notes: Sequence[str
 
 def _build_cases_section(cases: Rows) -> Section:
     worst = sorted(cases, key=lambda row: -abs(row["predicted_ms"] / row["measured_ms"] - 1))[:_WORST]
+    every = -(-len(cases) // _MOST)
+    shown = cases[::every]
+    which = "every case" if every == 1 else f"one case in {every}"
     html = join_blocks(
         [
             make_chart(
                 "cases",
-                "Predicted over measured milliseconds of every case",
+                f"Predicted over measured milliseconds of {which}",
                 "On the line, prediction and measurement agree; dashed: 20 % apart.",
             ),
             make_records_table([_drop_nested_cells(row) for row in worst], "The worst cases"),
-            make_records_table([_drop_nested_cells(row) for row in cases], "All cases"),
+            make_records_table([_drop_nested_cells(row) for row in shown], f"Cases: {which}"),
         ]
     )
-    return Section(key="cases", title="Case by case", html=html, charts={"cases": _build_cases_chart(cases)})
+    return Section(key="cases", title="Case by case", html=html, charts={"cases": _build_cases_chart(shown)})
 
 
 def _has_both_times(row: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 
 import traincast_evaluation
@@ -12,6 +13,7 @@ from traincast.app.cli.main import main
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import compute_error_row
 from traincast_evaluation.suites import registry
+from traincast_evaluation.suites.cases import Compared, compare
 from traincast_evaluation.suites.registry import SUITES, Suite, evaluate
 
 
@@ -110,6 +112,29 @@ def test_a_suite_of_tables_has_rows_and_nothing_else(tmp_path, monkeypatch):
 
     assert (result.summary, result.outcomes) == (tuple(rows), ())
     assert result.to_dict()["cases"] == []
+
+
+def test_cases_of_a_table_are_plain_data_with_the_keys_of_steps(tmp_path, monkeypatch):
+    cases = [
+        Compared(device="a100", name="one", measured=1.0, predicted=1.1, interval=(1.05, 1.2)),
+        Compared(device="a100", name="two", measured=2.0, predicted=1.9, interval=(1.5, 2.5)),
+    ]
+    alone = compare("made up", "without", [Compared(device="h100", name="x", measured=1, predicted=1, interval=None)])
+    rows = [compare("made up", "all", cases), alone]
+    monkeypatch.setitem(SUITES, "made-up", Suite(table="made_up:rows"))
+    monkeypatch.setattr(registry, "_import_function", lambda place: lambda data, progress: rows)
+
+    document = evaluate("made-up", tmp_path).to_dict()
+
+    assert [(row["n"], row["covered"]) for row in document["summary"]] == [(2, 50.0), (1, None)]
+    assert "cases" not in document["summary"][0]
+    first, _, without = document["cases"]
+    assert first == {
+        "device": "a100", "case": "all: one", "measured_ms": 1000.0, "predicted_ms": 1100.0,
+        "interval_ms": [1050.0, 1200.0], "covered": False, "error_percent": pytest.approx(10.0),
+    }  # fmt: skip
+    assert (without["interval_ms"], without["covered"]) == ([], None)
+    assert document["summary"][0]["half_width"] == pytest.approx(np.median([50 * 0.15 / 1.1, 50 * 1.0 / 1.9]))
 
 
 def test_the_command_line_offers_every_suite(capsys, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 
 import pytest
 
@@ -28,6 +29,29 @@ def test_steps_are_replayed_and_predicted_with_every_host(tmp_path):
         groups
     )
     assert any(name.startswith("kernels, v100") for name in groups)
+
+
+def test_every_trace_is_a_case_with_its_interval(tmp_path):
+    write(tmp_path / "traces" / "made_up", "Tesla V100-SXM2-16GB")
+    cases = {case["case"]: case for case in evaluate("traces", tmp_path).to_dict()["cases"]}
+    assert cases.keys() >= {
+        f"predicted, {host}, by trace: made_up/kineto" for host in ("own host times", "host left out")
+    }
+    for case in cases.values():
+        low, high = case["interval_ms"]
+        assert case["device"] == "v100"
+        assert low < case["predicted_ms"] < high
+        assert case["covered"] is (low <= case["measured_ms"] <= high)
+
+
+def test_steps_whose_host_runs_ahead_are_compared_by_the_device(shared_data, tmp_path):
+    folder = tmp_path / "traces" / "public_mixed"
+    folder.mkdir(parents=True)
+    shutil.copy(shared_data / "traces" / "public_mixed" / "luatil_3060_06.json.gz", folder)
+    cases = {case["case"]: case for case in evaluate("traces", tmp_path).to_dict()["cases"]}
+    case = cases["predicted, own host times, by trace: public_mixed/luatil_3060_06"]
+    assert case["measured_ms"] == pytest.approx(169.6, rel=0.001), "markers are 2 ms apart"
+    assert case["predicted_ms"] == pytest.approx(case["measured_ms"], rel=0.02)
 
 
 def test_profiles_of_other_sources_and_gpus_are_tried(tmp_path):

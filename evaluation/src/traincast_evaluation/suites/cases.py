@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,59 @@ class Outcome:
         """Signed error of the device's active time, where it was measured."""
         measured = self.case.measured_active_ms
         return None if measured is None else 100 * (self.active_ms / measured - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Something measured, on a device, beside its prediction and the 90 % interval (None: the model has none of its
+    own), in seconds."""
+
+    device: str
+    name: str
+    measured: float
+    predicted: float
+    interval: tuple[float, float] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, with the keys that cases of every suite have."""
+        interval = self.interval
+        return {
+            "device": self.device,
+            "case": self.name,
+            "measured_ms": 1e3 * self.measured,
+            "predicted_ms": 1e3 * self.predicted,
+            "interval_ms": [1e3 * bound for bound in interval] if interval else [],
+            "covered": interval[0] <= self.measured <= interval[1] if interval else None,
+            "error_percent": 100 * (self.predicted / self.measured - 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow(ErrorRow):
+    """A line of an accuracy table with what stands behind it."""
+
+    cases: tuple[Compared, ...] = ()
+
+    def to_error_row(self) -> ErrorRow:
+        """The line alone."""
+        return ErrorRow(**{entry.name: getattr(self, entry.name) for entry in fields(ErrorRow)})
+
+
+def compare(suite: str, group: str, cases: Sequence[Compared], reference: str = "") -> ComparedRow:
+    """A line over these cases, each called by its name behind the group's."""
+    if not cases:
+        raise TraincastError(f"{suite}: no row of the tables is of '{group}'; give the whole tables")
+    bounds = [case.interval for case in cases if case.interval]
+    whole = len(bounds) == len(cases)
+    predicted, measured = (np.array([getattr(case, name) for case in cases]) for name in ("predicted", "measured"))
+    low, high = np.array(bounds).T if whole else (predicted, predicted)
+    row = compute_error_row(
+        suite, group, predicted, measured, [case.name for case in cases], reference,
+        inside=(measured >= low) & (measured <= high) if whole else None,
+        half_widths=50 * (high - low) / predicted if whole else None,
+    )  # fmt: skip
+    named = tuple(replace(case, name=f"{group}: {case.name}") for case in cases)
+    return ComparedRow(**{entry.name: getattr(row, entry.name) for entry in fields(ErrorRow)}, cases=named)
 
 
 def run_cases(

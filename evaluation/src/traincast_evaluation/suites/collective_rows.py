@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.costs.kernels.contract import Calls, Estimate
 from traincast.hardware.platform import load_topology
 from traincast.hardware.topology import Topology
-from traincast.utils.metrics import ErrorRow, compute_error_row, compute_half_widths, is_within_interval
+from traincast.utils.arrays import FloatArray
+from traincast.utils.metrics import Z90, ErrorRow
 from traincast_evaluation.fitting.collectives_data import Points
+from traincast_evaluation.suites.cases import Compared, ComparedRow, compare
 
 SUITE = "collectives"
 
@@ -55,7 +57,7 @@ def iterate_point_groups(points: Points) -> Iterator[tuple[str, str, Points]]:
 
 def summarise_by_size(label: str, points: Points, estimate: Estimate, reference: str = "") -> list[ErrorRow]:
     """A row for messages up to 64 KiB and one for those above."""
-    rows = []
+    rows: list[ErrorRow] = []
     for band, inside in (("up to 64 KiB", points.bytes <= SMALL_BYTES), ("above 64 KiB", points.bytes > SMALL_BYTES)):
         if inside.any():
             part = estimate.take(inside)
@@ -63,12 +65,26 @@ def summarise_by_size(label: str, points: Points, estimate: Estimate, reference:
     return rows
 
 
-def summarise_points(label: str, points: Points, estimate: Estimate, reference: str = "") -> ErrorRow:
+def summarise_points(label: str, points: Points, estimate: Estimate, reference: str = "") -> ComparedRow:
     """One row of the table; a model without spreads (sigma 0) has no interval."""
     columns = zip(points.set, points.bytes, points.ranks, points.nodes, points.pair, strict=True)
     names = [f"{name} {size:.0f} B {n:.0f}x{nodes:.0f} {pair}".rstrip() for name, size, n, nodes, pair in columns]
-    inside = half_widths = None
-    if estimate.sigma.any():
-        inside = is_within_interval(estimate.seconds, points.seconds, estimate.sigma)
-        half_widths = compute_half_widths(estimate.sigma)
-    return compute_error_row(SUITE, label, estimate.seconds, points.seconds, names, reference, inside, half_widths)
+    machines = [str(name).split("@")[0] for name in points.set]
+    sigma = estimate.sigma if estimate.sigma.any() else None
+    return compare(SUITE, label, list_compared(machines, names, points.seconds, estimate.seconds, sigma), reference)
+
+
+def list_compared(
+    machines: Sequence[str], names: Sequence[str], measured: FloatArray, predicted: FloatArray, sigma: FloatArray | None
+) -> list[Compared]:
+    """Points beside their predictions, in seconds; `sigma` is the log-sigma of these (None: no interval)."""
+    spread = np.exp(Z90 * sigma) if sigma is not None else np.ones(len(predicted))
+    return [
+        Compared(
+            device=machine, name=name, measured=m, predicted=p, interval=(low, high) if sigma is not None else None
+        )
+        for machine, name, m, p, low, high in zip(
+            machines, names, measured.tolist(), predicted.tolist(), (predicted / spread).tolist(),
+            (predicted * spread).tolist(), strict=True,
+        )
+    ]  # fmt: skip

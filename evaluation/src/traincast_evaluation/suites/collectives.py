@@ -80,15 +80,14 @@ def evaluate_held_out_sizes(points: Points, model: CollectiveModel) -> list[Erro
 
 
 def evaluate_fitted_sizes(points: Points, model: CollectiveModel) -> list[ErrorRow]:
-    """The sizes that the curves were made from, by machine: what no curve can be better than."""
+    """The sizes that the curves were made from, by machine: what no curve can be better than, and no cases."""
     seen = points.take(~points.held_out & (points.nodes == 1))
     machines = np.array([str(name).split("@")[0] for name in seen.set])
     rows = []
     for machine in np.unique(machines):
         group = seen.take(machines == machine)
-        rows.append(
-            summarise_points(f"fitted sizes: {machine}", group, predict_sets(model, group, _NODE_OF[str(machine)]))
-        )
+        estimate = predict_sets(model, group, _NODE_OF[str(machine)])
+        rows.append(summarise_points(f"fitted sizes: {machine}", group, estimate).to_error_row())
     return rows
 
 
@@ -109,7 +108,7 @@ def evaluate_several_nodes(points: Points, model: CollectiveModel) -> list[Error
     """Two H100 clusters, held-out sizes: curves of the cluster, links alone, and the pairs found to be slow."""
     apart = points.take(points.held_out & (points.nodes > 1))
     slow = is_slow(apart, model.provenance["slow_pairs"])
-    rows = []
+    rows: list[ErrorRow] = []
     for cluster, kind, group in iterate_point_groups(apart.take(~slow)):
         topology = load_cluster_topology(cluster)
         rows.append(summarise_points(f"nodes: {cluster} {kind}", group, predict_points(model, group, topology)))

@@ -13,8 +13,10 @@ from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.costs.kernels.contract import Calls
 from traincast.hardware.platform import load_device, load_topology
 from traincast.hardware.topology import Topology
-from traincast.utils.metrics import ErrorRow, compute_error_row, is_within_interval
+from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.measured_tables import MeasuredTable, read_table
+from traincast_evaluation.suites.cases import compare
+from traincast_evaluation.suites.collective_rows import SUITE, list_compared
 from traincast_evaluation.suites.machines import find_named_device, fit_node
 
 FILE = "collectives/nccl_clusters.parquet"
@@ -79,16 +81,11 @@ def _summarise(
     values[:, 2] = np.minimum(values[:, 2], np.ceil(values[:, 1] / topology.gpus_per_node))  # trays of one rack
     calls = Calls.from_columns(COLLECTIVE, [kind] * len(table), ["fp32"] * len(table), values)
     estimate, measured = model.predict(calls, topology), 1e-6 * table.number("latency_us")
-    inside = is_within_interval(estimate.seconds, measured, np.hypot(estimate.sigma, doubt))
     names = [f"{size:.0f} B {n:.0f} on {nodes:.0f} nodes" for size, n, nodes in values]
-    rows = []
+    spread = np.hypot(estimate.sigma, doubt)
+    cases = list_compared([topology.key] * len(names), names, measured, estimate.seconds, spread)
+    rows: list[ErrorRow] = []
     for band, chosen in (("up to 64 KiB", values[:, 0] <= SMALL_BYTES), ("above 64 KiB", values[:, 0] > SMALL_BYTES)):
-        at = np.flatnonzero(chosen)
-        if len(at):
-            picked = [names[i] for i in at]
-            rows.append(
-                compute_error_row(
-                    "collectives", f"{label}, {band}", estimate.seconds[at], measured[at], picked, inside=inside[at]
-                )
-            )
+        if chosen.any():
+            rows.append(compare(SUITE, f"{label}, {band}", [cases[at] for at in np.flatnonzero(chosen)]))
     return rows

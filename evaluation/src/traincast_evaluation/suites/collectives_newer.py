@@ -40,7 +40,7 @@ def evaluate_newer_machines(data: Path, points: Points, model: CollectiveModel) 
 
 def evaluate_nvlink_domains(points: Points, model: CollectiveModel) -> list[ErrorRow]:
     """Groups of 16, 32 or 64 GPUs of an NVLink domain, from curves of the other group sizes."""
-    rows = []
+    rows: list[ErrorRow] = []
     for machine, kind, group in iterate_point_groups(
         points.take(np.array(["nvl72" in str(name) for name in points.set]))
     ):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from traincast.utils.errors import TraincastError, make_unknown_error
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result, drop_nested_values
-from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
+from traincast_evaluation.suites.cases import Compared, ComparedRow, LeftOut, Outcome, run_cases
 from traincast_evaluation.suites.memory import MemoryEvaluation
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome
 
@@ -25,7 +25,8 @@ class Suite(NamedTuple):
     """Where a suite stands, as `module:function` of this package, imported when it is asked for.
 
     `cases(data)` gives measured steps, which `summary(suite, outcomes, data)` adds up and `notes()` comments on.
-    Where cases are too many to list, `table(data, progress)` gives error rows and nothing else. `here(folder, options,
+    Where cases are no steps that can be predicted one by one, `table(data, progress)` gives error rows, which may have
+    their cases with them. `here(folder, options,
     progress)` measures steps on this machine and needs no data. A suite whose programs take long to capture, and are
     kept, stops after `minutes` (0: at its end) and goes on when called again.
     """
@@ -70,7 +71,7 @@ class Evaluation(Result):
     """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
     `outcomes` are the cases (milliseconds), where they can be listed; `left_out` are rows that cannot be predicted,
     with their reasons, and `notes` say what else was left out. `choices` are those between shardings, `peaks` cases of
-    memory (GB)."""
+    memory (GB), `compared` those of tables."""
 
     suite: str
     summary: tuple[ErrorRow, ...]
@@ -79,6 +80,7 @@ class Evaluation(Result):
     notes: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
     peaks: tuple[MemoryOutcome, ...] = ()
+    compared: tuple[Compared, ...] = ()
 
     @property
     def mape(self) -> float:
@@ -87,7 +89,8 @@ class Evaluation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Summary and cases as plain data; keys say their units."""
-        cases = [_describe_case(outcome) for outcome in self.outcomes] + [peak.to_dict() for peak in self.peaks]
+        cases = [_describe_case(outcome) for outcome in self.outcomes]
+        cases += [peak.to_dict() for peak in self.peaks] + [case.to_dict() for case in self.compared]
         if self.left_out:
             cases = [{**case, "reason": None} for case in cases] + [_describe_left_out(row) for row in self.left_out]
         made = {"choices": [choice.to_dict() for choice in self.choices]} if self.choices else {}
@@ -148,7 +151,11 @@ def _make_table(suite: str, found: Sequence[ErrorRow] | MemoryEvaluation) -> Eva
         return Evaluation(
             suite=suite, summary=found.summary, peaks=found.outcomes, left_out=found.left_out, notes=found.notes
         )
-    return Evaluation(suite=suite, summary=tuple(found))
+    return Evaluation(
+        suite=suite,
+        summary=tuple(row.to_error_row() if isinstance(row, ComparedRow) else row for row in found),
+        compared=tuple(case for row in found if isinstance(row, ComparedRow) for case in row.cases),
+    )
 
 
 class MachineOptions(TypedDict, total=False):

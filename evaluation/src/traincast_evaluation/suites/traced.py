@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -29,13 +29,13 @@ from traincast.traces.replay.kernels import (
     find_compute_type,
     read_grids,
 )
-from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.arrays import BoolArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import Z90, ErrorRow, compute_error_row
 from traincast_evaluation.fitting.host_profile import build_host_profile
+from traincast_evaluation.suites.cases import Compared, compare
 
 _FOLDER = "traces"
 _SUITE = "traces"
@@ -211,7 +211,6 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
     if not len(linked.device):
         return None
     instructions = make_timeline_instructions(linked)
-    replayed = simulate_replay(linked, instructions).steps
     node = join_execution(linked, traces.execution) if traces.execution else None
     reader = SignatureReader(linked, traces.execution, node)
     platform = load_platform(device)
@@ -226,15 +225,15 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
         )
         predicted[host] = [1e3 * step.full for step in made.steps]
         intervals[host] = (1e3 * made.interval[0], 1e3 * made.interval[1])
-        kernels = made.kernels  # whatever the host
+        kernels, steps = made.kernels, made.steps  # kernels and what was measured are the same whatever the host
     name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
     kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
     copies = [bool(_HOST_COPY.search(linked.get_name(row))) for row in kernels.row.tolist()]
     return _Traced(
         folder=folder,
-        names=[f"{name} step {step.number}" for step in replayed],
-        measured=[1e3 * step.measured for step in replayed],
-        replayed=[1e3 * step.walked for step in replayed],
+        names=[f"{name} step {step.number}" for step in steps],
+        measured=[1e3 * step.measured for step in steps],
+        replayed=[1e3 * step.replayed for step in steps],
         predicted=predicted,
         device=device,
         kernels=kernels,
@@ -302,21 +301,23 @@ def _summarise_traced(group: str, traced: list[tuple[_Traced, list[float]]]) -> 
 def _summarise_intervals(traced: list[_Traced]) -> list[ErrorRow]:
     """The mean step of every trace, with its own host times and with the platform's, and whether it lies in its 90 %
     interval."""
-    rows = []
+    rows: list[ErrorRow] = []
     for host in (_OWN_TIMES, _LEFT_OUT[0]):
-        means, predicted = (
-            np.array([float(np.mean(steps)) for steps in column])
-            for column in ([one.measured for one in traced], [one.predicted[host] for one in traced])
-        )
-        low, high = np.array([one.intervals[host] for one in traced]).T
-        rows.append(
-            compute_error_row(
-                _SUITE, f"predicted, {host}, by trace", predicted.tolist(), means.tolist(),
-                [one.names[0].rpartition(" step")[0] for one in traced], inside=(means >= low) & (means <= high),
-                half_widths=50 * (high - low) / predicted,
-            )
-        )  # fmt: skip
+        cases = [
+            _compare(one, 1e-3 * float(np.mean(one.predicted[host])), 1e-3 * float(np.mean(one.measured)),
+                     [1e-3 * bound for bound in one.intervals[host]])
+            for one in traced
+        ]  # fmt: skip
+        rows.append(compare(_SUITE, f"predicted, {host}, by trace", cases))
     return rows
+
+
+def _compare(one: _Traced, predicted: float, measured: float, interval: Sequence[float]) -> Compared:
+    """Something of a whole trace, in seconds."""
+    name = one.names[0].rpartition(" step")[0]
+    low, high = interval
+    interval = float(low), float(high)
+    return Compared(device=one.device, name=name, measured=measured, predicted=predicted, interval=interval)
 
 
 def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
@@ -328,29 +329,25 @@ def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
         modelled = computes & ~np.isin(one.kernels.known, KEPT)
         measured, whole = (float(one.kernels.measured[rows].sum()) for rows in (modelled, computes))
         if whole and measured >= _MODELLED * whole:
-            spread = _select_kernels(one.kernels, modelled).compute_spread()
-            found.append((one, float(one.kernels.predicted[modelled].sum()), measured, Z90 * spread))
-    folders = dict.fromkeys(one.folder for one, *_ in found)
-    runs = {one.folder if one.folder in _RANKS else one.names[0]: entry for entry in found for one in entry[:1]}
-    groups = {"all": found, "each run once": list(runs.values())}
-    groups |= {folder: [entry for entry in found if entry[0].folder == folder] for folder in folders}
-    rows = []
-    for group, chosen in groups.items():
-        predicted, measured_, wide = np.array([entry[1:] for entry in chosen]).T
-        rows.append(
-            compute_error_row(
-                _SUITE, f"kernels of a trace, at least {_MODELLED:.0%} modelled, {group}", predicted.tolist(),
-                measured_.tolist(), [one.names[0].rpartition(" step")[0] for one, *_ in chosen],
-                inside=np.abs(np.log(measured_ / predicted)) <= wide, half_widths=100 * np.sinh(wide),
-            )
-        )  # fmt: skip
-    return rows
+            spread = np.exp(Z90 * _select_kernels(one.kernels, modelled).compute_spread())
+            predicted = float(one.kernels.predicted[modelled].sum())
+            found.append((one, _compare(one, predicted, measured, [predicted / spread, predicted * spread])))
+    runs = {one.folder if one.folder in _RANKS else one.names[0]: case for one, case in found}
+    groups = {"all": [case for _, case in found], "each run once": list(runs.values())}
+    for one, case in found:
+        groups.setdefault(one.folder, []).append(case)
+    rows = [
+        compare(_SUITE, f"kernels of a trace, at least {_MODELLED:.0%} modelled, {group}", cases)
+        for group, cases in groups.items()
+        if cases
+    ]
+    return [*rows[:1], *(row.to_error_row() for row in rows[1:])]  # others have the same cases
 
 
 def _summarise_carried(traced: list[_Traced]) -> list[ErrorRow]:
     """Kernels as if nobody had modelled them, from one kind of GPU to another on which the same op ran on tensors of
     the same shapes: each pair of traces as one, by the sums of their kernels."""
-    rows = []
+    rows: list[ErrorRow] = []
     for source, target in permutations(traced, 2):
         both = [work for work in source.ran if work in target.ran and _is_long(source.ran[work], target.ran[work])]
         if source.device == target.device or len(both) < _LEAST_SHARED:
@@ -362,14 +359,17 @@ def _summarise_carried(traced: list[_Traced]) -> list[ErrorRow]:
             np.array(here), [work[3] for work in both], [r.name for r in first], grids,
             load_platform(source.device).device, load_platform(target.device).device,
         )  # fmt: skip
-        wide = Z90 * carried.sigma
-        group = f"kernels carried, {source.device} to {target.device}"
         names = [f"{work[0]} {' '.join('x'.join(map(str, t.shape)) for t in work[1])}" for work in both]
-        inside = np.abs(np.log(np.array(there) / carried.seconds)) <= wide
-        widths = 100 * np.sinh(wide)
-        rows.append(
-            compute_error_row(_SUITE, group, carried.seconds.tolist(), there, names, inside=inside, half_widths=widths)
-        )
+        spread = np.exp(Z90 * carried.sigma)
+        bounds = zip((carried.seconds / spread).tolist(), (carried.seconds * spread).tolist(), strict=True)
+        group = f"kernels carried, {source.device} to {target.device}"
+        cases = [
+            Compared(device=target.device, name=name, measured=measured, predicted=predicted, interval=interval)
+            for name, measured, predicted, interval in zip(
+                names, there, carried.seconds.tolist(), bounds, strict=True
+            )
+        ]  # fmt: skip
+        rows.append(compare(_SUITE, group, cases))
         total = [float(carried.seconds.sum())], [sum(there)], [source.names[0].rpartition(" step")[0]]
         rows.append(compute_error_row(_SUITE, f"{group}, all of them", *total))
     return rows

@@ -19,7 +19,8 @@ from traincast.hardware.platform import Platform
 from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.scenario.scenario import list_scenario_fields
 from traincast.simulator.schedule import Code
-from traincast.traces.link import Linked
+from traincast.traces.breakdown import find_device_steps
+from traincast.traces.link import Linked, Step
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
 from traincast.traces.overheads.extraction import Overheads
 from traincast.traces.replay.host import TYPES, TracedHost, pool_host
@@ -90,7 +91,6 @@ _OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the s
 _HOST_SIGMA = 0.2  # of all host time under a profile of other machines
 _REPLAY_SIGMA = 0.0007  # of steps that are simulated with their own times: over 45 traces
 _OTHER_RUN = 0.02  # of the same step in another run, which is what a forecast for another device is held to
-_FAR_AHEAD = 0.5  # of the work of a step, in which a host passes its markers
 _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
 
@@ -300,7 +300,7 @@ def attribute_error(
         (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
         for kind in (OVERHEAD_TYPES if explain else ())
     )
-    shares = _make_shares(simulations, floors)
+    shares = _make_shares(simulations, floors, find_device_steps(linked))
     replayed = _OTHER_RUN if kernels.carried else _REPLAY_SIGMA
     spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA, replayed
     return Attribution(
@@ -370,20 +370,21 @@ def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floo
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
+def _make_shares(
+    simulations: Sequence[Replay], floors: Sequence[FloatArray], on_device: Sequence[Step]
+) -> tuple[StepShares, ...]:
     """The stages of every step, from simulations as measured, with predicted kernels, and with another host.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
-    work that it gives to a stream, except by as much as the measured one is. One that is far ahead passes its markers
-    at the pace of launches: then a step, measured and predicted, takes what its work does.
+    work that it gives to a stream, except by as much as the measured one is. Where a run is measured `on_device`, its
+    markers pass at the pace of launches: then a step takes what its work does.
     """
     walk, *others = (simulated.walked for simulated in simulations)
+    measured = [step.measured for step in simulations[0].steps]
+    if on_device:
+        walk, measured = floors[0], [step.seconds for step in on_device]
     ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
-    far = ahead < _FAR_AHEAD
-    ahead = np.where(far, 1.0, ahead)
-    stages = [np.where(far, floors[0], walk)]
-    stages += [np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True)]
-    measured = np.where(far, floors[0], [step.measured for step in simulations[0].steps])
+    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
     return tuple(
         StepShares(
             number=step.number,
@@ -391,7 +392,7 @@ def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) ->
             stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
         )
         for step, seconds, *lengths in zip(
-            simulations[0].steps, measured.tolist(), *(stage.tolist() for stage in stages), strict=True
+            simulations[0].steps, measured, *(stage.tolist() for stage in stages), strict=True
         )
     )
 
