@@ -83,8 +83,11 @@ def test_lost_kernels_are_said(public, tmp_path):
         kept = [e for e in events if e.get("cat") in _ON_DEVICE][:3]
         return [e for e in events if e.get("cat") not in _ON_DEVICE] + kept
 
-    notes = analyse_traces([damage(public / "kernelforge_gh200.json.gz", tmp_path / "t.json", lose)]).ranks[0].notes
-    assert any("launches have no kernel in the trace: the profiler lost them" in note for note in notes)
+    report = analyse_traces([damage(public / "kernelforge_gh200.json.gz", tmp_path / "t.json", lose)])
+    assert any("launches have no kernel in the trace: the profiler lost them" in n for n in report.ranks[0].notes)
+    verdict = state_traces(report)[0]
+    assert "45 of 48 launches have no kernel in it, so how busy the device was is not known" in verdict
+    assert "host-bound" not in verdict
 
 
 def test_work_launched_before_the_trace_is_no_idle_time(public, tmp_path):

@@ -188,7 +188,7 @@ def _compute_step(linked: Linked, step: Step, covered: _Covered, rows: IntArray)
     )
     seconds = 1e-9 * linked.events["duration"][rows]
     families, family = linked.family_numbers
-    by_family = _sum_by_number(family[linked.events["name"][rows]], seconds)
+    by_family = _sum_by_number(family[linked.find_telling_names(rows)], seconds)
     by_op = _sum_by_number(_find_op_numbers(linked, rows), seconds)
     return StepBreakdown(
         number=step.number,

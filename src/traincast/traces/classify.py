@@ -60,6 +60,8 @@ _RULES: tuple[tuple[str, str], ...] = (
                     r"|silu|[sg][ew]i?glu|amp_|lamb|arange|clamp|Functor|quant|cast|gated_|kOptimizer|where_|grid_sampler"
                     r"|_pad\d?d?_|cell|activation"),
 )  # fmt: skip
+BARE_TRITON = re.compile(r"triton_(?:_[\dcde]*)?$")
+"""Names of compiled kernels that say nothing but how their arguments are aligned."""
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in _RULES)
 
 

@@ -220,6 +220,15 @@ def make_blank_events(count: int) -> Table:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class CounterRange:
+    """A kernel, or another range, and what hardware counters counted in it; `start` only orders ranges."""
+
+    name: str
+    start: float
+    values: dict[str, float]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TimelineTrace:
     """One rank's timeline, as columns in file order (see `EVENT`).
@@ -228,7 +237,7 @@ class TimelineTrace:
     in plain words what was odd about the file; `skipped` counts the events that could not be read. `memory` are
     allocations on devices, where they were recorded (see `MEMORY`), `unread` counts events that took time by
     categories that are not understood. `python` are the moments, in order, at which Python's tracer saw calls begin and
-    end; none where it was off.
+    end; none where it was off. `counters` are the ranges of a hardware profiler.
     """
 
     path: Path
@@ -244,6 +253,7 @@ class TimelineTrace:
     unread: tuple[tuple[str, int], ...] = ()
     memory: Table = field(default_factory=lambda: np.empty(0, dtype=MEMORY))
     python: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    counters: tuple[CounterRange, ...] = ()
 
     def count_python_edges(self, begin: int, end: int) -> int:
         """How often a call of Python began or ended in a stretch of time."""

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from traincast.hardware.platform import find_driver_name
+from traincast.traces.counters import CATEGORY, CounterReader
 from traincast.traces.events import (
     CATEGORIES,
     DEVICE_KINDS,
@@ -127,12 +128,16 @@ def decode_batch(raw: bytes) -> list[Event]:
 def decode_one(raw: bytes) -> Event:
     """An event with the mistakes that profilers make put right: other encodings, bare backslashes, nan and inf, numbers
     as text. Arguments that make no sense are as if they had not been recorded."""
-    text = raw.decode("utf-8", "replace").encode()
-    text = _NOT_JSON.sub(rb"\1null", _BAD_ESCAPE.sub(rb"\\\\", text))
+    text = _repair(raw)
     try:
         return _LENIENT.decode(text)
     except UNREADABLE:
         return _salvage_event(text)
+
+
+def _repair(raw: bytes) -> bytes:
+    text = raw.decode("utf-8", "replace").encode()
+    return _NOT_JSON.sub(rb"\1null", _BAD_ESCAPE.sub(rb"\\\\", text))
 
 
 def _salvage_event(text: bytes) -> Event:
@@ -180,7 +185,7 @@ _LARGEST_US = 9 * 10**15  # in nanoseconds this still fits into a column
 _HOST = {int(Kind.OP), int(Kind.ANNOTATION)}
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()} | {"nn.Module": int(Kind.MODULE)}
 # what takes no time of its own: Python frames, the profiler's own marks
-_NOT_COUNTED = frozenset({"python_function", "Trace", "ac2g", "fwdbwd", ""})
+_NOT_COUNTED = frozenset({"python_function", "Trace", "ac2g", "fwdbwd", CATEGORY, ""})
 _MOST_CATEGORIES = 20
 _ON_TRACK = "gpu_user_annotation"  # nothing depends on one that makes no sense
 _PYTHON, _MODULE = "python_function", "nn.Module: "
@@ -203,6 +208,7 @@ class _KinetoSink(RowSink):
         self._streams: Interner[str] = Interner("streams")  # that have a name but no number
         self.memory, self.python = TableBuilder(MEMORY), TableBuilder(MOMENT)
         self.unread: Counter[str] = Counter()
+        self.counters = CounterReader(_repair)
 
     def add_batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
@@ -211,6 +217,7 @@ class _KinetoSink(RowSink):
         except UNREADABLE:
             return False
         self.seen += len(events)
+        self.counters.add_batch(raw)
         self._sort_events(events)
         return True
 
@@ -222,6 +229,7 @@ class _KinetoSink(RowSink):
         except UNREADABLE:
             self.skipped += 1
             return
+        self.counters.add_batch(raw)
         self._sort_events([event])
 
     def _sort_events(self, events: list[Event]) -> None:
@@ -447,6 +455,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
         unread=tuple((escape_text(name)[:40], count) for name, count in sink.unread.most_common()),
         memory=sink.memory.finish_table(),
         python=np.sort(sink.python.finish_table()["time"]),
+        counters=tuple(sink.counters.ranges),
     )
 
 

@@ -20,7 +20,7 @@ from traincast.traces.calls import (
     stream_numbers,
 )
 from traincast.traces.captures import GRAPH_LAUNCH, LAUNCH, find_authors, find_captures
-from traincast.traces.classify import COMMUNICATION, OTHER, find_kernel_family
+from traincast.traces.classify import BARE_TRITON, COMMUNICATION, OTHER, find_kernel_family
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, Table, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
 from traincast.traces.markers import find_marker_rows, find_periodic_rows, mask_numbers
@@ -164,7 +164,8 @@ class Linked:
     def _family_of_name(self) -> npt.NDArray[np.str_]:
         on_device = set(np.unique(self.events["name"][self.trace.find_rows(*DEVICE_KINDS)]).tolist())
         names = enumerate(self.trace.names)
-        return np.array([find_kernel_family(name) if number in on_device else OTHER for number, name in names])
+        return np.array([find_kernel_family(name) if self._compiled[number] or number in on_device else OTHER
+                         for number, name in names])  # fmt: skip
 
     @cached_property
     def family_numbers(self) -> tuple[list[str], IntArray]:
@@ -172,9 +173,26 @@ class Linked:
         families, numbers = np.unique(self._family_of_name, return_inverse=True)
         return families.tolist(), numbers.reshape(-1)
 
+    def find_telling_names(self, rows: IntArray) -> IntArray:
+        """The names, by number, that tell the families of these kernels: of Triton's that are only numbered, the op's
+        around."""
+        names = self.events["name"]
+        own, author = names[rows], self.author[rows]
+        op = self.parent[np.maximum(author, 0)]
+        said = self._bare[own] & (author >= 0) & (op >= 0) & self._compiled[names[op]]
+        return np.where(said, names[op], own)
+
+    @cached_property
+    def _bare(self) -> BoolArray:
+        return np.array([bool(BARE_TRITON.match(name)) for name in self.trace.names], dtype=np.bool_)
+
+    @cached_property
+    def _compiled(self) -> BoolArray:
+        return np.array([name.startswith("triton_") for name in self.trace.names], dtype=np.bool_)
+
     def find_families(self, rows: IntArray) -> npt.NDArray[np.str_]:
         """The kernel family of each of these kernels."""
-        return np.asarray(self._family_of_name[self.events["name"][rows]])
+        return np.asarray(self._family_of_name[self.find_telling_names(rows)])
 
     def find_family(self, name: int) -> str:
         """The kernel family that the name of this number is of."""

@@ -23,10 +23,10 @@ def test_a_run_without_kernels_says_so_and_names_what_was_not_understood(tmp_pat
 
 
 def test_rows_of_mtia_are_a_device_and_categories_that_are_not_read_are_named(tmp_path):
-    events = step(event("mtia_ccp_events", "mm", 30, 200, tid=4), event("cuda_profiler_range", "counters", 30, 20))
+    events = step(event("mtia_ccp_events", "mm", 30, 200, tid=4), event("glow_runtime", "counters", 30, 20))
     report = analyse_traces([write_trace(tmp_path / "t.json", events)]).ranks[0]
     assert report.steps[0].active == pytest.approx(200e-6)
-    assert "events that are not read: 1 of 'cuda_profiler_range'" in " ".join(report.notes)
+    assert "events that are not read: 1 of 'glow_runtime'" in " ".join(report.notes)
 
 
 def test_two_devices_in_one_process_are_told_apart(tmp_path):

@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from traincast.hardware.platform import load_device
-from traincast.traces.replay.kernels import SIGMA, Grids, carry_kernels, find_compute_type
+from traincast.traces.kineto import read_kineto
+from traincast.traces.link import link_trace
+from traincast.traces.replay.kernels import (
+    SIGMA,
+    Grids,
+    carry_kernels,
+    count_elements,
+    find_compute_type,
+    read_grids,
+)
 
 
-def carry(seconds, family, name, source="a100-80gb", target="h100", blocks=0.0, threads=0.0):
-    grids = Grids(np.array([blocks]), np.array([threads]))
+def carry(seconds, family, name, source="a100-80gb", target="h100", blocks=0.0, threads=0.0, shared=0.0):
+    grids = Grids(np.array([blocks]), np.array([threads]), np.array([shared]))
     found = carry_kernels(np.array([seconds]), [family], [name], grids, *(load_device(key) for key in (source, target)))
     return float(found.seconds[0]), float(found.sigma[0])
 
@@ -50,6 +59,42 @@ def test_an_element_wise_kernel_is_as_large_as_its_grid_says():
     known = carry(20e-6, "elementwise", "vectorized_elementwise_kernel<4>", target="t4", blocks=1024.0, threads=128.0)
     by_time = carry(20e-6, "elementwise", "triton_poi_fused", target="t4")
     assert known[0] < by_time[0]
+
+
+@pytest.mark.parametrize(
+    ("trace", "name", "most"),
+    [
+        ("luatil_3060_06", "triton_poi_fused_gelu_view_10", 8),
+        ("luatil_3060_06", "triton_poi_fused_gelu_gelu_backward_view_2", 12),
+        ("luatil_3060_05", "triton_poi_fused_gelu_gelu_backward_view_4", 12),
+    ],
+)
+def test_the_grid_of_a_compiled_kernel_says_how_much_it_moves(shared_data, trace, name, most):
+    """fp32 tensors that are read and written once, at the rate of the memory."""
+    linked = link_trace(read_kineto(shared_data / "traces" / "public_mixed" / f"{trace}.json.gz"))
+    row = next(row for row in linked.device.tolist() if linked.get_name(row) == name)
+    grid = read_grids(linked, np.array([row]))
+    moved = most * count_elements(name, float(grid.blocks[0]), float(grid.threads[0]))
+    rate = moved / (1e-9 * linked.events["duration"][row])
+    assert 0.85 < rate / load_device("rtx-3060").dram_bandwidth < 1.0
+
+
+def test_a_compiled_kernel_that_is_only_numbered_is_what_its_op_is_called(shared_data):
+    linked = link_trace(read_kineto(shared_data / "traces" / "public_mixed" / "sam_asdf_a100.json.gz"))
+    rows = np.array([row for row in linked.device.tolist() if linked.get_name(row).startswith("triton__")])
+    names = [linked.trace.names[number] for number in linked.find_telling_names(rows).tolist()]
+    families = dict(zip(names, linked.find_families(rows).tolist(), strict=True))
+    assert len(rows) > 300
+    assert families["triton_poi_fused_gelu_8"] == "elementwise"
+    assert families["triton_red_fused_add_native_layer_norm_9"] == "norm"
+    assert "other" not in families.values()
+
+
+def test_a_compiled_kernel_without_an_op_streams_memory_unless_it_keeps_tiles():
+    name = "triton__0d1d2d3d4de"
+    stream, product = (carry(1e-3, "other", name, shared=shared) for shared in (1024.0, 65536.0))
+    assert stream == carry(1e-3, "reduction", name)
+    assert product == carry(1e-3, "gemm", name)
 
 
 def test_amds_grids_are_the_most_that_a_kernel_can_have():

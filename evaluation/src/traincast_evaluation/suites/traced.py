@@ -61,12 +61,11 @@ _Work = tuple[str, tuple[TensorSpec, ...], int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A kernel: seconds, name, blocks and threads of a block."""
+    """A kernel: seconds, name and grid."""
 
     seconds: float
     name: str
-    blocks: float
-    threads: float
+    grid: Grids
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,7 +258,7 @@ def _list_ran(linked: Linked, reader: SignatureReader, kernels: TracedKernels) -
         compute = find_compute_type(name) if family in ("gemm", "conv", "attention") else ""
         work = linked.get_name(op), recorded.tensors, places[op], family, compute
         places[op] += 1
-        one = _Ran(float(kernels.measured[index]), name, float(grids.blocks[index]), float(grids.threads[index]))
+        one = _Ran(float(kernels.measured[index]), name, grids.take(np.array([index])))
         ran.setdefault(work, []).append(one)
     return ran
 
@@ -354,7 +353,8 @@ def _summarise_carried(traced: list[_Traced]) -> list[ErrorRow]:
             continue
         here, there = ([float(np.mean([r.seconds for r in one.ran[w]])) for w in both] for one in (source, target))
         first = [source.ran[work][0] for work in both]
-        grids = Grids(np.array([r.blocks for r in first]), np.array([r.threads for r in first]))
+        columns = ([getattr(r.grid, column) for r in first] for column in ("blocks", "threads", "shared"))
+        grids = Grids(*map(np.concatenate, columns))
         carried = carry_kernels(
             np.array(here), [work[3] for work in both], [r.name for r in first], grids,
             load_platform(source.device).device, load_platform(target.device).device,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from traincast.traces.breakdown import PARTS
+from traincast.traces.replay.analysis import count_lost_kernels
 from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.traces.replay.compare import Change, TraceComparison, find_slowest_rank
 from traincast.traces.replay.host import KEPT as KEPT_HOST
@@ -69,6 +70,10 @@ def _state_spread(rank: RankReport) -> str:
 
 def _state_parts(rank: RankReport) -> str:
     """How busy the device is, and what most of the rest is."""
+    lost, calls = count_lost_kernels(rank.linked)
+    if lost or not len(rank.linked.device):
+        what = f"{lost} of {calls} launches have no kernel in it" if lost else "it has no kernels"
+        return f"{what}, so how busy the device was is not known"
     step = rank.median_step
     whole = step.step or 1.0
     idle = [(name, getattr(step, name) / whole) for name in PARTS[1:]]

@@ -11,6 +11,7 @@ from traincast.traces.profiler.tables import ProfileTables, SharedCommunicationR
 from traincast.traces.replay.results import RankReport
 from traincast.utils.display.text import format_milliseconds, format_quantity, format_table, shorten_name
 
+_FEW = 2  # counters of a row; the JSON has all
 _NAME = 60  # letters of a name: what follows are template arguments
 _PLAIN = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::|\bat::detail::")  # tells no two kernels apart
 
@@ -53,6 +54,7 @@ def make_profile_tables(rank: RankReport, top: int) -> list[ProfileTable]:
     tables = [
         _make_kernels(profile, steps, top),
         _make_rates(profile, steps, top),
+        _make_counters(profile, top),
         _make_places("By module (forward)", profile.modules, steps, top),
         _make_places("By annotation", profile.annotations, steps, top),
         _make_graphs(profile, steps, top),
@@ -104,6 +106,17 @@ def _make_rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
     over = any(max(r.of_flops or 0.0, r.of_bandwidth or 0.0) > 1.0 for r in profile.rates[:top])
     note = "more than 100 %: an algorithm with fewer operations (Winograd), or bytes that a cache holds" if over else ""
     return ProfileTable("Rates by op and shape", header, rows, len(profile.rates), range(3, 10), note)
+
+
+def _make_counters(profile: ProfileTables, top: int) -> ProfileTable:
+    rows = [
+        (shorten_name(r.op, 32), shorten_name(_PLAIN.sub("", r.kernel), _NAME), str(r.count),
+         "" if r.flops is None else f"{1e-9 * r.flops:.4g}",
+         ", ".join(f"{name} {value:.4g}" for name, value in list(r.values.items())[:_FEW]))
+        for r in profile.counters[:top]
+    ]  # fmt: skip
+    header = ("op", "kernel", "count", "GFLOP", "counters")
+    return ProfileTable("Hardware counters", header, rows, len(profile.counters), range(2, 4), "all steps together")
 
 
 def _format_count(number: float) -> str:

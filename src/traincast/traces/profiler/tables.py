@@ -12,6 +12,7 @@ from traincast.costs.collectives.links import get_bus_factor
 from traincast.ir.collectives import COLLECTIVES
 from traincast.simulator.memory.allocator import CachingAllocator
 from traincast.traces.collectives import Collective, Matches
+from traincast.traces.counters import CounterRow, make_counter_rows
 from traincast.traces.link import Linked
 from traincast.traces.profiler.kernels import (
     GraphRow,
@@ -300,6 +301,7 @@ class ProfileTables:
     memory_curve: tuple[MemoryPoint, ...]
     streams: tuple[StreamRow, ...]
     queue_curve: tuple[QueuePoint, ...]
+    counters: tuple[CounterRow, ...]
 
     def to_dict(self) -> Records:
         """The tables as plain rows; columns say their units."""
@@ -318,6 +320,7 @@ class ProfileTables:
             "memory_curve": convert_rows(self.memory_curve),
             "streams": convert_rows(self.streams),
             "queue_curve": convert_rows(self.queue_curve),
+            "counters": [row.to_dict() for row in self.counters],
         }
 
 
@@ -336,6 +339,7 @@ def profile_tables(linked: Linked, reader: SignatureReader, calls: Sequence[Coll
         memory_curve=make_memory_points(linked),
         streams=make_stream_rows(linked),
         queue_curve=make_queue_points(linked, queue),
+        counters=make_counter_rows(linked),
     )
 
 

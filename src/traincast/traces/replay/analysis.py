@@ -20,6 +20,7 @@ from traincast.traces.breakdown import (
 )
 from traincast.traces.calls import number_processes
 from traincast.traces.collectives import find_collectives, match_collectives
+from traincast.traces.counters import note_counters
 from traincast.traces.events import Kind
 from traincast.traces.execution import ExecutionTrace, compute_shape_mismatch, join_execution
 from traincast.traces.formats import RankTraces, read_ranks
@@ -173,16 +174,20 @@ def _note_graphs(linked: Linked) -> list[str]:
     ]
 
 
+def count_lost_kernels(linked: Linked) -> tuple[int, int]:
+    """Launches whose kernels are not in the trace, and all launches; none where they are as few as usual."""
+    calls = np.flatnonzero(linked.find_runtime_rows(_LAUNCH_KERNEL))  # memsets of nothing leave no trace either
+    without = int((linked.first_start[calls] == np.iinfo(np.int64).max).sum()) if len(linked.device) else 0
+    return (without, len(calls)) if without > _LOST * len(calls) else (0, len(calls))
+
+
 def _note_lost_kernels(linked: Linked) -> list[str]:
     """Launches whose kernels are not in the trace: the device did more than it shows."""
-    calls = np.flatnonzero(linked.find_runtime_rows(_LAUNCH_KERNEL))  # memsets of nothing leave no trace either
-    if not len(calls) or not len(linked.device):
-        return []
-    without = int((linked.first_start[calls] == np.iinfo(np.int64).max).sum())
-    if without <= _LOST * len(calls):
+    without, calls = count_lost_kernels(linked)
+    if not without:
         return []
     return [
-        f"{without} of {len(calls)} launches have no kernel in the trace: the profiler lost them or stopped before "
+        f"{without} of {calls} launches have no kernel in the trace: the profiler lost them or stopped before "
         "they ran. Active time is too short by as much, idle time and its reasons say little; record fewer steps at "
         "a time"
     ]
@@ -364,7 +369,7 @@ def _analyse_rank(traces: RankTraces, linked: Linked, request: TraceOptions, *, 
         foreign = note_execution(linked, execution, node, joined)
         if foreign:
             notes, execution, node = notes + foreign, None, None
-    notes += note_devices(linked)
+    notes += note_devices(linked) + note_counters(linked)
     notes += step_notes(linked)
     notes += launch_notes(linked)
     instructions = make_timeline_instructions(linked)

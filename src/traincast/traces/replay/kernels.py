@@ -31,13 +31,13 @@ from traincast.hardware.device import VOLTA, Device
 from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature
 from traincast.simulator.overlap import slow_down_beside
-from traincast.traces.classify import OTHER
+from traincast.traces.classify import BARE_TRITON, OTHER
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.rates import OpFinder, infer_framework_version, make_version_context
 from traincast.traces.signatures import SignatureReader
 from traincast.traces.slowdowns import compute_overlaps
-from traincast.utils.arrays import FloatArray, IntArray
+from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
 _BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
@@ -47,6 +47,10 @@ _SIDES = tuple(int(2**power * part) for power in range(4, 16) for part in (1.0, 
 _LOG_SIZES = np.log(_SIZES)
 SIGMA = {"arithmetic": 0.30, "memory": 0.22, "other": 0.45}
 """Log-sigma of a kernel's time carried to another device, by what bounds its family: see docs/evidence/traces.md."""
+# threads of a block -> elements, of the two configurations that Inductor tries for point-wise kernels, and the blocks
+# up to which it makes these smaller
+_POINTWISE, _MOST_SMALL = {128.0: 1024.0, 256.0: 512.0}, 128.0
+_TILES = 16384.0  # bytes of shared memory of a block; reductions use up to 4 KiB
 _OTHER_VENDOR = 0.25  # on top where libraries and compilers differ too: another vendor's
 # the first that matches counts
 _COMPUTE = (
@@ -86,26 +90,33 @@ class Carried:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grids:
-    """Blocks of every kernel, and threads of a block; 0 where that was not recorded."""
+    """Blocks of every kernel, threads of a block, and bytes of shared memory; 0 where that was not recorded."""
 
     blocks: FloatArray
     threads: FloatArray
+    shared: FloatArray
+
+    def take(self, places: IntArray | BoolArray) -> Grids:
+        """Those of these kernels."""
+        return Grids(self.blocks[places], self.threads[places], self.shared[places])
 
 
 def read_grids(linked: Linked, rows: IntArray) -> Grids:
     """What was recorded of these kernels' grids."""
     numbers, place = np.unique(linked.events["details"][rows], return_inverse=True)
     found = np.array([_read_grid(linked.trace.details[number]) for number in numbers.tolist()], dtype=np.float64)
-    counts = found.reshape(-1, 2)[place.reshape(-1)]
-    return Grids(counts[:, 0], counts[:, 1])
+    counts = found.reshape(-1, 3)[place.reshape(-1)]
+    return Grids(counts[:, 0], counts[:, 1], counts[:, 2])
 
 
-def _read_grid(details: bytes) -> tuple[float, float]:
+def _read_grid(details: bytes) -> tuple[float, float, float]:
     try:
         document = msgspec.json.decode(details or b"{}")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return 0.0, 0.0
-    return (_count(document.get("grid")), _count(document.get("block"))) if isinstance(document, dict) else (0.0, 0.0)
+        return 0.0, 0.0, 0.0
+    if not isinstance(document, dict):
+        return 0.0, 0.0, 0.0
+    return _count(document.get("grid")), _count(document.get("block")), _count([document.get("shared")])
 
 
 def _count(sizes: Any) -> float:
@@ -120,13 +131,12 @@ def carry_kernels(
     if source.key == target.key or not len(seconds):
         return Carried(seconds.copy(), np.zeros(len(seconds)))
     curves = _Curves(source, target)
-    threads = grids.blocks * grids.threads
     # AMD's tools count threads where they say blocks, for some kernels: then it is no more than that
     exact = source.vendor == "nvidia"
     carried, sigma = seconds.copy(), np.zeros(len(seconds))
     for i, (family, name) in enumerate(zip(families, names, strict=True)):
-        bound = "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
-        elements = _count_elements(name, float(threads[i]))
+        bound = _find_bound(family, name, float(grids.shared[i]))
+        elements = count_elements(name, float(grids.blocks[i]), float(grids.threads[i]))
         found = [
             curves.carry_product(float(seconds[i]), find_compute_type(name)) if kind == "arithmetic"
             else curves.carry_stream(float(seconds[i]), elements, exact=exact)
@@ -139,9 +149,20 @@ def carry_kernels(
     return Carried(carried, sigma)
 
 
-def _count_elements(name: str, threads: float) -> float:
-    """Elements of an element-wise kernel, whose threads take four each; 0 for others and where it is not known."""
-    return 4.0 * threads if "elementwise_kernel" in name else 0.0
+def _find_bound(family: str, name: str, shared: float) -> str:
+    """What bounds a kernel: "arithmetic", "memory", or "other" where nobody knows. Of Triton's that are only numbered
+    those that multiply matrices keep tiles of both in shared memory."""
+    if family == OTHER and BARE_TRITON.match(name):
+        return "arithmetic" if shared >= _TILES else "memory"
+    return "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
+
+
+def count_elements(name: str, blocks: float, threads: float) -> float:
+    """Elements of an element-wise kernel, whose threads take four each, or as many as Inductor gives to the blocks of
+    its point-wise ones; 0 for others and where it is not known."""
+    if name.startswith("triton_poi_"):
+        return blocks * _POINTWISE.get(threads, 0.0) if blocks > _MOST_SMALL else 0.0
+    return 4.0 * blocks * threads if "elementwise_kernel" in name else 0.0
 
 
 class _Curves:
@@ -293,12 +314,12 @@ def predict_kernels(
     slowed = ~np.isin(matcher.known, KEPT)
     predicted[slowed] += slow_down_beside(predicted, beside)[slowed]
     if source is not None and source.key != device.key:
-        names = [linked.get_name(row) for row in rows[kept].tolist()]
+        names = [linked.trace.names[number] for number in linked.find_telling_names(rows[kept]).tolist()]
         found = carry_kernels(
             measured[kept],
             families[kept].tolist(),
             names,
-            Grids(grids.blocks[kept], grids.threads[kept]),
+            grids.take(kept),
             source,
             device,
         )
