@@ -232,7 +232,8 @@ def find_largest(resolved: Resolved, axis: str) -> Largest:
             try:
                 known[value] = predict(_enlarge(resolved, axis, value)).fit_probability
             except TraincastError as error:
-                raise TraincastError(f"`max` {axis}: {error}") from None
+                _, _, why = str(error).rpartition(f"edit rows=x{value / 100:g}: ")  # a trial, which nobody asked for
+                raise TraincastError(f"`max` {axis}: {why}") from None
         return known[value]
 
     low, high = 0, 1

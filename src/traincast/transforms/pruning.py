@@ -4,14 +4,16 @@ results."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from fractions import Fraction
+from math import prod
 
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.ops import StorageKind, TensorSpec
+from traincast.ir.ops import Scalar, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
+from traincast.ir.sizes import SizeRef
 from traincast.utils.errors import TraincastError
 
 _OWN = (StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE)
@@ -46,7 +48,7 @@ class Pruning:
                 if op in self.gone or not reached:
                     continue
                 check(op)
-                places = self._list_places(op)
+                places = list_places(op)
                 kept = [n for n, place in enumerate(places) if not self._reached(place, storages, tensors)]
                 if kept:
                     storages |= self.keep_places(op, kept)
@@ -79,22 +81,10 @@ class Pruning:
         kept = {s for s in self._touched(op) if rows[s].kind in _OWN and (s in changed or not rows[s].made)}
         return kept | {s for s in self._touched(op) if rows[s].alloc is op}
 
-    def _list_places(self, op: OpRow) -> list[tuple[int, ...]]:
-        """The tensors at every place of the lists that an op of lists was given; of another op, all at one."""
-        if not ("_foreach_" in op.signature.name or op.signature.name.startswith(_LISTS)):
-            return [(*op.inputs, *op.outputs)]
-        return list(zip(*self.lists(op), strict=True))
-
-    def lists(self, op: OpRow) -> list[tuple[int, ...]]:
-        """The lists of tensors of an op that have an entry for every parameter, its results among them."""
-        length = max(count for _, count in op.signature.groups)
-        spans = [op.inputs[span] for _, span in op.signature.spans()]
-        return [span for span in (*spans, op.outputs) if len(span) == length]
-
     def keep_places(self, op: OpRow, kept: list[int]) -> set[int]:
         """Shortens the lists of an op to these places; gives all storages at the places that went."""
         length = max(count for _, count in op.signature.groups)
-        gone = {self.editor.tensors[t] for span in self.lists(op) for n, t in enumerate(span) if n not in kept}
+        gone = {self.editor.tensors[t] for span in _find_lists(op) for n, t in enumerate(span) if n not in kept}
         self.lost |= gone
         numbers: list[int] = []
         for _, span in op.signature.spans():
@@ -151,6 +141,20 @@ class Pruning:
             editor.storages[storage].made = True  # there before the step for ops that are gone: so is it
 
 
+def list_places(op: OpRow) -> list[tuple[int, ...]]:
+    """The tensors at every place of the lists that an op of lists was given; of another op, all at one."""
+    if not ("_foreach_" in op.signature.name or op.signature.name.startswith(_LISTS)):
+        return [(*op.inputs, *op.outputs)]
+    return list(zip(*_find_lists(op), strict=True))
+
+
+def _find_lists(op: OpRow) -> list[tuple[int, ...]]:
+    """The lists of tensors of an op that have an entry for every parameter, its results among them."""
+    length = max(count for _, count in op.signature.groups)
+    spans = [op.inputs[span] for _, span in op.signature.spans()]
+    return [span for span in (*spans, op.outputs) if len(span) == length]
+
+
 def resize_scalar_stacks(editor: ProgramEditor) -> None:
     """Gives stacks of scalars whose lists have changed the form that they have now."""
     values = editor.program.size_values
@@ -168,6 +172,7 @@ def resize_scalar_stacks(editor: ProgramEditor) -> None:
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::detach", "aten::lift_fresh", "aten::alias")
 """Ops whose tensors all have one form."""
+_SUMS = ("aten::add", "aten::add_")
 
 
 class Resizing:
@@ -247,6 +252,66 @@ class Resizing:
                 waiting += [self.editor.tensors[tensor] for tensor, _ in _list_operands(op)]
         return reached
 
+    def resize_all_as_high(
+        self, storage: int, height: int, around: Collection[OpRow], may_follow: Callable[[OpRow], bool]
+    ) -> None:
+        """Gives a table another height, and all that is as high (`high`): its gradient, the moments of an optimizer.
+        `around` are the ops that look it up and their backward ops; `may_follow` tells of others whether they are
+        updates."""
+        form, new = self._forms[storage].shape, self.sizes.constant(height)
+        made = [t for op in around for t, spec in _list_results(op) if spec.shape[1:] == form[1:] and op.forward]
+        waiting, seen = [storage, *(self.editor.tensors[t] for t in made)], set[int]()
+        high = dict.fromkeys(one for one in waiting if self._forms[one].shape[:1] == form[:1])
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            for op in self._users[one]:
+                updates = op.signature.name in (*_COPIES, *_SUMS) or may_follow(op)
+                if op in around or not (updates or one in high):
+                    continue
+                if not updates:
+                    raise TraincastError(f"{op.signature.name} uses it too")
+                specs = dict(_list_operands(op))
+                for place in list_places(op):
+                    mine = {self.editor.tensors[t]: specs[t].shape for t in place}
+                    if one in mine:  # rows of a sparse gradient are as wide as the table, moments are as high
+                        waiting += [s for s, shape in mine.items() if shape[1:] == form[1:] or shape[:1] == form[:1]]
+                        high |= dict.fromkeys(s for s, shape in mine.items() if shape[:1] == form[:1])
+        before = self.editor.storages[storage].size
+        for one in high:
+            self._check_whole(one, form[0])
+            self._new[one] = lambda _: new
+        self._whole |= high.keys()
+        self._tell_height(around, form[0], new)
+        if any(self.editor.storages[one].kind == StorageKind.GRADIENT for one in high):
+            self._resize_stale_gradient(before, storage, new)
+
+    def _check_whole(self, storage: int, first: int) -> None:
+        """Memory must be as high as the table and hold nothing else."""
+        form, row = self._forms[storage], self.editor.storages[storage]
+        if form.shape[:1] != (first,) or self.values[row.size] != prod(self._plain(form)) * form.itemsize:
+            raise TraincastError("it, its gradient or a moment is a part of larger memory")
+
+    def _tell_height(self, around: Collection[OpRow], first: int, new: int) -> None:
+        """Arguments that say how high a table is: of backward ops, and of sparse gradients that they make."""
+        made = {self.editor.tensors[t] for op in around for t in op.outputs if op.forward}
+        for op in dict.fromkeys((*around, *(user for one in made for user in self._users[one]))):
+            told = tuple(
+                (name, _replace_height(value, first, new) if name in _HEIGHTS else value)
+                for name, value in op.signature.scalars
+            )
+            op.signature = replace(op.signature, scalars=told)
+
+    def _resize_stale_gradient(self, before: int, table: int, new: int) -> None:
+        """The gradient that the step before left, which is freed before any op uses it."""
+        form = self._forms[table]
+        for number, row in enumerate(self.editor.storages):
+            if row.kind == StorageKind.GRADIENT and not row.made and row.size == before and not self._users[number]:
+                row.size = self.sizes.product([new, *form.shape[1:]], times=form.itemsize)
+                return
+
     def build(self) -> Program:
         """The program with the new forms."""
         for storage, change in self._new.items():
@@ -277,6 +342,19 @@ class Resizing:
         return tuple(made)
 
 
+_HEIGHTS = ("num_weights", "size")
+"""Arguments of backward ops and of sparse tensors that begin with the height of a table."""
+
+
+def _replace_height(value: Scalar, first: int, new: int) -> Scalar:
+    if isinstance(value, tuple):
+        return (_replace_height(value[0], first, new), *value[1:]) if value else value
+    return SizeRef(new) if isinstance(value, SizeRef) and int(value) == first else value
+
+
+def _list_results(op: OpRow) -> list[tuple[int, TensorSpec]]:
+    return list(zip(op.outputs, op.signature.outputs, strict=True))
+
+
 def _list_operands(op: OpRow) -> list[tuple[int, TensorSpec]]:
-    signature = op.signature
-    return [*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True)]
+    return [*zip(op.inputs, op.signature.inputs, strict=True), *_list_results(op)]

@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from traincast.ir.ops import Scalar, Signature
+from traincast.ir.program import Program
 from traincast.ir.rows import OpRow
 from traincast.ir.sizes import SizeRef
-from traincast.ir.workload import Workload
+from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.transforms.pruning import Resizing
-from traincast.transforms.tables import ADDED, DROPPED, add_own_table, check_step, drop_own_tables, pick_table
+from traincast.transforms.tables import (
+    ADDED,
+    DROPPED,
+    add_own_table,
+    check_step,
+    drop_own_tables,
+    make_no_tables_error,
+    pick_table,
+    resize_own_tables,
+)
 from traincast.utils.errors import TraincastError
 
 _FORWARD = re.compile(
@@ -22,6 +32,8 @@ _FORWARD = re.compile(
 _DENSE = "fbgemm::dense_embedding_codegen_forward"
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_\w+_cuda|traincast::batched_embedding_backward_\w+")
 _CHECK = "fbgemm::bounds_check_indices"
+_OF_WEIGHTS = "fbgemm::split_embedding_codegen_grad_indice_weights_cuda"
+"""Gradients of the weights of lookups, as many as there are lookups."""
 _WEIGHTS = ("dev_weights", "weights")
 _BY_TABLE = {"D_offsets": 1, "weights_offsets": 0, "table_offsets": 0, "rows_per_table": 0}
 """Operands with a number for every table, and how many they have besides."""
@@ -66,7 +78,8 @@ def find_batched_modules(step: Resizing) -> list[BatchedTables]:
                 raise TraincastError("its tables are looked up by several ops; capture the changed model")
             found[weights] = BatchedTables(step.program.names[op.module], op, _read_tables(step, op), [])
     for op in step.editor.ops:
-        if _UPDATE.fullmatch(op.signature.name) and (mine := found.get(step.storage(op, *_WEIGHTS))):
+        of_tables = op.signature.name == _OF_WEIGHTS or _UPDATE.fullmatch(op.signature.name)
+        if of_tables and (mine := found.get(step.storage(op, *_WEIGHTS))):
             mine.others.append(op)
         elif op.signature.name == _CHECK:
             for one in found.values():
@@ -126,15 +139,18 @@ def write_tables(step: Resizing, module: BatchedTables, tables: Sequence[Batched
         _count_rows(module.tables): _count_rows(tables),
     }
     more = sum((one.lookups for one in tables), Fraction(0)) / sum((one.lookups for one in module.tables), Fraction(0))
+    if more != 1 and any(op.signature.name == _OF_WEIGHTS for op in ops):
+        raise TraincastError("the weights of its lookups have gradients; capture the changed model")
     ends = step.sizes.total([module.lookup.signature.outputs[0].shape[0]], times=len(tables), plus=1)
     for op in ops:
         for name, storage in step.list_named_operands(op):
             height = step.form(storage)[0] if step.form(storage) else 0
-            if name in _WEIGHTS or (name.startswith("momentum") and height in row_counts):
+            of_lookups = name in ("indices", "indice_weights") or (name == "weights" and op.signature.name == _CHECK)
+            if not of_lookups and (name in _WEIGHTS or (name.startswith("momentum") and height in row_counts)):
                 step.set_height(storage, row_counts[height])
             elif name in _BY_TABLE:
                 step.set_height(storage, len(tables) + _BY_TABLE[name])
-            elif name in ("indices", "indice_weights"):
+            elif of_lookups:
                 step.scale(storage, more)
             elif name == "offsets" and len(tables) != len(module.tables):
                 step.resize(storage, lambda _: ends)
@@ -207,36 +223,40 @@ def add_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
 
 def set_lookups(step: Workload, change: Change) -> tuple[Workload, str]:
     """The step with other numbers of lookups of every bag."""
-
-    def changed(module: BatchedTables) -> list[BatchedTable]:
-        return [replace(one, lookups=Fraction(change(one.lookups))) for one in module.tables]
-
-    return _edit_each_module(step, changed, "its rows are looked up by an op for each table")
+    check_step(step)
+    if not looks_up_together(step):
+        raise TraincastError(
+            "its rows are looked up by an op for each table, or it has none; describe the model in YAML, or capture "
+            "the changed one"
+        )
+    resizing, modules = _open_step(step)
+    for module in modules:
+        write_tables(resizing, module, [replace(one, lookups=Fraction(change(one.lookups))) for one in module.tables])
+    return _write_step(step, resizing), ""
 
 
 def set_row_counts(step: Workload, change: Change) -> tuple[Workload, str]:
-    """The step with tables of other heights; rows that were not on the device are not there either."""
-
-    def changed(module: BatchedTables) -> list[BatchedTable]:
-        return [_set_table_rows(one, change(Fraction(one.rows))) for one in module.tables]
-
-    return _edit_each_module(step, changed, "its tables are looked up by an op each")
+    """The step with tables of other heights, those of every rank; rows that were not on the device are not there
+    either."""
+    check_follows_tensors(step)
+    known: dict[int, Program] = {}
+    found = 0
+    for program in step.programs:
+        if id(program) in known:
+            continue
+        resizing = Resizing(program)
+        modules = find_batched_modules(resizing)
+        for module in modules:
+            write_tables(resizing, module, [_set_table_rows(one, change(Fraction(one.rows))) for one in module.tables])
+        found += len(modules) + resize_own_tables(resizing, change)
+        known[id(program)] = resizing.build()
+    if not found:
+        raise make_no_tables_error(step)
+    return replace(step, programs=tuple(known[id(program)] for program in step.programs)), ""
 
 
 def _set_table_rows(table: BatchedTable, rows: int) -> BatchedTable:
     return replace(table, rows=rows, held=rows if table.held == table.rows else min(table.held, rows))
-
-
-def _edit_each_module(
-    step: Workload, changed: Callable[[BatchedTables], list[BatchedTable]], alone: str
-) -> tuple[Workload, str]:
-    check_step(step)
-    if not looks_up_together(step):
-        raise TraincastError(f"{alone}, or it has none; describe the model in YAML, or capture the changed one")
-    resizing, modules = _open_step(step)
-    for module in modules:
-        write_tables(resizing, module, changed(module))
-    return _write_step(step, resizing), ""
 
 
 def _open_step(step: Workload) -> tuple[Resizing, list[BatchedTables]]:

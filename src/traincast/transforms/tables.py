@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import groupby
 
 from traincast.ir.editor import ProgramEditor
@@ -13,7 +14,7 @@ from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.sizes import SizeRef
 from traincast.ir.workload import Workload, check_follows_tensors
 from traincast.transforms.bags import FORWARD
-from traincast.transforms.pruning import Pruning, resize_scalar_stacks
+from traincast.transforms.pruning import Pruning, Resizing, resize_scalar_stacks
 from traincast.utils.errors import TraincastError
 
 LOOKUPS = (*FORWARD, "aten::embedding")
@@ -56,7 +57,12 @@ def check_step(step: Workload) -> None:
 def check_tables(step: Workload) -> None:
     """Rejects a step in which no op looks up a table of its own."""
     if not {signature.name for signature in step.programs[0].symbolic} & set(LOOKUPS):
-        raise TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
+        raise make_no_tables_error(step)
+
+
+def make_no_tables_error(step: Workload) -> TraincastError:
+    """Why a step without embedding tables has none to change."""
+    return TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
 
 
 def pick_table(text: str, names: Sequence[str], forms: Sequence[str]) -> int:
@@ -153,6 +159,28 @@ def _list_updated_parameters(scope: ScopeRow, editor: ProgramEditor) -> list[int
             if editor.get_storage(tensor).kind == StorageKind.PARAMETER:
                 found[editor.tensors[tensor]] = None
     return list(found)
+
+
+def resize_own_tables(step: Resizing, change: Callable[[Fraction], int]) -> int:
+    """Gives tables that are looked up by ops of their own other heights; how many there are. Those that cannot be are
+    named with what else uses them."""
+    editor, refused = step.editor, list[str]()
+    tables = find_tables(editor, step.program)
+    scope_of = {op: scope for scope in editor.scopes for op in scope.ops} if tables else {}
+
+    def is_update(op: OpRow) -> bool:
+        return scope_of[op].phase in _UPDATES or scope_of[op].name == ACCUMULATE_GRAD
+
+    for table in tables:
+        form = step.form(table.storage)
+        try:
+            step.resize_all_as_high(table.storage, change(Fraction(form[0])), find_ops_around(table, editor), is_update)
+        except TraincastError as error:
+            refused.append(f"{table.module or 'a table'} ({' x '.join(map(str, form))}): {error}")
+    if refused:
+        more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        raise TraincastError(f"rows of {', '.join(refused[:_SHOWN])}{more}; capture the changed model")
+    return len(tables)
 
 
 ADDED = "the rows of the new table are added to those of {}, so that no layer changes its width"

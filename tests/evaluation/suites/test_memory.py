@@ -94,3 +94,19 @@ def test_intervals_are_set_by_the_other_sources() -> None:
     (note,) = _note_left_out_sources(outcomes)
     # those of "two" reach 109, which holds all of "one"; those of "one" reach 104, which holds two of three
     assert "one 10 of 10, two 2 of 3" in note and "92%" in note
+
+
+def test_cases_have_the_keys_of_every_suite_and_their_own_in_gb(tmp_path: Path) -> None:
+    out = {**LITGPT, "memory_gb": "", "out_of_memory": "true"}
+    rows = [
+        one.to_dict() for one in list_litgpt_outcomes(write_table(tmp_path, "litgpt_memory_a10g.csv", [LITGPT, out]))
+    ]
+    ran, failed = rows
+    for row in rows:
+        assert {"device", "case", "measured_ms", "predicted_ms", "interval_ms", "covered"} <= row.keys()
+        assert row["measured_ms"] is None and row["predicted_ms"] is None
+        assert row["interval_gb"][0] < row["predicted_gb"] < row["interval_gb"][1]
+    assert ran["measured_gb"] == 17.0 and not ran["out_of_memory"]
+    low, high = ran["interval_gb"]
+    assert ran["covered"] == (low <= 17.0 <= high)
+    assert failed["measured_gb"] is None and failed["out_of_memory"] and failed["covered"] is None

@@ -36,11 +36,14 @@ class MemoryOutcome:
         return abs(math.log(self.measured / self.predicted)) / max(width, 1e-12)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, GB."""
+        """As plain data, GB; the keys of every suite's cases that say milliseconds are there without a value."""
         measured = self.measured
         return {
             "device": f"{self.source}, {self.kind}",
             "case": self.name,
+            "measured_ms": None,
+            "predicted_ms": None,
+            "interval_ms": [],
             "measured_gb": None if measured is None else measured / 1e9,
             "out_of_memory": measured is None,
             "predicted_gb": self.predicted / 1e9,
