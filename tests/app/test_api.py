@@ -307,7 +307,8 @@ def test_calls_name_their_keywords_and_the_module_what_it_offers():
 
 def test_a_step_of_one_gpu_loads_neither_planner_nor_writers_of_steps():
     code = (
-        "import sys; from traincast.app.cli.main import main; main(['predict', 'dlrm-mlperf', '--on', 'v100', '--json'])\n"
+        "import sys; from traincast.app.cli.main import main\n"
+        "main(['predict', 'dlrm-mlperf', '--on', 'v100', '--json'])\n"
         "ours = [name.split('.', 1)[1] for name in sys.modules if name.startswith('traincast.')]\n"
         "unused = ('planner', 'traces', 'calibration', 'capturing', 'simulator.parallelism', 'models.transformers')\n"
         "print([name for name in ours if name.startswith(unused)], len(ours) < 130)"
