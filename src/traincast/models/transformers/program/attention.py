@@ -87,7 +87,7 @@ def _cast_and_drop(graph: Graph, x: Ref) -> Ref:
     return result
 
 
-def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...], views: Sequence[str]) -> Ref:
+def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...], views: Sequence[str] = ()) -> Ref:
     """The elements in another order, and their gradients back in the first, through the nodes `views`, which launch
     nothing."""
 
