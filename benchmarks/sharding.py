@@ -5,8 +5,8 @@
     .venv/bin/python benchmarks/sharding.py --anytime [--tables 26,200,800] [--gpus 8,64]
 
 For each task: seconds of both searches and their ratio (goal: at most 1), the predicted step under both plans by the
-full walk (goal: never worse than TorchRec's or a greedy baseline; 5 % better on average over the random tasks), plans
-scored per second by the fast cost (goal: 10,000), and how it agrees with the full walk over plans of the task: rank
+full simulation (goal: never worse than TorchRec's or a greedy baseline; 5 % better on average over random tasks), plans
+scored per second by the fast cost (goal: 10,000), and how it agrees with the full simulation over plans: rank
 correlation (goal: 0.95), share of the pairs of plans more than 5 % apart that it ranks rightly, and worst error.
 TorchRec is imported before the clock starts and stops after `--timeout` seconds: a ratio is then an upper bound.
 `--dense` adds MLPs under DDP to every task: a whole step. `--anytime` needs no TorchRec: the step of the
@@ -101,16 +101,16 @@ def compare(name: str, task: Task, timeout: int, kernels: Sequence[str] | None) 
 
 
 def ranking(task: Task, plans: Sequence[Plan]) -> dict[str, object]:
-    """Speed of the fast cost, and its rank correlation with the full walk over these plans and changes to them."""
+    """Speed of the fast cost, and its rank correlation with the full simulation over these plans and changes."""
     cost = FastCost(task, plans)
     pool = [*plans, *neighbours(cost, plans, RANKED - len(plans))]
     scored = rank_plans(task, {str(number): plan for number, plan in enumerate(pool)}).plans
-    fast, walked = np.array([(plan.fast_seconds, plan.seconds) for plan in scored]).T
+    fast, simulated = np.array([(plan.fast_seconds, plan.seconds) for plan in scored]).T
     return {
         "plans_per_s": round(scoring_speed(cost, plans[-1])),
-        "spearman": round(spearman(fast, walked), 3),
-        "pairs_right": round(pairs_right(fast, walked), 4),
-        "worst_fast_error_pct": round(100 * float(np.abs(fast / walked - 1).max()), 1),
+        "spearman": round(spearman(fast, simulated), 3),
+        "pairs_right": round(pairs_right(fast, simulated), 4),
+        "worst_fast_error_pct": round(100 * float(np.abs(fast / simulated - 1).max()), 1),
     }
 
 
@@ -155,11 +155,11 @@ def spearman(one: FloatArray, other: FloatArray) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def pairs_right(fast: FloatArray, walked: FloatArray) -> float:
+def pairs_right(fast: FloatArray, simulated: FloatArray) -> float:
     """Share of the pairs of plans whose walks are apart that the fast cost puts in the right order."""
     first, second = np.triu_indices(len(fast), 1)
-    apart = np.abs(np.log(walked[first] / walked[second])) > np.log(APART)
-    right = (fast[first] < fast[second]) == (walked[first] < walked[second])
+    apart = np.abs(np.log(simulated[first] / simulated[second])) > np.log(APART)
+    right = (fast[first] < fast[second]) == (simulated[first] < simulated[second])
     return float(right[apart].mean()) if np.any(apart) else 1.0
 
 

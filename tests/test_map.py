@@ -131,7 +131,7 @@ def test_imports_are_seen_at_any_depth_lazy_and_in_strings(tmp_path):
 
 def test_relative_imports_are_refused(tmp_path):
     path = tmp_path / "module.py"
-    path.write_text("from .walk import blocks\n")
+    path.write_text("from .simulation import blocks\n")
 
     with pytest.raises(AssertionError, match="imports relatively"):
         imported(path, set())

@@ -303,3 +303,15 @@ def test_calls_name_their_keywords_and_the_module_what_it_offers():
     assert set(dir(traincast)) == set(traincast.__all__)
     changed = traincast.whatif("resnet50", ["dtype=fp16"], on="v100", power_limit_w=200)
     assert changed.cost_before.watts == 200
+
+
+def test_a_step_of_one_gpu_loads_neither_planner_nor_writers_of_steps():
+    code = (
+        "import sys; from traincast.app.cli.main import main\n"
+        "main(['predict', 'dlrm-mlperf', '--on', 'v100', '--json'])\n"
+        "ours = [name.split('.', 1)[1] for name in sys.modules if name.startswith('traincast.')]\n"
+        "unused = ('planner', 'traces', 'calibration', 'capturing', 'simulator.parallelism', 'models.transformers')\n"
+        "print([name for name in ours if name.startswith(unused)], len(ours) < 130)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] True"

@@ -57,7 +57,7 @@ def test_a_dlrm_shards_its_tables_and_shares_its_mlps(profile, capsys):
 
 def test_other_models_are_data_parallel(profile):
     result = predict("vgg13", on=str(profile), gpus=2, batch_size=1)
-    summed = [exchange for calls in result.walk.instructions.calls[:1] for exchange in calls.exchange]
+    summed = [exchange for calls in result.simulation.instructions.calls[:1] for exchange in calls.exchange]
     assert len(summed) > 1 and {one.kind for one in summed} == {"all_reduce"}
     assert sum(one.bytes for one in summed) == 4 * RECIPES["vgg13"].parameters(), "every gradient once"
     assert "on 2 x made up" in result.headline()
@@ -66,7 +66,7 @@ def test_other_models_are_data_parallel(profile):
 def test_a_function_says_what_each_rank_does(profile, tmp_path, capsys):
     (tmp_path / "step.py").write_text(STEP)
     name = f"{tmp_path / 'step.py'}:make_step"
-    assert len(predict(name, on=str(profile), gpus=2).walk.meetings.seconds) == 1
+    assert len(predict(name, on=str(profile), gpus=2).simulation.collectives.seconds) == 1
     assert main(["measure", name, "--gpus", "2", "--batch-size", "8", "--seconds", "0.1", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["ranks"] == 2 and measured["low_ms"] <= measured["corrected_ms"] <= measured["high_ms"]

@@ -1,4 +1,4 @@
-"""A small language for schedules, so that walks can be worked out by hand."""
+"""A small language for schedules, so that simulations can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run(program: list[Instruction], gap: float = 0.0) -> tuple[RankTimes, Clocks
     return simulate_rank(schedule, host_seconds, kernel_seconds, clocks, gap=gap), clocks
 
 
-def crew_of(*ranks: list[Instruction]) -> RankGroup:
+def rank_group_of(*ranks: list[Instruction]) -> RankGroup:
     """Ranks that execute the same instructions with durations of their own."""
     host_seconds = np.array([[i.host for i in program] for program in ranks])
     kernel_seconds = np.array([[i.kernel for i in program] for program in ranks])

@@ -11,13 +11,13 @@ Place = tuple[int, int]  # rank, instruction
 
 
 class NaiveWalk:
-    """Ranks as lists of instructions; `meetings` are (places, seconds)."""
+    """Ranks as lists of instructions; `collectives` are (places, seconds)."""
 
     def __init__(
         self, ranks: list[list[Instruction]], collectives: list[tuple[list[Place], float]], gap: float = 0.0
     ) -> None:
         self.ranks, self.gap = ranks, gap
-        self.meeting = {place: collective for collective in collectives for place in collective[0]}
+        self.collective_at = {place: collective for collective in collectives for place in collective[0]}
         self.host_issue = cache(self._host_issue)
         self.host_after = cache(self._host_after)
         self.kernel_start = cache(self._kernel_start)
@@ -65,7 +65,7 @@ class NaiveWalk:
         return max(self.host_after(rank, i), self._stream(rank, own.target, i) + self.gap)
 
     def _kernel_end(self, rank: int, i: int) -> float:
-        if (rank, i) in self.meeting:
-            places, seconds = self.meeting[rank, i]
+        if (rank, i) in self.collective_at:
+            places, seconds = self.collective_at[rank, i]
             return max(self.kernel_start(*place) for place in places) + seconds
         return self.kernel_start(rank, i) + self.ranks[rank][i].kernel

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulator.instructions import crew_of, launch
-from tests.simulator.test_ranks_properties import RANKS, any_instruction, moments, walk_apart
+from tests.simulator.instructions import launch, rank_group_of
+from tests.simulator.test_ranks_properties import RANKS, any_instruction, moments, simulate_apart
 from tests.simulator.test_walk_properties import seconds, stream, thread
 from traincast.simulator.collective_calls import CollectiveCalls, MatchedCollective, Participant
 from traincast.simulator.instructions import find_classes
@@ -56,12 +56,12 @@ def test_a_class_walks_like_each_of_its_ranks(steps):
 
     classes = classes_of(ranks, collectives)
 
-    entries = [(n, c, 0, i) for n, collective in enumerate(classes.meetings) for c, i in collective.members]
+    entries = [(n, c, 0, i) for n, collective in enumerate(classes.collectives) for c, i in collective.members]
     table = np.array(entries, dtype=np.int64).reshape(-1, 4)
-    lasts = np.array([collective.seconds for collective in classes.meetings])
-    groups = [crew_of(ranks[program]) for program in classes.program]
+    lasts = np.array([collective.seconds for collective in classes.collectives])
+    groups = [rank_group_of(ranks[program]) for program in classes.program]
     once = simulate_ranks(groups, Collectives(*table.T, lasts))
-    every = walk_apart(ranks, collectives)
+    every = simulate_apart(ranks, collectives)
     for rank in range(RANKS):
         assert moments(once[classes.of[rank]].times(0)) == moments(every[rank].times(0))
 
@@ -72,7 +72,7 @@ def test_equal_ranks_that_meet_are_one_class():
     classes = classes_of(ranks, [([(0, 1), (1, 1), (2, 1)], 3.0)])
 
     assert classes.of == (0, 0, 0)
-    assert [collective.members for collective in classes.meetings] == [((0, 1),)]
+    assert [collective.members for collective in classes.collectives] == [((0, 1),)]
 
 
 def test_meeting_somebody_else_makes_a_difference():
@@ -90,4 +90,4 @@ def test_a_ring_of_messages_is_one_class_that_meets_itself():
     classes = classes_of(ranks, ring)
 
     assert classes.of == (0, 0, 0)
-    assert [collective.members for collective in classes.meetings] == [((0, 0), (0, 1))]
+    assert [collective.members for collective in classes.collectives] == [((0, 0), (0, 1))]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulator.instructions import crew_of, host, join, launch, record, sync_device, wait
+from tests.simulator.instructions import host, join, launch, rank_group_of, record, sync_device, wait
 from tests.simulator.test_walk_properties import programs
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
 from traincast.simulator.timeline import find_critical_path
 
 
 def simulated(program, gap=0.0):
-    return simulate_ranks([crew_of(program)], Collectives.none(), gap=gap)
+    return simulate_ranks([rank_group_of(program)], Collectives.none(), gap=gap)
 
 
 def path(program):
@@ -58,10 +58,10 @@ def test_join_crosses_threads():
 @given(programs, st.sampled_from([0.0, 2.0]))
 @settings(max_examples=300, deadline=None)
 def test_the_path_has_no_hole_and_spans_the_step(program, gap):
-    walks = simulated(program, gap)
+    simulations = simulated(program, gap)
 
-    segments = find_critical_path(walks)
+    segments = find_critical_path(simulations)
 
-    assert sum(s.seconds for s in segments) == walks[0].latest()[0]
+    assert sum(s.seconds for s in segments) == simulations[0].latest()[0]
     for before, after in zip(segments, segments[1:], strict=False):
         assert before.end == after.start

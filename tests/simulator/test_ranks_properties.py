@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulator.instructions import crew_of, join, launch
+from tests.simulator.instructions import join, launch, rank_group_of
 from tests.simulator.naive import NaiveWalk
 from tests.simulator.test_walk_properties import instruction, seconds, stream, thread
 from traincast.simulator.many_ranks import Collectives, simulate_ranks
@@ -38,15 +38,15 @@ def programs_of(run):
     return [program or [launch(0.0)] for program in ranks], collectives
 
 
-def as_meetings(collectives, place=lambda rank: (rank, 0)):
+def as_collectives(collectives, place=lambda rank: (rank, 0)):
     entries = [(m, *place(rank), i) for m, (places, _) in enumerate(collectives) for rank, i in places]
     table = np.array(entries, dtype=np.int64).reshape(-1, 4)
     return Collectives(*table.T, np.array([length for _, length in collectives]))
 
 
-def walk_apart(ranks, collectives, gap=0.0):
+def simulate_apart(ranks, collectives, gap=0.0):
     """Every rank a rank group of its own."""
-    return simulate_ranks([crew_of(program) for program in ranks], as_meetings(collectives), gap=gap)
+    return simulate_ranks([rank_group_of(program) for program in ranks], as_collectives(collectives), gap=gap)
 
 
 def moments(trace):
@@ -70,11 +70,11 @@ def naive_moments(naive, rank):
 def test_the_walk_is_its_definition(run, gap):
     ranks, collectives = programs_of(run)
 
-    walks = walk_apart(ranks, collectives, gap)
+    simulations = simulate_apart(ranks, collectives, gap)
 
     naive = NaiveWalk(ranks, collectives, gap)
     for rank in range(RANKS):
-        assert moments(walks[rank].times(0)) == naive_moments(naive, rank)
+        assert moments(simulations[rank].times(0)) == naive_moments(naive, rank)
 
 
 @given(
@@ -92,8 +92,8 @@ def test_ranks_side_by_side_are_ranks_apart(shared, gap, data):
             collectives.append(([(rank, i) for rank in members], own.kernel))
             collectives += [([(rank, i)], own.kernel) for rank in range(RANKS) if rank not in members]
 
-    together = simulate_ranks([crew_of(*ranks)], as_meetings(collectives, lambda rank: (0, rank)), gap=gap)
-    apart = walk_apart(ranks, collectives, gap)
+    together = simulate_ranks([rank_group_of(*ranks)], as_collectives(collectives, lambda rank: (0, rank)), gap=gap)
+    apart = simulate_apart(ranks, collectives, gap)
 
     for rank in range(RANKS):
         assert moments(together[0].times(rank)) == moments(apart[rank].times(0))
@@ -106,7 +106,7 @@ def test_renaming_ranks_renames_the_answers(run, names):
     renamed = [ranks[names.index(rank)] for rank in range(RANKS)]
     moved = [([(names[rank], i) for rank, i in places], length) for places, length in collectives]
 
-    before, after = walk_apart(ranks, collectives), walk_apart(renamed, moved)
+    before, after = simulate_apart(ranks, collectives), simulate_apart(renamed, moved)
 
     for rank in range(RANKS):
         assert moments(before[rank].times(0)) == moments(after[names[rank]].times(0))
@@ -118,7 +118,7 @@ def test_a_slower_host_never_makes_any_rank_faster(run, data):
     ranks, collectives = programs_of(run)
     slower = [[replace(i, host=i.host + data.draw(st.integers(0, 3))) for i in program] for program in ranks]
 
-    before, after = walk_apart(ranks, collectives), walk_apart(slower, collectives)
+    before, after = simulate_apart(ranks, collectives), simulate_apart(slower, collectives)
 
     for rank in range(RANKS):
         assert after[rank].latest()[0] >= before[rank].latest()[0]
@@ -128,10 +128,10 @@ def test_a_slower_host_never_makes_any_rank_faster(run, data):
 @settings(max_examples=200, deadline=None)
 def test_the_path_over_ranks_has_no_hole_and_spans_the_run(run, gap):
     ranks, collectives = programs_of(run)
-    walks = walk_apart(ranks, collectives, gap)
+    simulations = simulate_apart(ranks, collectives, gap)
 
-    segments = find_critical_path(walks, as_meetings(collectives))
+    segments = find_critical_path(simulations, as_collectives(collectives))
 
-    assert sum(s.seconds for s in segments) == max(walk.latest()[0] for walk in walks)
+    assert sum(s.seconds for s in segments) == max(simulation.latest()[0] for simulation in simulations)
     for before, after in zip(segments, segments[1:], strict=False):
         assert before.end == after.start

@@ -35,7 +35,7 @@ class StepInstructions:
     """Programs as instructions. All `lowered` share their calls; `calls[p]` are the collectives of program p.
 
     `structure[p]` is equal for programs with equal instructions and places of collectives, `ranks_of[p]` are the ranks
-    of a program. `meeting_call` has a row (collective, kernel call) for every call that takes part in a collective.
+    of a program. `collective_call` has a row (collective, kernel call) for every call that takes part in a collective.
     `uniform[p]` are the instructions of program p that launch collectives among ranks which all run that program,
     `fills[p]` those that launch kernels which fill a cache from host memory.
     """
@@ -45,11 +45,11 @@ class StepInstructions:
     lowered: tuple[LoweredProgram, ...]
     schedules: tuple[Schedule, ...]
     calls: tuple[CollectiveCalls, ...]
-    meetings: tuple[MatchedCollective, ...]
+    collectives: tuple[MatchedCollective, ...]
     describe: Describe
     structure: tuple[int, ...]
     ranks_of: tuple[tuple[int, ...], ...]
-    meeting_call: IntArray
+    collective_call: IntArray
     uniform: tuple[IntArray, ...]
     fills: tuple[IntArray, ...]
 
@@ -100,11 +100,11 @@ def join_instructions(
         lowered=lowered,
         schedules=schedules,
         calls=calls,
-        meetings=collectives,
+        collectives=collectives,
         describe=describe,
         structure=_number_structures(schedules, calls),
         ranks_of=tuple(tuple(running) for running in ranks_of),
-        meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
+        collective_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
         uniform=_find_launches(lowered[0], schedules, _is_uniform),
         fills=_find_launches(lowered[0], schedules, lambda call: call.kind == "cache_fill"),
     )
@@ -173,13 +173,13 @@ def _make_no_links_error() -> TraincastError:
 
 @lru_cache(maxsize=8)  # each holds a whole step
 def _compute_collective_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
-    if not instructions.meetings:
+    if not instructions.collectives:
         return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
     if topology is None:
         raise _make_no_links_error()
     from traincast.simulator.collective_cost import compute_collective_seconds  # one GPU needs no curves of collectives
 
-    return compute_collective_seconds(instructions.meetings, instructions.ranks, topology, instructions.describe)
+    return compute_collective_seconds(instructions.collectives, instructions.ranks, topology, instructions.describe)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -200,7 +200,7 @@ class Classes:
 
     of: tuple[int, ...]
     program: tuple[int, ...]
-    meetings: tuple[ClassCollective, ...]
+    collectives: tuple[ClassCollective, ...]
 
 
 def find_classes(
@@ -233,7 +233,9 @@ def find_classes(
     return Classes(
         of=tuple(colour),
         program=tuple(colour.index(c) for c in range(max(colour) + 1)),
-        meetings=tuple(ClassCollective(key[1], key[0], m) for key, m in sorted(distinct.items(), key=lambda kv: kv[1])),
+        collectives=tuple(
+            ClassCollective(key[1], key[0], m) for key, m in sorted(distinct.items(), key=lambda kv: kv[1])
+        ),
     )
 
 

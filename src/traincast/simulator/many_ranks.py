@@ -62,7 +62,7 @@ class GroupSimulation:
         like: GroupSimulation | None = None,
         kernel_seconds: FloatArray | None = None,
     ) -> None:
-        """`like` is an earlier walk of the rank group; `kernel_seconds` stand in for the rank group's own."""
+        """`like` is an earlier simulation of the rank group; `kernel_seconds` stand in for the rank group's own."""
         self.group, self.blocks, self.gap = group, blocks, gap
         self.values = np.empty((blocks.num_columns, group.size))
         self.starts = np.empty((len(blocks.launch_order), group.size))
@@ -224,7 +224,7 @@ class Collectives:
     """Which launches are one collective: one entry per launch that takes part, and `seconds` per collective.
 
     Launch `instruction` of rank `row` of rank group `group` takes part in collective `collective`, which ends on all
-    its members `seconds[meeting]` after the last of them started. A rank group's ranks have their collectives at the
+    its members `seconds[collective]` after the last of them started. A rank group's ranks have their collectives at the
     same instructions.
     """
 
@@ -258,10 +258,10 @@ class Deadlock(TraincastError):
 
 
 class CollectiveIndex:
-    """The collectives of rank groups, prepared for walks: which blocks they are, and who takes part in each."""
+    """The collectives of rank groups, prepared: which blocks they are, and who takes part in each."""
 
     def __init__(self, groups: Sequence[RankGroup], collectives: Collectives) -> None:
-        self.meetings, self.sizes = collectives, [group.size for group in groups]
+        self.collectives, self.sizes = collectives, [group.size for group in groups]
         places = [np.unique(collectives.instruction[collectives.group == number]) for number in range(len(groups))]
         self.blocks = [
             cut_schedule_at_collectives(c.schedule, tuple(met.tolist())) for c, met in zip(groups, places, strict=True)
@@ -272,25 +272,25 @@ class CollectiveIndex:
     def together(self) -> dict[int, int] | None:
         """Block -> collective, if there is one rank group and all its ranks meet at one instruction every time; else
         None."""
-        m = self.meetings
+        m = self.collectives
         if len(self.sizes) != 1 or np.any(self.count != self.sizes[0]):
             return None
         first = np.zeros(len(self.count), dtype=np.int64)
         first[m.collective] = m.instruction
         if np.any(first[m.collective] != m.instruction):
             return None
-        return {self.blocks[0].meetings[int(i)]: collective for collective, i in enumerate(first.tolist())}
+        return {self.blocks[0].collective_blocks[int(i)]: collective for collective, i in enumerate(first.tolist())}
 
     @cached_property
     def block(self) -> IntArray:
         """The block of every entry."""
-        places = zip(self.meetings.group.tolist(), self.meetings.instruction.tolist(), strict=True)
-        return np.array([self.blocks[group].meetings[i] for group, i in places], dtype=np.int64)
+        places = zip(self.collectives.group.tolist(), self.collectives.instruction.tolist(), strict=True)
+        return np.array([self.blocks[group].collective_blocks[i] for group, i in places], dtype=np.int64)
 
     @cached_property
     def members(self) -> list[IntArray]:
         """The entries of every collective, in order of rank group, block and row."""
-        m = self.meetings
+        m = self.collectives
         order = np.lexsort((m.row, self.block, m.group, m.collective))
         return np.split(order, np.cumsum(self.count)[:-1])
 
@@ -300,11 +300,11 @@ class CollectiveIndex:
         table = {
             (group, block): np.full(self.sizes[group], -1, dtype=np.int64)
             for group, blocks in enumerate(self.blocks)
-            for block in blocks.meetings.values()
+            for block in blocks.collective_blocks.values()
         }
         entries = np.arange(len(self.block))
         for part in _group_by_key(entries, self.keys(entries)):
-            table[int(self.meetings.group[part[0]]), int(self.block[part[0]])][self.meetings.row[part]] = part
+            table[int(self.collectives.group[part[0]]), int(self.block[part[0]])][self.collectives.row[part]] = part
         if any(bool(np.any(entries < 0)) for entries in table.values()):
             raise AssertionError("the ranks of a rank group must have their collectives at the same instructions")
         return table
@@ -312,7 +312,7 @@ class CollectiveIndex:
     def keys(self, entries: IntArray) -> IntArray:
         """A number for the rank group and block of entries."""
         most = max(len(blocks.blocks) for blocks in self.blocks)
-        return np.asarray(self.meetings.group[entries] * most + self.block[entries])
+        return np.asarray(self.collectives.group[entries] * most + self.block[entries])
 
 
 def simulate_ranks(
@@ -349,7 +349,7 @@ def _simulate_in_order(simulation: GroupSimulation, seconds: FloatArray, collect
     """Simulates ranks that meet nobody, or always all of each other: blocks can be taken in their order."""
     for number, block in enumerate(simulation.blocks.blocks):
         simulation.run(block, ALL)
-        if block.kind == BlockKind.MEETING:
+        if block.kind == BlockKind.COLLECTIVE:
             simulation.values[block.begin] = simulation.starts[block.first].max() + seconds[collectives[number]]
 
 
@@ -357,7 +357,7 @@ class _Dataflow:
     """Simulates blocks of several rank groups as what they need becomes known."""
 
     def __init__(self, simulations: list[GroupSimulation], index: CollectiveIndex) -> None:
-        self.walks, self.agenda, self.meetings = simulations, index, index.meetings
+        self.simulations, self.agenda, self.collectives = simulations, index, index.collectives
         # what each block of each rank group still needs: one number while all ranks agree, else one per rank
         self.needs: list[list[int | IntArray]] = [list(blocks.needs) for blocks in index.blocks]
         self.queue: list[tuple[int, int]] = []  # (block, rank group): earliest first, so that ranks stay side by side
@@ -366,17 +366,17 @@ class _Dataflow:
         self.last = np.full(len(self.missing), -np.inf)
 
     def run(self) -> None:
-        for group, simulation in enumerate(self.walks):
+        for group, simulation in enumerate(self.simulations):
             for block, needs in enumerate(simulation.blocks.needs):
                 if needs == 0:
                     self._push(group, block, ALL)
         while self.queue:
             block, group = heapq.heappop(self.queue)
-            simulation = self.walks[group]
+            simulation = self.simulations[group]
             parts = self.ready.pop((block, group))
             rows = parts[0] if len(parts) == 1 else self._union(parts, simulation.group.size)
             simulation.run(simulation.blocks.blocks[block], rows)
-            if simulation.blocks.blocks[block].kind == BlockKind.MEETING:
+            if simulation.blocks.blocks[block].kind == BlockKind.COLLECTIVE:
                 self._arrive(group, block, rows)
             else:
                 self._finish(group, block, rows)
@@ -398,7 +398,7 @@ class _Dataflow:
     def _finish(self, group: int, block: int, rows: Rows) -> None:
         """What needed this block needs one thing less."""
         needs = self.needs[group]
-        for successor in self.walks[group].blocks.successors[block]:
+        for successor in self.simulations[group].blocks.successors[block]:
             count = needs[successor]
             if isinstance(count, int) and isinstance(rows, slice):
                 needs[successor] = count - 1
@@ -406,7 +406,7 @@ class _Dataflow:
                     self._push(group, successor, ALL)
                 continue
             if isinstance(count, int):
-                count = needs[successor] = np.full(self.walks[group].group.size, count, dtype=np.int64)
+                count = needs[successor] = np.full(self.simulations[group].group.size, count, dtype=np.int64)
             count[rows] -= 1
             done = np.flatnonzero(count == 0) if isinstance(rows, slice) else rows[count[rows] == 0]
             if len(done):
@@ -414,11 +414,11 @@ class _Dataflow:
 
     def _arrive(self, group: int, block: int, rows: Rows) -> None:
         """Ranks have come to a collective; whichever collectives are complete end."""
-        if self.walks[group].group.size == 1:
+        if self.simulations[group].group.size == 1:
             self._arrive_alone(group, block)
             return
-        collective = self.meetings.collective[self.agenda.entry[group, block][rows]]
-        simulation = self.walks[group]
+        collective = self.collectives.collective[self.agenda.entry[group, block][rows]]
+        simulation = self.simulations[group]
         np.maximum.at(self.last, collective, simulation.starts[simulation.blocks.blocks[block].first, rows])
         np.subtract.at(self.missing, collective, 1)
         complete = np.unique(collective[self.missing[collective] == 0])
@@ -429,8 +429,8 @@ class _Dataflow:
 
     def _arrive_alone(self, group: int, block: int) -> None:
         """As `_arrive` for a rank group of one rank: without arrays."""
-        simulation = self.walks[group]
-        collective = int(self.meetings.collective[self.agenda.entry[group, block][0]])
+        simulation = self.simulations[group]
+        collective = int(self.collectives.collective[self.agenda.entry[group, block][0]])
         start = simulation.starts[simulation.blocks.blocks[block].first, 0]
         self.last[collective] = max(self.last[collective], start)
         self.missing[collective] -= 1
@@ -442,21 +442,21 @@ class _Dataflow:
 
     def _end(self, entries: IntArray) -> None:
         """Ends a collective for the ranks of one rank group at one instruction."""
-        m = self.meetings
+        m = self.collectives
         group, block, rows = int(m.group[entries[0]]), int(self.agenda.block[entries[0]]), m.row[entries]
-        simulation = self.walks[group]
+        simulation = self.simulations[group]
         every: Rows = ALL if len(rows) == simulation.group.size else rows
         collective = m.collective[entries]
         simulation.values[simulation.blocks.blocks[block].begin, rows] = self.last[collective] + m.seconds[collective]
         self._finish(group, block, every)
 
     def _stuck(self) -> Deadlock:
-        arrived = np.zeros(len(self.meetings.collective), dtype=bool)
+        arrived = np.zeros(len(self.collectives.collective), dtype=bool)
         for (group, block), entries in self.agenda.entry.items():
             arrived[entries] = np.asarray(self.needs[group][block]) == 0
         waiting = []
-        for entry in np.flatnonzero(arrived & (self.missing[self.meetings.collective] > 0)).tolist():
-            members = self.agenda.members[self.meetings.collective[entry]]
+        for entry in np.flatnonzero(arrived & (self.missing[self.collectives.collective] > 0)).tolist():
+            members = self.agenda.members[self.collectives.collective[entry]]
             waiting.append(WaitingLaunch(entry, tuple(sorted(members[~arrived[members]].tolist()))))
         return Deadlock(tuple(waiting))
 

@@ -52,11 +52,11 @@ class Overlap:
         self, simulation: GroupSimulation, number: int, collectives: Collectives, clocks: Sequence[Clocks] | None
     ) -> None:
         blocks, mine = simulation.blocks, collectives.group == number
-        instructions = np.array(sorted(blocks.meetings), dtype=np.int64)  # the same for all ranks
+        instructions = np.array(sorted(blocks.collective_blocks), dtype=np.int64)  # the same for all ranks
         self.lasts = np.zeros((len(instructions), simulation.group.size))
         place = np.searchsorted(instructions, collectives.instruction[mine])
         self.lasts[place, collectives.row[mine]] = collectives.seconds[collectives.collective[mine]]
-        met = np.array([blocks.blocks[blocks.meetings[i]].first for i in instructions.tolist()], dtype=int)
+        met = np.array([blocks.blocks[blocks.collective_blocks[i]].first for i in instructions.tolist()], dtype=int)
         apart = simulation.group.find_launches(blocks, simulation.group.transfers)
         self.fills = simulation.group.find_launches(blocks, simulation.group.fills)
         self.transfers = np.concatenate((met, apart))
@@ -102,7 +102,7 @@ def simulate_with_overlap(
 ) -> list[GroupSimulation]:
     """Simulates until kernels are as long as what runs alongside them makes them.
 
-    From walk to walk kernels beside transfers only get longer, and none by more than a late start; those that fills
+    From round to round kernels beside transfers only get longer, and none by more than a late start; those that fills
     hold up are the first that meet them. So this ends.
     """
     simulations = simulate_ranks(groups, collectives, gap=gap, clocks=clocks, index=index)

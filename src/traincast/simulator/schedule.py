@@ -193,7 +193,7 @@ class BlockKind(IntEnum):
 
     HOST = 0
     KERNELS = 1
-    MEETING = 2
+    COLLECTIVE = 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -222,8 +222,8 @@ class Blocks:
 
     `host_order` and `launch_order` are instructions in the order of their columns, which start at `host_begin` and
     `launch_begin`. `successors[b]` are the blocks that need block b, `needs[b]` how many blocks b needs. `threads` are
-    the columns of the clocks at the end, `streams` and `events` those whose latest is. `meetings` maps the instruction
-    of a collective to its block.
+    the columns of the clocks at the end, `streams` and `events` those whose latest is. `collective_blocks` maps the
+    instruction of a collective to its block.
     """
 
     blocks: tuple[Block, ...]
@@ -238,7 +238,7 @@ class Blocks:
     threads: tuple[int, ...]
     streams: tuple[tuple[int, ...], ...]
     events: tuple[tuple[int, ...], ...]
-    meetings: dict[int, int]
+    collective_blocks: dict[int, int]
     owner: IndexArray  # the block that writes each column, -1 for the clocks at the start
     held: IndexArray  # instructions that may hold their thread ...
     held_after: IndexArray  # ... and the column of its clock before them
@@ -262,7 +262,7 @@ class _Run:
 
 def cut_schedule_at_collectives(schedule: Schedule, collectives: tuple[int, ...] = ()) -> Blocks:
     """The blocks of a schedule in which the launches `collectives` (instructions, ascending) meet those of other ranks.
-    They are kept for further walks; of long traces only those simulated last."""
+    They are kept for further simulations; of long traces only those simulated last."""
     kept = _kept_last if len(schedule.code) > _LONG else _kept
     return kept(schedule, collectives)
 
@@ -280,7 +280,7 @@ class _Cutter:
     """Gathers runs. A column is first known by name: initial clocks as they are, then two names an instruction."""
 
     def __init__(self, schedule: Schedule, collectives: tuple[int, ...]) -> None:
-        self.schedule, self.meetings = schedule, collectives
+        self.schedule, self.collectives = schedule, collectives
         self.n = len(schedule.code)
         threads, streams, events = schedule.num_threads, schedule.num_streams, schedule.num_events
         self.base = threads + streams + events
@@ -316,7 +316,7 @@ class _Cutter:
         """One pass over what is special or changes thread; everything between is taken in whole ranges."""
         code, thread = self.schedule.code, self.schedule.thread
         special = code > Code.LAUNCH
-        special[list(self.meetings)] = True
+        special[list(self.collectives)] = True
         plain = (code == Code.LAUNCH) & ~special
         self.launches = np.flatnonzero(plain)
         self.launches_before = np.concatenate(([0], np.cumsum(plain))).tolist()
@@ -384,7 +384,7 @@ class _Cutter:
             self.streams[target] = self.latest(self.streams[target], self.events[event])
         elif code == Code.LAUNCH:
             self.open_stream.pop(target, None)
-            self._stream_run(target, BlockKind.MEETING, i, host).pieces.append(np.array([i]))
+            self._stream_run(target, BlockKind.COLLECTIVE, i, host).pieces.append(np.array([i]))
             self.streams[target] = (self.kernel(i),)
 
     def _holds(self, code: int, target: int) -> tuple[int, ...] | None:
@@ -446,7 +446,9 @@ class _Cutter:
             threads=tuple(column[self.threads].tolist()),
             streams=tuple(tuple(column[list(stream)].tolist()) for stream in self.streams),
             events=tuple(tuple(column[list(event)].tolist()) for event in self.events),
-            meetings={int(launch_order[b.first]): i for i, b in enumerate(blocks) if b.kind == BlockKind.MEETING},
+            collective_blocks={
+                int(launch_order[b.first]): i for i, b in enumerate(blocks) if b.kind == BlockKind.COLLECTIVE
+            },
             owner=np.array(owner, dtype=np.intp),
             held=np.array([i for i, _ in held], dtype=np.intp),
             held_after=np.array([after for _, after in held], dtype=np.intp),

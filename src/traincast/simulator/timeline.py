@@ -136,11 +136,11 @@ class _Backtrace:
     """Goes from a value to the one it had to wait for. A value is a column of a rank: (rank group, row, column)."""
 
     def __init__(self, simulations: Sequence[GroupSimulation], collectives: Collectives) -> None:
-        self.walks, self.meetings = simulations, collectives
+        self.simulations, self.collectives = simulations, collectives
         places = zip(
             collectives.group.tolist(), collectives.row.tolist(), collectives.instruction.tolist(), strict=True
         )
-        self.meeting_at = dict(zip(places, collectives.collective.tolist(), strict=True))
+        self.collective_at = dict(zip(places, collectives.collective.tolist(), strict=True))
         order = np.argsort(collectives.collective, kind="stable")
         edges = np.flatnonzero(np.diff(collectives.collective[order])) + 1
         self.members = {int(collectives.collective[part[0]]): part for part in np.split(order, edges) if len(part)}
@@ -148,8 +148,8 @@ class _Backtrace:
     def follow(self, end: tuple[int, int, int] | None = None, seconds: float = math.inf) -> list[Segment]:
         path: list[Segment] = []
         group, row, column = end or self._end()
-        since = float(self.walks[group].values[column, row]) - seconds
-        while self.walks[group].blocks.owner[column] >= 0 and self.walks[group].values[column, row] > since:
+        since = float(self.simulations[group].values[column, row]) - seconds
+        while self.simulations[group].blocks.owner[column] >= 0 and self.simulations[group].values[column, row] > since:
             group, row, column, segment = self._step(group, row, column)
             if segment is not None and segment.end > segment.start:
                 path.append(segment)
@@ -157,32 +157,32 @@ class _Backtrace:
 
     def _end(self) -> tuple[int, int, int]:
         """The value that was there last; of equal ones that of the first rank, and the host's before the device's."""
-        latest = [simulation.latest() for simulation in self.walks]
+        latest = [simulation.latest() for simulation in self.simulations]
         group = int(np.argmax([moments.max() for moments in latest]))
         row = int(np.argmax(latest[group]))
-        blocks = self.walks[group].blocks
+        blocks = self.simulations[group].blocks
         columns = [*blocks.threads, *(column for stream in blocks.streams for column in stream)]
         return group, row, self._latest(group, row, columns)
 
     def _latest(self, group: int, row: int, columns: Sequence[int]) -> int:
-        values = self.walks[group].values[:, row]
+        values = self.simulations[group].values[:, row]
         return max(columns, key=lambda column: values[column])
 
     def _step(self, group: int, row: int, column: int) -> tuple[int, int, int, Segment | None]:
         """What a value had to wait for, and the stretch between the two."""
-        blocks = self.walks[group].blocks
+        blocks = self.simulations[group].blocks
         block = blocks.blocks[blocks.owner[column]]
         if block.kind == BlockKind.HOST:
             return group, row, *self._host(group, row, column, block)
-        end = float(self.walks[group].values[column, row])
-        if block.kind == BlockKind.MEETING:
+        end = float(self.simulations[group].values[column, row])
+        if block.kind == BlockKind.COLLECTIVE:
             group, row, column = self._last_to_come(group, row, block)
-            blocks = self.walks[group].blocks
+            blocks = self.simulations[group].blocks
             block = blocks.blocks[blocks.owner[column]]
         return group, row, *self._kernel(group, row, column, block, end)
 
     def _host(self, group: int, row: int, column: int, block: Block) -> tuple[int, Segment | None]:
-        simulation = self.walks[group]
+        simulation = self.simulations[group]
         instruction = int(simulation.blocks.host_order[column - simulation.blocks.host_begin])
         before = column - 1 if column > block.begin else block.after
         start, end = float(simulation.values[before, row]), float(simulation.values[column, row])
@@ -197,7 +197,7 @@ class _Backtrace:
 
         The gap to the one before belongs to it.
         """
-        simulation = self.walks[group]
+        simulation = self.simulations[group]
         cause = int(block.issue[column - block.begin])
         before = column - 1 if column > block.begin else self._latest(group, row, block.waits)
         if simulation.values[before, row] + simulation.gap > simulation.values[cause, row]:
@@ -207,12 +207,12 @@ class _Backtrace:
 
     def _last_to_come(self, group: int, row: int, block: Block) -> tuple[int, int, int]:
         """The value of the member of a collective that all others waited for; of equal ones the first."""
-        instruction = int(self.walks[group].blocks.launch_order[block.first])
-        members = self.members[self.meeting_at[group, row, instruction]]
-        m = self.meetings
+        instruction = int(self.simulations[group].blocks.launch_order[block.first])
+        members = self.members[self.collective_at[group, row, instruction]]
+        m = self.collectives
         places = [self._place(int(m.group[e]), int(m.instruction[e])) for e in members.tolist()]
         starts = [
-            float(self.walks[c].starts[first, r])
+            float(self.simulations[c].starts[first, r])
             for c, r, (_, first) in zip(m.group[members].tolist(), m.row[members].tolist(), places, strict=True)
         ]
         last = int(np.argmax(starts))
@@ -220,6 +220,6 @@ class _Backtrace:
 
     def _place(self, group: int, instruction: int) -> tuple[int, int]:
         """Column of the end, and number of the start, of a collective's kernel."""
-        blocks = self.walks[group].blocks
-        block = blocks.blocks[blocks.meetings[instruction]]
+        blocks = self.simulations[group].blocks
+        block = blocks.blocks[blocks.collective_blocks[instruction]]
         return block.begin, block.first

@@ -33,7 +33,7 @@ class Collective:
     """One collective kernel. `message_bytes` is this rank's input (-1 unknown), splits are elements per rank.
 
     `group` is the process group's name, `group_ranks` its members; both are empty where the trace does not say.
-    `meeting` is what all ranks of one collective have in common and no other has: Kineto's `Comms Id`, else the group
+    `comms_id` is what all ranks of one collective have in common and no other has: Kineto's `Comms Id`, else the group
     and its `Seq` ("" where neither was recorded).
     """
 
@@ -49,7 +49,7 @@ class Collective:
     group_ranks: tuple[int, ...] = ()
     in_splits: tuple[int, ...] = ()
     out_splits: tuple[int, ...] = ()
-    meeting: str = ""
+    comms_id: str = ""
 
 
 def find_collectives(linked: Linked) -> list[Collective]:
@@ -123,12 +123,12 @@ def _read_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         "group_ranks": _read_integers(metadata.get("group_ranks")),
         "in_splits": _read_integers(metadata.get("in_split")),
         "out_splits": _read_integers(metadata.get("out_split")),
-        "meeting": _read_meeting(metadata),
+        "comms_id": _read_comms_id(metadata),
         **sizes,
     }
 
 
-def _read_meeting(metadata: dict[str, Any]) -> str:
+def _read_comms_id(metadata: dict[str, Any]) -> str:
     shared, order = metadata.get("comms_id"), metadata.get("seq")
     if isinstance(shared, (int, str)) and shared not in ("", -1):
         return escape_text(f"id {shared}")
@@ -202,7 +202,7 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     """
     queues: dict[_Communicator, dict[int, list[Collective]]] = {}
     notes: list[str] = []
-    matched = _match_by_meeting(calls)
+    matched = _match_by_comms_id(calls)
     done = {(index, call.row) for match in matched for index, call in zip(match.members, match.calls, strict=True)}
     for index, (linked, made) in enumerate(zip(ranks, calls, strict=True)):
         for key, call in _add_communicator_keys(linked, made):
@@ -227,16 +227,16 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     return Matches(collectives=tuple(matched), offset=offset, spread=spread, notes=tuple(notes))
 
 
-def _match_by_meeting(calls: Sequence[Sequence[Collective]]) -> list[Match]:
-    """Collectives whose ranks recorded what they have in common (see `Collective.meeting`), each once on every rank."""
-    meetings: dict[str, dict[int, list[Collective]]] = {}
+def _match_by_comms_id(calls: Sequence[Sequence[Collective]]) -> list[Match]:
+    """Collectives whose ranks recorded what they have in common (`Collective.comms_id`), each once on every rank."""
+    shared: dict[str, dict[int, list[Collective]]] = {}
     for index, made in enumerate(calls):
         for call in made:
-            if call.meeting and call.kind in _KINDS and call.step >= 0:
-                meetings.setdefault(call.meeting, {}).setdefault(index, []).append(call)
+            if call.comms_id and call.kind in _KINDS and call.step >= 0:
+                shared.setdefault(call.comms_id, {}).setdefault(index, []).append(call)
     return [
         Match(members=tuple(sorted(met)), calls=tuple(met[index][0] for index in sorted(met)))
-        for met in meetings.values()
+        for met in shared.values()
         if len(met) > 1 and all(len(made) == 1 for made in met.values())
     ]
 

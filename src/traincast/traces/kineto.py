@@ -51,7 +51,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
     "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
     "reserved": "Total Reserved", "address": "Addr", "device_type": "Device Type", "device_id": "Device Id",
-    "registers": "registers per thread", "shared": "shared memory", "order": "Seq", "meeting": "Comms Id",
+    "registers": "registers per thread", "shared": "shared memory", "order": "Seq", "comms_id": "Comms Id",
     "graph": "graph id", "node": "graph node id",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
@@ -89,7 +89,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     device_type: Any = -1
     device_id: Any = 0
     order: Any = -1
-    meeting: Any = ""
+    comms_id: Any = ""
     grid: msgspec.Raw = _RAW
     block: msgspec.Raw = _RAW
     registers: msgspec.Raw = _RAW
@@ -422,7 +422,7 @@ def _encode_details(a: Arguments) -> bytes:
     collective = {
         "name": a.collective, "dtype": a.dtype, "in_elements": a.in_elements, "out_elements": a.out_elements,
         "in_split": a.in_split, "out_split": a.out_split, "group": a.group, "group_ranks": a.group_ranks,
-        "group_size": a.group_size, "seq": a.order, "comms_id": a.meeting,
+        "group_size": a.group_size, "seq": a.order, "comms_id": a.comms_id,
     }  # fmt: skip
     return b'%b,"collective":%b}' % (shapes, msgspec.json.encode(collective))
 

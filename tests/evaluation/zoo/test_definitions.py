@@ -16,7 +16,7 @@ from tests.evaluation.zoo.captured import capture_once
 from traincast.ir import Op, Phase, Program
 from traincast_evaluation.zoo.build.recipes import RECIPES, count_parameters, make_token_ids
 from traincast_evaluation.zoo.build.steps import Setting, make_modern_step
-from traincast_evaluation.zoo.define import bert, gpt2, opt, xlnet
+from traincast_evaluation.zoo.define import bert, gpt2, opt, sizes, xlnet
 
 PARAMETERS = {
     "bert-large": 336_226_108,  # with both pre-training heads
@@ -42,8 +42,8 @@ def test_parameter_count(name: str) -> None:
 
 
 def test_parameter_count_of_the_other_bert_head_and_of_bare_models() -> None:
-    assert count_parameters(lambda: bert.BertForSequenceClassification(bert.BertConfig())) == 335_143_938
-    assert count_parameters(lambda: bert.Bert(bert.BertConfig())) == 335_141_888
+    assert count_parameters(lambda: bert.BertForSequenceClassification(sizes.BERT_LARGE)) == 335_143_938
+    assert count_parameters(lambda: bert.Bert(sizes.BERT_LARGE)) == 335_141_888
 
 
 def test_parameter_count_of_dlrm_v2() -> None:
@@ -63,10 +63,10 @@ def _dlrm_v2_rows() -> tuple[int, ...]:
 def _one_layer(name: str, mode: str) -> Callable[[], torch.nn.Module]:
     if name == "bert_large":
         head = bert.BertForPreTraining if mode == "train" else bert.BertForSequenceClassification
-        return lambda: head(bert.BertConfig(num_layers=1))
+        return lambda: head(replace(sizes.BERT_LARGE, num_layers=1))
     if name == "opt_13":
-        return lambda: opt.Opt(opt.OptConfig(num_layers=1))
-    config = {"gpt2_large": gpt2.GPT2_LARGE, "gpt3_xl": gpt2.GPT3_XL, "gpt3_27": gpt2.GPT3_27}[name]
+        return lambda: opt.Opt(replace(sizes.OPT_13, num_layers=1))
+    config = {"gpt2_large": sizes.GPT2_LARGE, "gpt3_xl": sizes.GPT3_XL, "gpt3_27": sizes.GPT3_27}[name]
     return lambda: gpt2.Gpt2(replace(config, num_layers=1))
 
 

@@ -11,9 +11,9 @@ from traincast.hardware import load_platform
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.parallel_gpt import make_pipeline_step, make_tensor_parallel_step
-from traincast_evaluation.zoo.define.gpt2 import Gpt2Config
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
-CONFIG = Gpt2Config(num_layers=4, hidden_size=64, num_heads=4, max_seq_len=32, vocab_size=1000)
+CONFIG = LanguageModelSizes(num_layers=4, hidden_size=64, num_heads=4, max_seq_len=32, vocab_size=1000)
 BATCH, LENGTH, GPUS = 2, 32, 4
 
 

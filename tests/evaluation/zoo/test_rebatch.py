@@ -18,7 +18,7 @@ from traincast.models.catalog import load_model
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
 from traincast_evaluation.zoo.build.recipes import make_classes, make_images, make_token_ids
 from traincast_evaluation.zoo.build.steps import MakeStep, make_cnn_study_step, make_modern_step
-from traincast_evaluation.zoo.define import bert, gpt2, opt, switch, transformer, xlnet
+from traincast_evaluation.zoo.define import bert, gpt2, opt, sizes, switch, transformer, xlnet
 from traincast_evaluation.zoo.define.resnet import Bottleneck
 
 
@@ -47,32 +47,26 @@ def _language_model(build: Callable[[], torch.nn.Module], inputs: int = 1) -> Ma
     return make_modern_step(FP32_TRAINING, build, make_token_ids(inputs), loss, make_token_ids(1))
 
 
-SMALL_GPT = gpt2.Gpt2Config(num_layers=1, hidden_size=48, num_heads=4, max_seq_len=64, vocab_size=100)
-SMALL_SWITCH = switch.SwitchConfig(
-    num_layers=2, hidden_size=32, num_heads=2, head_dim=8, ffn_size=64, vocab_size=100, expert_capacity=3
+SMALL_GPT = replace(sizes.GPT2_LARGE, num_layers=1, hidden_size=48, num_heads=4, max_seq_len=64, vocab_size=100)
+SMALL_SWITCH = replace(
+    sizes.SWITCH_XL4,
+    num_layers=2,
+    hidden_size=32,
+    num_heads=2,
+    head_dim=8,
+    ffn_size=64,
+    vocab_size=100,
+    expert_capacity=3,
 )
+SMALL_SIZES: dict[str, int] = {"num_layers": 1, "hidden_size": 48, "num_heads": 4, "ffn_size": 96, "vocab_size": 100}
 SMALL: dict[str, MakeStep] = {
-    "bert": _language_model(
-        lambda: bert.BertForPreTraining(
-            bert.BertConfig(num_layers=1, hidden_size=48, num_heads=4, ffn_size=96, vocab_size=100, max_seq_len=64)
-        )
-    ),
+    "bert": _language_model(lambda: bert.BertForPreTraining(replace(sizes.BERT_LARGE, **SMALL_SIZES, max_seq_len=64))),
     "gpt2": _language_model(lambda: gpt2.Gpt2(SMALL_GPT)),
     "gpt2-sdpa": _language_model(lambda: gpt2.Gpt2(replace(SMALL_GPT, attention="sdpa"))),
-    "opt": _language_model(
-        lambda: opt.Opt(
-            opt.OptConfig(num_layers=1, hidden_size=48, num_heads=4, ffn_size=96, vocab_size=100, max_seq_len=64)
-        )
-    ),
-    "xlnet": _language_model(
-        lambda: xlnet.Xlnet(
-            xlnet.XlnetConfig(num_layers=1, hidden_size=48, num_heads=4, head_dim=12, ffn_size=96, vocab_size=100)
-        )
-    ),
+    "opt": _language_model(lambda: opt.Opt(replace(sizes.OPT_13, **SMALL_SIZES, max_seq_len=64))),
+    "xlnet": _language_model(lambda: xlnet.Xlnet(replace(sizes.XLNET_BASE, **SMALL_SIZES, head_dim=12))),
     "transformer": _language_model(
-        lambda: transformer.Transformer(
-            transformer.TransformerConfig(num_layers=1, hidden_size=48, num_heads=4, ffn_size=96, vocab_size=100)
-        ),
+        lambda: transformer.Transformer(replace(sizes.TRANSFORMER_BASE, **SMALL_SIZES)),
         inputs=2,
     ),
     "switch": _language_model(lambda: switch.Switch(SMALL_SWITCH), inputs=2),

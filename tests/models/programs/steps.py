@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.ir import Program
-from traincast_evaluation.zoo.define.gpt2 import Gpt2, Gpt2Config
+from traincast_evaluation.zoo.define.gpt2 import Gpt2
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 OPTIMIZERS: dict[str, Callable[..., Any] | None] = {
     "none": None,
@@ -79,7 +80,7 @@ def classifier(build: Callable[[], nn.Module], optimizer: str, *, set_to_none: b
 
 def language_model(optimizer: str, *, mixed: bool = False) -> Callable[..., Any]:
     """A GPT-2 of two layers with tied weights, attention masks as buffers, and inputs on the GPU."""
-    config = Gpt2Config(num_layers=2, hidden_size=64, num_heads=4, max_seq_len=16, vocab_size=5000)
+    config = LanguageModelSizes(num_layers=2, hidden_size=64, num_heads=4, max_seq_len=16, vocab_size=5000)
 
     def make(batch: int, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
         model = wrap(Gpt2(config).cuda())

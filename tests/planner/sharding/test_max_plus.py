@@ -36,7 +36,7 @@ def _schedule(random, count, threads=2, streams=3, events=4):
     )  # fmt: skip
 
 
-def _walked(schedule, host, kernel):
+def _simulated(schedule, host, kernel):
     clocks = Clocks.at_zero(schedule, GAP)
     simulate_rank(schedule, host, kernel, clocks, gap=GAP)
     first = clocks.latest
@@ -61,7 +61,7 @@ def test_a_compiled_walk_is_the_walk(seed):
         longer = kernel.copy()
         for at, slot in opened.items():
             longer[at] += open_seconds[plan, slot.group]
-        assert found[plan] == pytest.approx(_walked(schedule, host, longer), abs=1e-9)
+        assert found[plan] == pytest.approx(_simulated(schedule, host, longer), abs=1e-9)
 
 
 def _without(schedule, host, kernel, keep, instead):
@@ -91,8 +91,8 @@ def test_ranks_skip_what_they_do_not_have(seed):
     code = compile_simulation(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, SLOTS[0], 0.7)])
     keep = (np.arange(60) < first) | (np.arange(60) >= last)
     for held, expected in (
-        (1.0, _walked(schedule, host, kernel)),
-        (0.0, _walked(*_without(schedule, host, kernel, keep, 0.7))),
+        (1.0, _simulated(schedule, host, kernel)),
+        (0.0, _simulated(*_without(schedule, host, kernel, keep, 0.7))),
     ):
         assert code.seconds({SLOTS[0]: np.full((1, 2), held)}, 2, (1, 2))[0] == pytest.approx(expected, abs=1e-9)
 
@@ -109,10 +109,10 @@ def test_the_host_may_have_more_to_do_before_an_instruction(seed):
     busier = host.copy()
     busier[places] += more
     found = code.seconds({SLOTS[i]: np.full((1, 1), late) for i, late in enumerate(more)}, 2, (1, 2))[0]
-    assert found == pytest.approx(_walked(schedule, busier, kernel), abs=1e-9)
+    assert found == pytest.approx(_simulated(schedule, busier, kernel), abs=1e-9)
 
 
-def _meeting(kind):
+def _collective(kind):
     """Two launches on one stream; the second waits for other ranks."""
     count = 2
     nothing = np.full(count, -1, dtype=np.int32)
@@ -133,13 +133,13 @@ def _meeting(kind):
 )
 def test_ranks_wait_for_those_they_meet(kind, expected):
     durations = {SLOTS[0]: np.array([[1.0, 2.0, 3.0, 5.0]]), MEETINGS[kind]: np.full((1, 1), 10.0)}
-    assert _meeting(kind).seconds(durations, 2, (1, 4))[0] == expected
+    assert _collective(kind).seconds(durations, 2, (1, 4))[0] == expected
 
 
 def test_ranks_do_not_wait_for_other_groups():
     computed, lasting = np.array([[9.0, 2.0, 3.0, 5.0]]), np.array([[0.0, 0.0, 10.0, 10.0]])
     durations = {SLOTS[0]: computed, **dict.fromkeys(MEETINGS.values(), lasting)}
     # within a node rank 0 holds up rank 1 only
-    assert _meeting("within").seconds(durations, 2, (1, 4))[0] == 15.0
+    assert _collective("within").seconds(durations, 2, (1, 4))[0] == 15.0
     # across nodes it meets rank 2: the first collective starts at 9 and ends for rank 2 at 19, the second at 22 and 32
-    assert _meeting("across").seconds(durations, 2, (1, 4))[0] == 13.0
+    assert _collective("across").seconds(durations, 2, (1, 4))[0] == 13.0

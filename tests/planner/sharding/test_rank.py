@@ -90,7 +90,7 @@ def test_messages_have_bytes(mixed_rank):
 
 
 @pytest.mark.parametrize(
-    ("slot", "meeting"),
+    ("slot", "collective"),
     [
         (Slot(ScopeRole.LOOKUP, ShardingKind.TABLE_WISE, 0), ""),
         (Slot(Part.SORT, ShardingKind.TABLE_WISE, 0), ""),
@@ -105,8 +105,8 @@ def test_messages_have_bytes(mixed_rank):
         (Slot(ScopeRole.DENSE), "world"),
     ],
 )
-def test_who_meets(slot, meeting):
-    assert slot.collective == meeting
+def test_who_meets(slot, collective):
+    assert slot.collective == collective
 
 
 def test_kernels_are_no_exchanges():

@@ -60,7 +60,7 @@ def test_one_gpu_keeps_small_tables_without_exchanges():
 
 
 def _best_by_fast_cost(task, count):
-    """The fastest of all plans by the full walk, of the `count` that the fast cost puts first; and how many there are.
+    """The fastest of all plans by the full simulation, of the `count` that the fast cost has first; how many there are.
     Slices of a table are put on ranks of their own."""
     cost = FastCost(task)
     choices, names = cost.choices, [table.name for table in task.tables]
@@ -141,7 +141,7 @@ def test_the_same_seed_finds_the_same_plan():
 
 
 def test_walks_side_by_side_give_the_same_plans():
-    # given a search whose full walks all run in two other processes, and one that is alone
+    # given a search whose full simulations all run in two other processes, and one that is alone
     task = make_task(skewed_tables(22, 12), NODE, gpus=4, batch_size=2048)
     alone, together = (search(task, workers=Workers(processes=number)) for number in (1, 2))
 
@@ -161,12 +161,12 @@ def test_a_search_without_time_still_answers():
 
 
 def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
-    clock, walks, deadlines = [100.0], [], []
+    clock, simulations, deadlines = [100.0], [], []
     score, descend = walking.score_plan, searching.search_locally
 
     def slow_at_first(*arguments):
-        walks.append(arguments)
-        clock[0] += 0.1 if len(walks) > 1 else 3.0  # the first one prepares what all need
+        simulations.append(arguments)
+        clock[0] += 0.1 if len(simulations) > 1 else 3.0  # the first one prepares what all need
         return score(*arguments)
 
     def noted(cost, effort, *rest):

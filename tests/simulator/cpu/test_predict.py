@@ -101,7 +101,7 @@ def test_the_step_is_that_of_the_plans_whatever_ranks_wait_for(profile, wait):
 
     result = predict_on_machine(given, make_machine_platform(profile))
     assert result.iteration == pytest.approx(compute_step_seconds(plans, profile.exchanges.in_step))
-    assert len(result.walk.meetings.seconds) == 2
+    assert len(result.simulation.collectives.seconds) == 2
 
 
 def test_jitter_makes_ranks_wait_for_each_other(profile):

@@ -181,7 +181,7 @@ def test_a_large_model_has_a_timeline_of_every_stage() -> None:
     result = predict_parallel(load_transformer("llama3-70b"), NODE, Layout(gpus=512, tp=8, pp=4))
     assert len(result.ranks) == 4
     for c in range(4):
-        times = result.walk.timeline(c).times
+        times = result.simulation.timeline(c).times
         assert np.all(times.kernel_end >= times.kernel_start)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import traincast
+from traincast.models.catalog import load_model
 from traincast.models.transformers.description import Transformer
 
 _LIKE_GPT2: dict[str, Any] = {
@@ -59,3 +61,29 @@ def test_a_capture_takes_as_long_as_a_description_of_its_program(name, on, dtype
 
     # then both take the same time
     assert described.iteration == pytest.approx(captured.iteration, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "dtype", "attention"),
+    [
+        ("gpt2-large", "h100", "bf16", "sdpa"),
+        ("bert-large", "a100-80gb", "bf16", "eager"),
+        ("bert-large", "h100", "bf16", "sdpa"),
+        ("gpt2-large", "b200", "bf16", "sdpa"),
+    ],
+)
+def test_the_host_takes_as_long_for_a_description_as_for_a_capture(name, on, dtype, attention):
+    # given a step of one sample, for which the GPU waits; a described step waits for its loss
+    captured = replace(load_model(name, precision=dtype, attention=attention), synchronised=True)
+    asked: dict[str, Any] = {"on": on, "batch_size": 1}
+    measured = traincast.predict(captured, **asked)
+    assert measured.device_active < 0.9 * measured.host
+
+    # when the same program is described
+    described = traincast.predict(
+        describe(name), autocast=True, dtype=dtype, attention=attention, **asked, **_SAME_PROGRAM
+    )
+
+    # then host and step take the same time
+    assert described.host == pytest.approx(measured.host, rel=0.03)
+    assert described.iteration == pytest.approx(measured.iteration, rel=0.03)

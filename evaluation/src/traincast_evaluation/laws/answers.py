@@ -63,7 +63,7 @@ def _check_roofs(result: Prediction) -> Iterator[tuple[str, str, float]]:
     timeline, device = result.timeline, result.platform.device
     shortest = np.full(len(timeline.calls), np.inf)
     np.minimum.at(shortest, timeline.schedule.call[timeline.launches], timeline.kernel_seconds)
-    for instructions in result.walk.instructions.lowered:
+    for instructions in result.simulation.instructions.lowered:
         if instructions.calls is not timeline.calls:
             continue
         for rows, calls in instructions.by_family():

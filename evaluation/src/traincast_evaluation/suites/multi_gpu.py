@@ -81,7 +81,7 @@ def _capture_divided_gpt2(strategy: str, gpus: int, batch: int, length: int) -> 
     """GPT-2 large with its layers divided over GPUs ("tp"), or one after the other ("pp", one micro-batch)."""
     from traincast.capturing import capture_distributed
     from traincast_evaluation.zoo.build.parallel_gpt import make_pipeline_step, make_tensor_parallel_step
-    from traincast_evaluation.zoo.define.gpt2 import GPT2_LARGE
+    from traincast_evaluation.zoo.define.sizes import GPT2_LARGE
 
     make = make_tensor_parallel_step if strategy == "tp" else make_pipeline_step
     return capture_distributed(

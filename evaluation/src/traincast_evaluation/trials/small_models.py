@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast_evaluation.zoo.define.bert import BertConfig, BertForPreTraining, compute_pretraining_loss
-from traincast_evaluation.zoo.define.gpt2 import Gpt2, Gpt2Config, compute_causal_loss
+from traincast_evaluation.zoo.define.bert import BertForPreTraining, compute_pretraining_loss
+from traincast_evaluation.zoo.define.gpt2 import Gpt2, compute_causal_loss
 from traincast_evaluation.zoo.define.resnet import Bottleneck
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 Step = Callable[[], object]
 _VOCABULARY, _LENGTH, _SIDE, _CLASSES = 4000, 64, 32, 100
@@ -36,7 +37,7 @@ def _draw_tokens(batch_size: int) -> torch.Tensor:
 
 
 def _define_bert(layers: int, size: int) -> SmallModel:
-    config = BertConfig(
+    config = LanguageModelSizes(
         num_layers=layers, hidden_size=size, num_heads=4, ffn_size=4 * size, vocab_size=_VOCABULARY,
         max_seq_len=_LENGTH, dropout=0.0,
     )  # fmt: skip
@@ -48,7 +49,7 @@ def _define_bert(layers: int, size: int) -> SmallModel:
 
 
 def _define_gpt2(layers: int, size: int) -> SmallModel:
-    config = Gpt2Config(
+    config = LanguageModelSizes(
         num_layers=layers, hidden_size=size, num_heads=4, max_seq_len=_LENGTH, vocab_size=_VOCABULARY, dropout=0.0
     )
     return SmallModel(

@@ -155,7 +155,7 @@ def make_kernels_section(p: Prediction) -> Section:
 
 def make_timeline_section(p: Prediction) -> Section:
     """The timeline of the ranks that differ, with the critical path over it."""
-    data = make_timeline_data(make_chrome_trace(p), period=p.walk.seconds)
+    data = make_timeline_data(make_chrome_trace(p), period=p.simulation.seconds)
     ranks = " Ranks that do the same are shown once." if p.gpus > 1 else ""
     figures = p.parallel
     if figures is not None and figures.simulated < figures.layout.accumulation:
@@ -165,8 +165,8 @@ def make_timeline_section(p: Prediction) -> Section:
     html = make_chart(
         "timeline",
         "Timeline of the predicted step, per rank, host thread and stream; the critical path is the thick line",
-        f"One step of many, {format_duration(p.walk.seconds)} from left to right: where the host runs ahead it works "
-        f"on the next step while the device is on this one.{ranks}",
+        f"One step of many, {format_duration(p.simulation.seconds)} from left to right: where the host runs ahead it "
+        f"works on the next step while the device is on this one.{ranks}",
     )
     return Section(key="timeline", title="Timeline", html=html, charts={"timeline": data}, wide=True)
 

@@ -18,7 +18,7 @@ def make_chrome_trace(prediction: Prediction) -> dict[str, Any]:
     Ranks that do the same are shown once; of many that differ, those on the critical path and then the first ones.
     """
     shown = _choose_ranks(prediction)
-    timelines = {c: prediction.walk.timeline(c) for c in shown}
+    timelines = {c: prediction.simulation.timeline(c) for c in shown}
     start = min(timeline.origin for timeline in timelines.values())
     events: list[dict[str, Any]] = []
     for number, (c, timeline) in enumerate(timelines.items()):

@@ -98,7 +98,7 @@ def _format_ranks(best: ScoredPlan) -> str:
     busiest = np.argsort(-sum(best.terms.values(), np.zeros(best.plan.world_size)), kind="stable")
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank in busiest.tolist():
-        simulated = best.walked(rank)
+        simulated = best.describe_rank(rank)
         parts = ("compute_ms", "exposed_comm_ms", "idle_ms", "waiting_ms")
         cells = (
             *(format_milliseconds(float(best.terms[term][rank])) for term in terms),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from traincast.calibration.bench.collectives import make_collective_call
 from traincast.calibration.bench.device import Device, Reference, Seconds, run_timed
-from traincast.calibration.bench.measure import JOBS, LAUNCHER, MEETING, RESULTS
+from traincast.calibration.bench.measure import COLLECTIVE, JOBS, LAUNCHER, RESULTS
 from traincast.calibration.bench.store import open_device
 from traincast.utils.arrays import FloatArray
 
@@ -200,7 +200,7 @@ def serve_jobs(
     order = json.loads((folder / JOBS).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = open_device(order["device"], int(os.environ["LOCAL_RANK"]))
-    collective = dist.FileStore(str(folder / MEETING), ranks)  # type: ignore[attr-defined]
+    collective = dist.FileStore(str(folder / COLLECTIVE), ranks)  # type: ignore[attr-defined]
     dist.init_process_group(BACKENDS[device.kind], store=collective, rank=rank, world_size=ranks)
     if device.kind == "cpu":
         _pin_own_core(rank, ranks)

@@ -1,8 +1,8 @@
 """The fast cost of a whole step under a plan: the simulation of one rank, compiled, with what the plan decides left
 open.
 
-It differs from the full walk in this only: small kernels around lookups are interpolated, kernels alongside transfers
-are not slowed down, and the longest bag of a rank is the root of a sum of high powers.
+It differs from the full simulation in this only: small kernels around lookups are interpolated, kernels next to
+transfers are not slowed down, and the longest bag of a rank is the root of a sum of high powers.
 """
 
 from __future__ import annotations

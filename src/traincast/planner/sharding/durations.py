@@ -131,7 +131,7 @@ class _Sums:
 
 
 class Durations:
-    """Open durations of compiled walks for stages [plans, ranks, groups, stages]."""
+    """Open durations of compiled simulations for stages [plans, ranks, groups, stages]."""
 
     def __init__(self, task: Task, groups: Sequence[TableGroup], around: Surroundings, host: HostProfile) -> None:
         self.task, self.groups, self.around, self._host = task, groups, around, host

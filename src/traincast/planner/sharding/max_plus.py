@@ -223,7 +223,7 @@ class _Compiler:
         self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Slot],
         late: Mapping[int, Slot], skips: Sequence[Skip],
     ) -> None:  # fmt: skip
-        """One step, as `walk.walk` walks it."""
+        """One step, as the simulator takes it."""
         begins, ends = {skip.first for skip in skips}, {skip.last: skip for skip in skips}
         before: tuple[list[Clock], list[Clock], list[Clock]] = ([], [], [])
         columns = zip(

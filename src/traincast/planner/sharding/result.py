@@ -31,7 +31,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result, drop_nested_values
 
 MAX_GPUS = 1024
-"""The most GPUs that are searched for: time and memory of a full walk grow with their square."""
+"""The most GPUs that are searched for: time and memory of a full simulation grow with their square."""
 MAX_BATCH = 1 << 20
 """The largest batch of a GPU: far above any in use, so a larger one is a mistake."""
 
@@ -109,7 +109,7 @@ _ALIKE = 0.01  # of the longest: ranks that differ by less spend the same
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredPlan:
-    """A plan with its full walk, its fast cost in seconds, and what each rank spends on what (seconds by term;
+    """A plan with its full simulation, its fast cost in seconds, and what each rank spends on what (seconds by term;
     exchanges without waiting). `host_limit` are the bytes of host memory that a rank may use."""
 
     name: str
@@ -121,7 +121,7 @@ class ScoredPlan:
 
     @property
     def seconds(self) -> float:
-        """One step, by the full walk."""
+        """One step, by the full simulation."""
         return self.prediction.iteration
 
     @property
@@ -132,7 +132,7 @@ class ScoredPlan:
     @cached_property
     def rank_memory(self) -> list[Memory]:
         """What each rank holds at its peak."""
-        return list_rank_memory(self.prediction.walk)
+        return list_rank_memory(self.prediction.simulation)
 
     @cached_property
     def missing(self) -> float:
@@ -164,8 +164,8 @@ class ScoredPlan:
         """The rank that computes longest; its compute, exposed communication and idle time make up the step."""
         return max(self.prediction.ranks, key=lambda result: result.compute)
 
-    def walked(self, rank: int) -> dict[str, float]:
-        """What the full walk says of a rank, in milliseconds."""
+    def describe_rank(self, rank: int) -> dict[str, float]:
+        """What the full simulation says of a rank, in milliseconds."""
         result = next(result for result in self.prediction.ranks if rank in result.ranks)
         return {
             "compute_ms": 1e3 * result.compute,
@@ -330,7 +330,7 @@ def _describe_rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
         "rank": rank,
         "ms": {term: 1e3 * float(seconds[rank]) for term, seconds in best.terms.items()},
         "memory_gb": {name: nbytes / 1e9 for name, nbytes in held.items()},
-        **best.walked(rank),
+        **best.describe_rank(rank),
     }
 
 
@@ -352,7 +352,7 @@ _SHOWN = 3  # names of tables
 
 def explain_host_memory(task: Task, best: ScoredPlan, score: Callable[[Plan], ScoredPlan]) -> tuple[str, ...]:
     """One line for tables that the device of their rank has no room for, and one for those that would fit: what the
-    step would lose, or lack, with them on the device. `score` walks a plan. Empty where no table is in host memory."""
+    step would lose, or lack, with them on the device. `score` simulates a plan. Empty where none is in host memory."""
     plan = best.plan
     there = [number for number, placement in enumerate(plan.placements) if placement.kernel.in_host_memory]
     lacks = {number: _count_missing_bytes(task, best, number) for number in there}

@@ -47,7 +47,7 @@ TERMS = {
 
 
 def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
-    """A plan under the full walk."""
+    """A plan under the full simulation."""
     workload = build_sharded_dlrm(
         task.dense, task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node, name=name
     )
@@ -65,7 +65,7 @@ def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
 
 
 class Simulations:
-    """Full walks of plans for one task; `plans` are those whose options the fast cost must know. Sent to another
+    """Full simulations of plans for one task; `plans` are those whose options the fast cost must know. Sent to another
     process it is made anew there."""
 
     def __init__(self, task: Task, plans: Sequence[Plan]) -> None:
@@ -75,10 +75,10 @@ class Simulations:
     def __reduce__(self) -> tuple[type[Simulations], tuple[Task, Sequence[Plan]]]:
         return Simulations, (self.task, self.plans)
 
-    def walked(
+    def simulate(
         self, plans: Mapping[str, Plan], workers: Workers, progress: Callable[[float], None]
     ) -> tuple[list[ScoredPlan], list[float]]:
-        """Plans under the full walk, equal ones simulated once; and the seconds that each simulation took."""
+        """Plans under the full simulation, equal ones simulated once; and the seconds that each simulation took."""
         names: dict[Plan, str] = {}
         for name, plan in plans.items():
             names.setdefault(plan, name)
@@ -117,7 +117,7 @@ _FEW = (8, 8)  # tables and ranks up to which the search takes its time
 _ROUNDS = 2  # of shakes
 _REACH = 1.15  # times the best start: groups of worse ones are not tried; about twice what the fast cost errs by
 _FINALISTS, _OTHERS, _MORE_FINALISTS = 3, 2, 10
-_SPARE = 0.03  # of the time limit: walks do not all take as long
+_SPARE = 0.03  # of the time limit: simulations do not all take as long
 _NEAR = 1.08  # times the best fast cost: as far as it errs
 
 
@@ -125,10 +125,10 @@ def rank_plans(
     task: Task, plans: Mapping[str, Plan], *, workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingResult:  # fmt: skip
-    """Given plans under the full walk, best first; a plan for other tables or ranks is rejected by name."""
+    """Given plans under the full simulation, best first; a plan for other tables or ranks is rejected by name."""
     began = monotonic()
     checked = _check_plans(task, plans)
-    scored, _ = Simulations(task, list(checked.values())).walked(checked, workers, progress)
+    scored, _ = Simulations(task, list(checked.values())).simulate(checked, workers, progress)
     ordered = tuple(sorted(scored, key=_get_order_key))
     return ShardingResult(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
@@ -152,21 +152,21 @@ def search(
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingResult:
-    """The best plan found, never worse under the full walk than a greedy baseline or one of the `rivals`.
+    """The best plan found, never worse under the full simulation than a greedy baseline or one of the `rivals`.
 
     The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are simulated
-    first, so there is always a plan. Full walks are done by the `workers`, which changes no plan.
+    first, so there is always a plan. Full simulations are done by the `workers`, which changes no plan.
     """
     began = monotonic()
     others = make_greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
     others |= _check_plans(task, rivals or {})
     simulations = Simulations(task, list(others.values()))
-    compared, took = simulations.walked(others, workers, lambda part: progress(0.1 * part))
-    one_walk = max(took[1:] or took)  # the first walk also counts what tables ask for, once for all
+    compared, took = simulations.simulate(others, workers, lambda part: progress(0.1 * part))
+    one_simulation = max(took[1:] or took)  # the first simulation also counts what tables ask for, once for all
     cost = simulations.cost
     few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
-    kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
+    kept = (finalists + 1) * one_simulation  # one more: what the search is at when time is up is finished
     effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + (1.0 - _SPARE) * time_limit - kept)
     rest = [cost.assignment(plan) for plan in others.values()]
     look = search_thoroughly if few else search_locally
@@ -174,7 +174,7 @@ def search(
     chosen = optima[:_MORE_FINALISTS] if few else _choose_finalists(optima)
     names = [table.name for table in task.tables]
     plans = {f"{FOUND} {number}": simplify_plan(optimum.plan(names)) for number, optimum in enumerate(chosen)}
-    simulated, _ = simulations.walked(plans, workers, lambda part: progress(0.9 + 0.1 * part))
+    simulated, _ = simulations.simulate(plans, workers, lambda part: progress(0.9 + 0.1 * part))
     best = replace(min([*simulated, *compared], key=_get_order_key), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=_get_order_key))
     scored = cost.scored
@@ -220,7 +220,7 @@ def shard(
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingResult:
-    """Searches for the plan with the fastest step, or ranks the plans of the file `candidates`; `workers` walk them.
+    """Searches for the plan with the fastest step, or ranks plans of the file `candidates`; `workers` simulate them.
     `named` is what `predict` knows the tables by, if it does."""
     if time_limit is not None and not time_limit >= 0:
         raise TraincastError(f"`time_limit={time_limit:g}`; give seconds, 0 or more")

@@ -3,7 +3,7 @@ the plan.
 
 What a scope is there for is what its writer marked it as.
 
-One rank's program is built as the full walk builds it, for a plan of this structure. Lookups, updates and collectives
+One rank's program is built as the full simulation does, for a plan of this structure. Lookups, updates and collectives
 are left open. So are the small kernels around them, which are tabulated once at several loads of a rank.
 """
 
@@ -338,7 +338,7 @@ def compute_load(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Structure:
-    """A compiled walk: `slots` are its open durations, `bytes` are messages of the compiled plan, `per_sender` the
+    """A compiled simulation: `slots` are its open durations, `bytes` are messages of the plan, `per_sender` the
     seconds of host work for one sender.
 
     The open duration of a kernel includes what the small kernels around it take beyond the smallest of `LOADS`.

@@ -203,8 +203,8 @@ def _simulate(plans: Sequence[RankPlan], computing: Sequence[FloatArray], costs:
             for number, instruction in enumerate(rows.collectives)
         ]
     collective, group, row, instruction = np.array(entries, dtype=np.int64).reshape(-1, 4).T
-    meetings = Collectives(collective, group, row, instruction, np.zeros(steps * collectives))
-    return np.asarray(np.max([simulation.latest() for simulation in simulate_ranks(groups, meetings)], axis=0))
+    matched = Collectives(collective, group, row, instruction, np.zeros(steps * collectives))
+    return np.asarray(np.max([simulation.latest() for simulation in simulate_ranks(groups, matched)], axis=0))
 
 
 def _make_plan_rows(plan: RankPlan, costs: Sequence[float]) -> InstructionRows:
@@ -249,7 +249,7 @@ class CpuStep:
 
     def pay_collectives(self, seconds: FloatArray, sigma: FloatArray) -> None:
         """Gives every collective its seconds and the deviation of their logarithm, on each rank that takes part."""
-        for collective, taken, spread in zip(self.instructions.meetings, seconds, sigma, strict=True):
+        for collective, taken, spread in zip(self.instructions.collectives, seconds, sigma, strict=True):
             for part in collective.participants:
                 call = self.programs[part.program].paid[part.call]
                 self.costs.seconds[call], self.costs.sigma[call] = taken, spread

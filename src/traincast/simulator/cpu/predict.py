@@ -41,7 +41,7 @@ def predict_on_machine(
     assert isinstance(platform, Machine)
     profile = platform.profile
     step = lower_step(workload, profile, access)
-    met = [_list_collectives(collective, step.instructions.ranks) for collective in step.instructions.meetings]
+    met = [_list_collectives(collective, step.instructions.ranks) for collective in step.instructions.collectives]
     waiting = _estimate_waiting_seconds(step, profile) / max(len(met), 1)
     seconds = np.array([profile.exchanges.in_step(exchanges) for exchanges in met])
     sigma = np.array([profile.exchanges.sigma(exchanges) for exchanges in met])
@@ -80,7 +80,7 @@ def _estimate_waiting_seconds(step: CpuStep, profile: Profile) -> float:
     """What ranks wait for each other because each takes now longer, now shorter, from step to step: seconds of a step
     on average."""
     plans = [step.programs[number].plan for number in step.instructions.ranks]
-    if len(plans) < 2 or not profile.jitter or not step.instructions.meetings:
+    if len(plans) < 2 or not profile.jitter or not step.instructions.collectives:
         return 0.0
     steady, varying = (
         compute_step_seconds(plans, profile.exchanges.in_step, jitter) for jitter in (0.0, profile.jitter)

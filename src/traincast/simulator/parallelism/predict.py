@@ -71,11 +71,11 @@ def _list_launch_communicators(timeline: Timeline) -> IntArray:
 
 def _list_transfer_seconds(result: Prediction) -> FloatArray:
     """How long every launch takes once all ranks it needs are there; infinite where that is its whole time."""
-    simulated, timeline = result.walk, result.timeline
+    simulated, timeline = result.simulation, result.timeline
     seconds = np.full(len(timeline.launches), np.inf)
     schedules = [simulated.instructions.schedules[program] for program in simulated.classes.program]
     group, row = next(simulated.place[c] for c, schedule in enumerate(schedules) if schedule is timeline.schedule)
-    m = simulated.meetings
+    m = simulated.collectives
     mine = (m.group == group) & (m.row == row)
     at = np.searchsorted(timeline.launches, m.instruction[mine])
     seconds[at] = m.seconds[m.collective[mine]]

@@ -145,7 +145,7 @@ def _summarise_step(
 
 def _add_collectives(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
     """Gives the collective calls the spread and domain of the collectives they are part of (the widest of several)."""
-    collective, call = instructions.meeting_call.T
+    collective, call = instructions.collective_call.T
     np.maximum.at(costs.sigma, call, exchanged.sigma[collective])
     np.logical_and.at(costs.in_domain, call, exchanged.in_domain[collective])
     return costs

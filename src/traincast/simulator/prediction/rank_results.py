@@ -66,7 +66,7 @@ def list_rank_memory(simulated: StepSimulation) -> list[Memory]:
 
 def list_rank_results(simulated: StepSimulation) -> tuple[RankResult, ...]:
     """One result a class of ranks."""
-    tables = [_Totals(simulated, group, simulation) for group, simulation in enumerate(simulated.walks)]
+    tables = [_Totals(simulated, group, simulation) for group, simulation in enumerate(simulated.simulations)]
     held = _compute_peak_memory(simulated.instructions)
     fullest = [held[program] for program in simulated.classes.program]
     for c, memory in zip(simulated.classes.of, held, strict=True):
@@ -108,7 +108,8 @@ class _Totals:
         self.seconds = np.minimum(simulation.latest() - simulated.previous[number], simulated.seconds)
         self.host = simulation.group.host_seconds.sum(axis=1)
         exchanges = np.zeros(len(simulation.blocks.launch_order), dtype=np.bool_)
-        exchanges[[simulation.blocks.blocks[block].first for block in simulation.blocks.meetings.values()]] = True
+        blocks = simulation.blocks
+        exchanges[[blocks.blocks[block].first for block in blocks.collective_blocks.values()]] = True
         met = exchanges.copy()
         exchanges[simulation.group.find_launches(simulation.blocks, simulation.group.transfers)] = True
         self.active = np.minimum(compute_union_seconds(simulation.starts.T, simulation.ends.T), self.seconds)
@@ -117,7 +118,7 @@ class _Totals:
         if exchanges.any():
             computing = compute_union_seconds(simulation.starts[~exchanges].T, simulation.ends[~exchanges].T)
             self.compute = np.minimum(computing, self.active)
-            m = simulated.meetings
+            m = simulated.collectives
             mine = m.group == number
             exchanging = np.bincount(
                 m.row[mine], weights=m.seconds[m.collective[mine]], minlength=simulation.group.size
@@ -159,7 +160,7 @@ def find_step_path(simulated: StepSimulation) -> list[PathPart]:
     begin = max(float(previous.max()) for previous in simulated.previous)
     class_at = {place: c for c, place in enumerate(simulated.place)}
     parts = []
-    for segment in find_critical_path(simulated.walks, simulated.meetings):
+    for segment in find_critical_path(simulated.simulations, simulated.collectives):
         if segment.end <= begin:  # the host may have begun this step before the last one was done
             continue
         c = class_at[segment.group, segment.row]

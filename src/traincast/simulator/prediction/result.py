@@ -87,7 +87,7 @@ class Prediction(Result):
     memory: DeviceMemory
     warnings: tuple[str, ...]
     timeline: Timeline
-    walk: StepSimulation
+    simulation: StepSimulation
     ranks: tuple[RankResult, ...]
     imbalance: float = 0.0
     gpus: int = 1
@@ -118,7 +118,7 @@ class Prediction(Result):
     @cached_property
     def path(self) -> list[PathPart]:
         """The critical path over all ranks."""
-        return find_step_path(self.walk)
+        return find_step_path(self.simulation)
 
     @cached_property
     def path_by_activity(self) -> dict[str, float]:
@@ -136,7 +136,7 @@ class Prediction(Result):
         if self.parallel is not None:
             return self._model_throughput(self.parallel)
         return compute_throughput(
-            self.walk.instructions, self.platform.device, self.iteration,
+            self.simulation.instructions, self.platform.device, self.iteration,
             batch_size=self.workload.samples, seq_len=self.workload.seq_len,
         )  # fmt: skip
 
@@ -168,7 +168,7 @@ class Prediction(Result):
     @cached_property
     def left_out_bytes(self) -> int:
         """Bytes of rows of embedding tables that the step has and does not hold (docs/models.md, Rows)."""
-        return max(map(count_bytes_left_out, self.walk.instructions.programs)) if self.parallel is None else 0
+        return max(map(count_bytes_left_out, self.simulation.instructions.programs)) if self.parallel is None else 0
 
     @property
     def fit_probability(self) -> float:
@@ -340,7 +340,7 @@ def make_prediction(
         memory=memory,
         warnings=warnings,
         timeline=timeline,
-        walk=simulated,
+        simulation=simulated,
         ranks=ranks,
         imbalance=compute_imbalance(ranks),
         gpus=len(workload.ranks),

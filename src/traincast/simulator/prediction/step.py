@@ -52,27 +52,27 @@ class StepSimulation:
     classes: Classes
     ranks: tuple[tuple[int, ...], ...]
     place: tuple[tuple[int, int], ...]
-    walks: tuple[GroupSimulation, ...]
+    simulations: tuple[GroupSimulation, ...]
     origin: tuple[FloatArray, ...]
     previous: tuple[FloatArray, ...]
-    meetings: Collectives
+    collectives: Collectives
     gap: float
 
     @property
     def seconds(self) -> float:
         """Time from one step to the next, over all ranks."""
-        latest = max(float(simulation.latest().max()) for simulation in self.walks)
+        latest = max(float(simulation.latest().max()) for simulation in self.simulations)
         return latest - max(float(previous.max()) for previous in self.previous)
 
     def class_latest(self) -> FloatArray:
         """When each class of ranks is done."""
-        latest = [simulation.latest() for simulation in self.walks]
+        latest = [simulation.latest() for simulation in self.simulations]
         return np.array([latest[group][row] for group, row in self.place])
 
     def timeline(self, c: int) -> Timeline:
         """The step of one class of ranks."""
         group, row = self.place[c]
-        simulation, program = self.walks[group], self.classes.program[c]
+        simulation, program = self.simulations[group], self.classes.program[c]
         return Timeline(
             program=self.instructions.programs[program],
             schedule=self.instructions.schedules[program],
@@ -132,10 +132,10 @@ def simulate_durations(
         classes=classes,
         ranks=tuple(members[0] if len(members) == 1 else tuple(sorted(chain(*members))) for members in ranks),
         place=place,
-        walks=tuple(simulations),
+        simulations=tuple(simulations),
         origin=tuple(start.origin),
         previous=tuple(start.previous),
-        meetings=collectives,
+        collectives=collectives,
         gap=gap,
     )
 
@@ -231,14 +231,14 @@ def _list_program_host_seconds(instructions: StepInstructions, host: HostProfile
 def _classify_programs(
     instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], seconds: FloatArray
 ) -> tuple[Classes, list[RankGroup], tuple[tuple[int, int], ...]]:
-    """Classes of programs, the rank groups to walk, and where each class is among them."""
+    """Classes of programs, the rank groups to simulate, and where each class is among them."""
     busy, kernel = durations
     # equal host times are one object; kernel times are compared by a digest, which takes less room than they do
     alike = [
         (structure, blake2b(kernel[p].data).digest() if len(kernel) > 1 else b"", id(busy[p]))
         for p, structure in enumerate(instructions.structure)
     ]
-    classes = find_classes(alike, instructions.calls, instructions.meetings, seconds)
+    classes = find_classes(alike, instructions.calls, instructions.collectives, seconds)
     return classes, *_make_rank_groups(instructions, classes, kernel, busy)
 
 
@@ -266,11 +266,11 @@ def _make_rank_groups(
 def _make_collectives(classes: Classes, place: Sequence[tuple[int, int]]) -> Collectives:
     entries = [
         (number, *place[c], instruction)
-        for number, collective in enumerate(classes.meetings)
+        for number, collective in enumerate(classes.collectives)
         for c, instruction in collective.members
     ]
     table: IntArray = np.array(entries, dtype=np.int64).reshape(len(entries), 4)
-    seconds = np.array([collective.seconds for collective in classes.meetings])
+    seconds = np.array([collective.seconds for collective in classes.collectives])
     return Collectives(table[:, 0], table[:, 1], table[:, 2], table[:, 3], seconds)
 
 

@@ -4,16 +4,18 @@ layouts."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from traincast.costs.kernels.cost import count_flops
 from traincast.hardware.device import Device
 from traincast.simulator.instructions import StepInstructions
-from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.schedule import Code
 from traincast.utils.display.text import format_quantity
+
+if TYPE_CHECKING:
+    from traincast.simulator.parallelism.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
-from traincast.models.embeddings.documents import is_table_document
-from traincast.models.recommenders.description import is_recommender_document
 from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
@@ -82,6 +80,8 @@ def find_source_kind(source: Source) -> str:
     if path.suffix in TABLE_FILES:
         return "tables"
     if path.suffix == ".json":
+        from traincast.models.embeddings.documents import is_table_document
+
         return "tables" if is_table_document(read_document(path)) else "transformer"
     return _find_named_kind(str(source))
 
@@ -122,6 +122,9 @@ def _find_named_kind(name: str) -> str:
 
 def _find_described_kind(path: Path) -> str:
     """What a YAML file describes; one that cannot be read is left to the reader of DLRMs, which says why."""
+    from traincast.models.embeddings.documents import is_table_document
+    from traincast.models.recommenders.description import is_recommender_document
+
     content = read_document(path)
     if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
         return "transformer"

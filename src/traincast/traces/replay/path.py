@@ -322,7 +322,7 @@ def find_ranks_path(
     labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, simulated.schedule.timelines, strict=True)]
     segments = tuple(
         part
-        for segment in find_critical_path(simulated.walks, simulated.schedule.meetings)
+        for segment in find_critical_path(simulated.simulations, simulated.schedule.collectives)
         for part in labels[segment.group].describe_segment(numbers[segment.group], segment)
     )
     by_rank = _compute_shares(segments, lambda s: s.rank)
@@ -367,11 +367,11 @@ class _HalvedSchedule:
             if name == HOST or name in labels.families or name in labels.ops:
                 timelines[index] = labels.halve_time(name)
         shorter = replace(schedule, timelines=tuple(timelines))
-        return shorter.replace_seconds(schedule.meetings.seconds * self._scale_transfers(name))
+        return shorter.replace_seconds(schedule.collectives.seconds * self._scale_transfers(name))
 
     def _scale_transfers(self, name: str) -> FloatArray:
         """The factor on each collective's transfer: it is faster if all members call it under the op that is."""
-        m = self.schedule.meetings
+        m = self.schedule.collectives
         if name == COMMUNICATION:
             return np.full(len(m.seconds), 0.5)
         other = np.zeros(len(m.seconds), dtype=np.bool_)

@@ -45,11 +45,11 @@ class RanksSchedule:
 
     timelines: tuple[TimelineInstructions, ...]
     begin: FloatArray
-    meetings: Collectives
+    collectives: Collectives
 
     def replace_seconds(self, seconds: FloatArray) -> RanksSchedule:
         """The same with other lengths of the collectives' transfers, in seconds."""
-        return replace(self, meetings=replace(self.meetings, seconds=seconds))
+        return replace(self, collectives=replace(self.collectives, seconds=seconds))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,23 +57,25 @@ class RanksSimulation:
     """What the simulation made of all ranks: one rank group per rank, on the common clock."""
 
     schedule: RanksSchedule
-    walks: tuple[GroupSimulation, ...]
+    simulations: tuple[GroupSimulation, ...]
 
     @property
     def times(self) -> list[RankTimes]:
         """When every instruction of each rank was done."""
-        return [simulation.times(0) for simulation in self.walks]
+        return [simulation.times(0) for simulation in self.simulations]
 
     @property
     def seconds(self) -> float:
         """Seconds from the begin of the first rank to the end of the last."""
-        return max(float(simulation.latest().max()) for simulation in self.walks) - float(self.schedule.begin.min())
+        return max(float(simulation.latest().max()) for simulation in self.simulations) - float(
+            self.schedule.begin.min()
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankReplay:
     """One rank of a replay of all. `exposed` is exposed communication per step, measured and simulated; `waited` the
-    time that its collectives waited for other ranks over the whole walk, in seconds; `last` how often it came last."""
+    time that its collectives waited for other ranks in all steps, in seconds; `last` how often it came last."""
 
     replay: Replay
     exposed: tuple[tuple[float, float], ...]
@@ -117,7 +119,7 @@ def schedule_ranks(
     return RanksSchedule(
         timelines=tuple(timelines),
         begin=1e-9 * (begin - begin.min()),
-        meetings=Collectives(collective, rank, np.zeros_like(rank), instruction, seconds),
+        collectives=Collectives(collective, rank, np.zeros_like(rank), instruction, seconds),
     )
 
 
@@ -152,7 +154,7 @@ def simulate_together(schedule: RanksSchedule) -> RanksSimulation:
         for s, begin in zip((group.schedule for group in groups), schedule.begin.tolist(), strict=True)
     ]
     return RanksSimulation(
-        schedule=schedule, walks=tuple(simulate_ranks(groups, schedule.meetings, clocks=clocks, gap=gap))
+        schedule=schedule, simulations=tuple(simulate_ranks(groups, schedule.collectives, clocks=clocks, gap=gap))
     )
 
 
@@ -198,7 +200,7 @@ def replay_ranks(
 
 def _compute_waits(simulated: RanksSimulation) -> tuple[FloatArray, IntArray]:
     """Seconds each rank waited for others, and how often it came last."""
-    timelines, m = simulated.schedule.timelines, simulated.schedule.meetings
+    timelines, m = simulated.schedule.timelines, simulated.schedule.collectives
     start = np.empty(len(m.collective))
     for number, (timeline, times) in enumerate(zip(timelines, simulated.times, strict=True)):
         launch = np.cumsum(timeline.schedule.code == Code.LAUNCH) - 1
@@ -269,7 +271,7 @@ def predict_ranks(
 ) -> TracedRanksPrediction:
     """Simulates all ranks with predicted kernels, then predicted transfers, then pooled overheads too."""
     base = replayed.walked.schedule
-    measured, seconds = base.meetings.seconds, _predict_transfers(replayed.matches.collectives, topology)
+    measured, seconds = base.collectives.seconds, _predict_transfers(replayed.matches.collectives, topology)
     kernels = replace(base, timelines=tuple(attribution.predicted for attribution in attributions))
     collectives = kernels.replace_seconds(seconds)
     full = replace(collectives, timelines=tuple(attribution.complete for attribution in attributions))

@@ -105,7 +105,7 @@ class Nodes:
                 if (step.maker is None and last.accumulates and step.spec.shape == spec.shape) or (
                     step.maker is not None and step.maker is last.op
                 ):
-                    return _walked(came, op, step)
+                    return _trace_back(came, op, step)
                 maker = step.maker
                 if maker is None or maker in came:
                     continue
@@ -150,7 +150,7 @@ def _steps(ran: Sequence[OpRow]) -> tuple[dict[OpRow, list[Step]], Counter[int]]
     return steps, read
 
 
-def _walked(came: dict[OpRow, tuple[OpRow, Step] | None], op: OpRow, last: Step) -> list[Step]:
+def _trace_back(came: dict[OpRow, tuple[OpRow, Step] | None], op: OpRow, last: Step) -> list[Step]:
     path = [last]
     while (before := came[op]) is not None:
         op, step = before

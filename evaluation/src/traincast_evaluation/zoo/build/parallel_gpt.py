@@ -16,7 +16,8 @@ from torch import nn
 
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.zoo.build.steps import Step
-from traincast_evaluation.zoo.define.gpt2 import Attention, Block, Conv1D, Gpt2, Gpt2Config, compute_causal_loss
+from traincast_evaluation.zoo.define.gpt2 import Attention, Block, Conv1D, Gpt2, compute_causal_loss
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 _VOCAB_MULTIPLE = 128  # Megatron pads the vocabulary so that every GPU's part is a multiple of this
 
@@ -90,7 +91,7 @@ class SomeScores(nn.Linear):
 class DividedAttention(Attention):
     """Some of the heads."""
 
-    def __init__(self, config: Gpt2Config, gpus: int) -> None:
+    def __init__(self, config: LanguageModelSizes, gpus: int) -> None:
         part = config.hidden_size // gpus
         super().__init__(replace(config, hidden_size=part, num_heads=config.num_heads // gpus))
         self.qkv, self.projection = ColumnConv1D(config.hidden_size, 3 * part), RowConv1D(part, config.hidden_size)
@@ -106,7 +107,7 @@ class DividedAttention(Attention):
 class DividedBlock(Block):
     """A block with its heads and its hidden layer divided over GPUs."""
 
-    def __init__(self, config: Gpt2Config, gpus: int) -> None:
+    def __init__(self, config: LanguageModelSizes, gpus: int) -> None:
         super().__init__(config)
         size, part = config.hidden_size, 4 * config.hidden_size // gpus
         self.attention = DividedAttention(config, gpus)
@@ -116,7 +117,7 @@ class DividedBlock(Block):
 class DividedGpt2(Gpt2):
     """GPT-2 with every layer, and its vocabulary, divided over GPUs."""
 
-    def __init__(self, config: Gpt2Config, gpus: int) -> None:
+    def __init__(self, config: LanguageModelSizes, gpus: int) -> None:
         super().__init__(replace(config, num_layers=0))
         multiple = _VOCAB_MULTIPLE * gpus
         part = -(-config.vocab_size // multiple) * multiple // gpus
@@ -137,7 +138,7 @@ def compute_divided_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return (total.log() - chosen).mean()
 
 
-def make_tensor_parallel_step(config: Gpt2Config) -> Callable[..., Step]:
+def make_tensor_parallel_step(config: LanguageModelSizes) -> Callable[..., Step]:
     """Every layer divided over all GPUs."""
 
     def make(batch_size: int, seq_len: int, *, rank: int, world_size: int) -> Step:
@@ -154,7 +155,7 @@ def make_tensor_parallel_step(config: Gpt2Config) -> Callable[..., Step]:
     return make
 
 
-def make_pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
+def make_pipeline_step(config: LanguageModelSizes) -> Callable[..., Step]:
     """Layers one after the other, as many on every GPU; all samples at once (one micro-batch)."""
 
     def make(batch_size: int, seq_len: int, *, rank: int, world_size: int) -> Step:

@@ -23,7 +23,7 @@ from traincast_evaluation.zoo.build.steps import (
     make_modern_step,
     make_recommender_step,
 )
-from traincast_evaluation.zoo.define import bert, dcn, gpt2, opt, switch, transformer, xlnet
+from traincast_evaluation.zoo.define import bert, dcn, gpt2, opt, sizes, switch, transformer, xlnet
 from traincast_evaluation.zoo.define.dlrm import Dlrm
 from traincast_evaluation.zoo.define.inception import InceptionV3
 from traincast_evaluation.zoo.define.resnet import ResNet50
@@ -104,7 +104,7 @@ def _make_language_model_recipe(
 
 def _make_bert_recipe() -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        config = bert.BertConfig(attention=setting.choice)
+        config = replace(sizes.BERT_LARGE, attention=setting.choice)
         head = bert.BertForPreTraining if setting.mode == "training" else bert.BertForSequenceClassification
 
         def labels(batch: int, length: int) -> tuple[torch.Tensor, ...]:
@@ -116,12 +116,12 @@ def _make_bert_recipe() -> Recipe:
         name="bert-large",
         description="BERT-large: pre-training heads when training, classification head at inference",
         batch_size=8, seq_len=512, make=make,
-        parameters=lambda: count_parameters(lambda: bert.BertForPreTraining(bert.BertConfig())),
+        parameters=lambda: count_parameters(lambda: bert.BertForPreTraining(sizes.BERT_LARGE)),
         axis="attention", choices=ATTENTIONS, optimizers=("adam", "sgd", "adagrad"), data_parallel=True,
     )  # fmt: skip
 
 
-def _make_gpt_recipe(name: str, description: str, config: gpt2.Gpt2Config, *, batch_size: int) -> Recipe:
+def _make_gpt_recipe(name: str, description: str, config: sizes.LanguageModelSizes, *, batch_size: int) -> Recipe:
     return _make_language_model_recipe(
         name=name, description=description, batch_size=batch_size, seq_len=config.max_seq_len,
         build=lambda attention: gpt2.Gpt2(replace(config, attention=attention)), loss=gpt2.compute_causal_loss,
@@ -191,15 +191,15 @@ _RECIPES = (
     _make_dlrm_v2_recipe(),
     *(_make_recommender_recipe(model) for model in RECOMMENDERS),
     _make_bert_recipe(),
-    _make_gpt_recipe("gpt2-large", "GPT-2 large with language model head", gpt2.GPT2_LARGE, batch_size=4),
-    _make_gpt_recipe("gpt3-xl", "GPT-3 XL as GPT-2: 24 layers of 3072", gpt2.GPT3_XL, batch_size=2),
-    _make_gpt_recipe("gpt3-2.7b", "GPT-3 2.7B as GPT-2: 32 layers of 2560", gpt2.GPT3_27, batch_size=2),
+    _make_gpt_recipe("gpt2-large", "GPT-2 large with language model head", sizes.GPT2_LARGE, batch_size=4),
+    _make_gpt_recipe("gpt3-xl", "GPT-3 XL as GPT-2: 24 layers of 3072", sizes.GPT3_XL, batch_size=2),
+    _make_gpt_recipe("gpt3-2.7b", "GPT-3 2.7B as GPT-2: 32 layers of 2560", sizes.GPT3_27, batch_size=2),
     _make_language_model_recipe(
         name="opt-1.3b",
         description="OPT-1.3B with language model head",
         batch_size=2,
         seq_len=2048,
-        build=lambda attention: opt.Opt(opt.OptConfig(attention=attention)),
+        build=lambda attention: opt.Opt(replace(sizes.OPT_13, attention=attention)),
         loss=gpt2.compute_causal_loss,
     ),
     _make_language_model_recipe(
@@ -207,7 +207,7 @@ _RECIPES = (
         description="Switch Transformer XL with 4 experts, every expert at its capacity of 64",
         batch_size=2,
         seq_len=512,
-        build=lambda _: switch.Switch(switch.SwitchConfig()),
+        build=lambda _: switch.Switch(sizes.SWITCH_XL4),
         loss=xlnet.compute_token_loss,
         inputs=2,
         choices=("eager",),
@@ -217,7 +217,7 @@ _RECIPES = (
         description="XLNet base (xlnet-base-cased) with language model head",
         batch_size=8,
         seq_len=512,
-        build=lambda _: xlnet.Xlnet(xlnet.XlnetConfig()),
+        build=lambda _: xlnet.Xlnet(sizes.XLNET_BASE),
         loss=xlnet.compute_token_loss,
         choices=("eager",),
     ),
@@ -226,7 +226,7 @@ _RECIPES = (
         description="the original Transformer, base: 6 + 6 layers of 512",
         batch_size=32,
         seq_len=128,
-        build=lambda attention: transformer.Transformer(transformer.TransformerConfig(attention=attention)),
+        build=lambda attention: transformer.Transformer(replace(sizes.TRANSFORMER_BASE, attention=attention)),
         loss=transformer.compute_label_smoothed_loss,
         inputs=2,
     ),

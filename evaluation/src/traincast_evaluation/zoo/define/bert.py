@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 from traincast_evaluation.zoo.define.views import slice_leading
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BertConfig:
-    """Sizes of a BERT. `attention` is "eager" or "sdpa"."""
-
-    num_layers: int = 24
-    hidden_size: int = 1024
-    num_heads: int = 16
-    ffn_size: int = 4096
-    vocab_size: int = 30522
-    max_seq_len: int = 512
-    dropout: float = 0.1
-    attention: str = "eager"
 
 
 class Embeddings(nn.Module):
@@ -32,7 +18,7 @@ class Embeddings(nn.Module):
     position_ids: torch.Tensor
     token_type_ids: torch.Tensor
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=0)
         self.position_embeddings = nn.Embedding(config.max_seq_len, config.hidden_size)
@@ -55,7 +41,7 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head attention, output projection, residual and norm."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.num_heads, self.rate = config.num_heads, config.dropout
         size = config.hidden_size
@@ -86,7 +72,7 @@ class SelfAttention(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each followed by residual and norm."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.attention = SelfAttention(config)
         self.intermediate = nn.Linear(config.hidden_size, config.ffn_size)
@@ -104,7 +90,7 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """The encoder with its pooler."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
@@ -127,7 +113,7 @@ class Bert(nn.Module):
 class BertForPreTraining(nn.Module):
     """Masked language model (decoder tied to the word embeddings) and next sentence heads."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size = config.hidden_size
         self.bert = Bert(config)
@@ -147,7 +133,7 @@ class BertForPreTraining(nn.Module):
 class BertForSequenceClassification(nn.Module):
     """A classifier of two classes on the pooled token."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.bert = Bert(config)
         self.dropout = nn.Dropout(config.dropout)

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 from traincast_evaluation.zoo.define.views import slice_leading
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpt2Config:
-    """Sizes of a GPT-2. `attention` is "eager" or "sdpa"."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    max_seq_len: int
-    vocab_size: int = 50257
-    dropout: float = 0.1
-    attention: str = "eager"
-
-
-GPT2_LARGE = Gpt2Config(num_layers=36, hidden_size=1280, num_heads=20, max_seq_len=1024)
-GPT3_XL = Gpt2Config(num_layers=24, hidden_size=3072, num_heads=24, max_seq_len=2048)
-GPT3_27 = Gpt2Config(num_layers=32, hidden_size=2560, num_heads=32, max_seq_len=2048)
 
 
 class Conv1D(nn.Module):
@@ -54,7 +36,7 @@ class Attention(nn.Module):
 
     causal: torch.Tensor
 
-    def __init__(self, config: Gpt2Config) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size, longest = config.hidden_size, config.max_seq_len
         self.num_heads, self.size, self.kind, self.rate = config.num_heads, size, config.attention, config.dropout
@@ -92,7 +74,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and feed-forward."""
 
-    def __init__(self, config: Gpt2Config) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size = config.hidden_size
         self.norm_1, self.norm_2 = nn.LayerNorm(size), nn.LayerNorm(size)
@@ -109,7 +91,7 @@ class Block(nn.Module):
 class Gpt2(nn.Module):
     """GPT-2 with its language model head (tied to the token embeddings)."""
 
-    def __init__(self, config: Gpt2Config) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size = config.hidden_size
         self.tokens = nn.Embedding(config.vocab_size, size)

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptConfig:
-    """Sizes of an OPT. `attention` is "eager" or "sdpa"."""
-
-    num_layers: int = 24
-    hidden_size: int = 2048
-    num_heads: int = 32
-    ffn_size: int = 8192
-    vocab_size: int = 50272
-    max_seq_len: int = 2048
-    dropout: float = 0.1
-    attention: str = "eager"
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 
 def _make_opt_decoder_mask(present: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +25,7 @@ def _make_opt_decoder_mask(present: torch.Tensor, dtype: torch.dtype) -> torch.T
 class Attention(nn.Module):
     """Causal multi-head attention; heads are folded into the batch."""
 
-    def __init__(self, config: OptConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size = config.hidden_size
         self.num_heads, self.kind, self.rate = config.num_heads, config.attention, config.dropout
@@ -77,7 +63,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and feed-forward; the latter runs on flattened tokens."""
 
-    def __init__(self, config: OptConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size = config.hidden_size
         self.rate = config.dropout
@@ -97,7 +83,7 @@ class Layer(nn.Module):
 class Opt(nn.Module):
     """OPT with its language model head (tied to the token embeddings)."""
 
-    def __init__(self, config: OptConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=1)

@@ -6,37 +6,20 @@ it gets `expert_capacity` tokens of every sequence (so sequences of at least exp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from traincast_evaluation.zoo.define.sizes import SwitchSizes
 from traincast_evaluation.zoo.define.t5 import Attention, RmsNorm, make_decoder_mask, make_encoder_mask
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SwitchConfig:
-    """Sizes of a Switch Transformer."""
-
-    num_layers: int = 24
-    hidden_size: int = 1024
-    num_heads: int = 32
-    head_dim: int = 128
-    ffn_size: int = 16384
-    vocab_size: int = 32128
-    num_experts: int = 4
-    expert_capacity: int = 64
-    sparse_every: int = 2
-    dropout: float = 0.1
-    jitter: float = 0.01
 
 
 class Dense(nn.Module):
     """Linear, ReLU, linear without biases."""
 
-    def __init__(self, config: SwitchConfig) -> None:
+    def __init__(self, config: SwitchSizes) -> None:
         super().__init__()
         self.grow = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
         self.shrink = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
@@ -50,7 +33,7 @@ class Dense(nn.Module):
 class Router(nn.Module):
     """Top-1 routing with a capacity per expert and sequence."""
 
-    def __init__(self, config: SwitchConfig) -> None:
+    def __init__(self, config: SwitchSizes) -> None:
         super().__init__()
         self.config = config
         self.classifier = nn.Linear(config.hidden_size, config.num_experts, bias=False)
@@ -72,7 +55,7 @@ class Router(nn.Module):
 class Sparse(nn.Module):
     """The experts: each takes the tokens routed to it and writes its results back in place."""
 
-    def __init__(self, config: SwitchConfig) -> None:
+    def __init__(self, config: SwitchSizes) -> None:
         super().__init__()
         self.capacity = config.expert_capacity
         self.router = Router(config)
@@ -92,7 +75,7 @@ class Sparse(nn.Module):
 class FeedForward(nn.Module):
     """Norm, dense or sparse feed-forward, residual."""
 
-    def __init__(self, config: SwitchConfig, *, sparse: bool) -> None:
+    def __init__(self, config: SwitchSizes, *, sparse: bool) -> None:
         super().__init__()
         self.norm = RmsNorm(config.hidden_size)
         self.mlp: nn.Module = Sparse(config) if sparse else Dense(config)
@@ -106,7 +89,7 @@ class FeedForward(nn.Module):
 class Stack(nn.Module):
     """Encoder or decoder: layers, final norm. The first layer holds the relative position bias of all."""
 
-    def __init__(self, config: SwitchConfig, *, decoder: bool) -> None:
+    def __init__(self, config: SwitchSizes, *, decoder: bool) -> None:
         super().__init__()
         self.attentions, self.crosses, self.feeds = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         attention = partial(
@@ -138,7 +121,7 @@ class Stack(nn.Module):
 class Switch(nn.Module):
     """Encoder, decoder and language model head (tied to the token embeddings)."""
 
-    def __init__(self, config: SwitchConfig) -> None:
+    def __init__(self, config: SwitchSizes) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransformerConfig:
-    """Sizes of the Transformer. `attention` is "eager" or "sdpa"."""
-
-    num_layers: int = 6
-    hidden_size: int = 512
-    num_heads: int = 8
-    ffn_size: int = 2048
-    vocab_size: int = 37000
-    max_seq_len: int = 1024
-    dropout: float = 0.1
-    attention: str = "eager"
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 
 class Attention(nn.Module):
     """Multi-head attention of `x` over `memory`, causal or not, without biases."""
 
-    def __init__(self, config: TransformerConfig, *, causal: bool) -> None:
+    def __init__(self, config: LanguageModelSizes, *, causal: bool) -> None:
         super().__init__()
         size = config.hidden_size
         self.num_heads, self.kind, self.rate, self.causal = config.num_heads, config.attention, config.dropout, causal
@@ -54,7 +41,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Linear, ReLU, linear."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.grow = nn.Linear(config.hidden_size, config.ffn_size)
         self.shrink = nn.Linear(config.ffn_size, config.hidden_size)
@@ -68,7 +55,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Self-attention, attention over the encoder (decoder only) and feed-forward, residual and norm after each."""
 
-    def __init__(self, config: TransformerConfig, *, decoder: bool) -> None:
+    def __init__(self, config: LanguageModelSizes, *, decoder: bool) -> None:
         super().__init__()
         self.attention = Attention(config, causal=decoder)
         self.cross = Attention(config, causal=False) if decoder else None
@@ -91,7 +78,7 @@ class Transformer(nn.Module):
 
     positions: torch.Tensor
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)

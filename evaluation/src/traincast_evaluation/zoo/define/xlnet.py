@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class XlnetConfig:
-    """Sizes of an XLNet."""
-
-    num_layers: int = 12
-    hidden_size: int = 768
-    num_heads: int = 12
-    head_dim: int = 64
-    ffn_size: int = 3072
-    vocab_size: int = 32000
-    dropout: float = 0.1
+from traincast_evaluation.zoo.define.sizes import LanguageModelSizes
 
 
 def _shift_relative_scores(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -33,7 +20,7 @@ def _shift_relative_scores(x: torch.Tensor, length: int) -> torch.Tensor:
 class RelativeAttention(nn.Module):
     """Attention whose scores add content and relative position terms."""
 
-    def __init__(self, config: XlnetConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         size, heads, dim = config.hidden_size, config.num_heads, config.head_dim
         self.scale = dim**-0.5
@@ -61,7 +48,7 @@ class RelativeAttention(nn.Module):
 class Layer(nn.Module):
     """Relative attention and feed-forward."""
 
-    def __init__(self, config: XlnetConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.attention = RelativeAttention(config)
         self.grow = nn.Linear(config.hidden_size, config.ffn_size)
@@ -79,7 +66,7 @@ class Layer(nn.Module):
 class Xlnet(nn.Module):
     """XLNet with its language model head (tied to the token embeddings)."""
 
-    def __init__(self, config: XlnetConfig) -> None:
+    def __init__(self, config: LanguageModelSizes) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)

@@ -42,11 +42,7 @@ from traincast.app.cli.arguments import (
 from traincast.app.cli.output import check_outputs, name_options, print_json, print_text, show_progress_line
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.predicting import check_gpu, predict
-from traincast.app.report.chrome import make_chrome_trace
 from traincast.app.report.prediction import format_prediction
-from traincast.app.report.whatif import list_cost_rows
-from traincast.ir.file import load_workload
-from traincast.planner.what_if.money import Cost, Prices, compute_cost, find_one_price
 from traincast.simulator.prediction.breakdown import PLACES
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.resolved import make_scenario
@@ -56,6 +52,7 @@ from traincast.utils.files.writing import write_json
 
 if TYPE_CHECKING:
     from traincast.ir.workload import Workload
+    from traincast.planner.what_if.money import Cost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,14 +87,15 @@ def run(args: argparse.Namespace) -> int:
     if args.by:
         require_one_prediction(result, "--by")
     if args.trace_out:
+        from traincast.app.report.chrome import make_chrome_trace
+
         write_json(args.trace_out, make_chrome_trace(require_one_prediction(result, "--trace-out")))
     cost = _compute_price(args.price, result)
     if args.json:
         print_json(result.to_dict() | ({} if cost is None else {"cost": cost.to_dict()}))
     else:
         text = _format_result(result, args.by, full=args.full)
-        costs = [] if cost is None else [f"{name}: {value}" for name, value in list_cost_rows(cost) if value]
-        print_text(name_options("\n".join([text, *costs]), args.options))
+        print_text(name_options("\n".join([text, *_list_costs(cost)]), args.options))
     if args.must_fit and not require_one_prediction(result, "--must-fit").fits:
         return CHECK_FAILED
     return OK
@@ -107,9 +105,19 @@ def _compute_price(price: str | None, result: Prediction | ScalingCurve) -> Cost
     """What a step costs at the price that was given; None without one."""
     if price is None:
         return None
+    from traincast.planner.what_if.money import Prices, compute_cost, find_one_price  # most predictions have no price
+
     step = require_one_prediction(result, "--price")
     dollars = find_one_price(price, step.platform.key, step.platform.device.key)
     return compute_cost(step, Prices(per_gpu_hour=dollars))
+
+
+def _list_costs(cost: Cost | None) -> list[str]:
+    if cost is None:
+        return []
+    from traincast.app.report.whatif import list_cost_rows
+
+    return [f"{name}: {value}" for name, value in list_cost_rows(cost) if value]
 
 
 def require_one_prediction(result: Prediction | ScalingCurve, option: str) -> Prediction:
@@ -141,6 +149,7 @@ def predict_asked(args: argparse.Namespace, *, recaptured: bool = False) -> Pred
 def _capture_again(values: dict[str, Any]) -> Workload:
     """The workload of a file that `capture` wrote, captured anew where that does not serve the sizes asked for."""
     from traincast.app.captures import recapture
+    from traincast.ir.file import load_workload
 
     file = str(values.get("workload"))
     if not file.endswith(".tc"):

@@ -3,9 +3,10 @@ written out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traincast.ir.ops import BATCHED, FLASH2, RING, TRITON, StorageKind
+from traincast.ir.ops import BATCHED, FLASH2, RING, TRITON, Phase, StorageKind
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
 from traincast.models.transformers.program.graph import Gradients, Graph
@@ -34,6 +35,7 @@ def write_unfused_attention(graph: Graph, query: Ref, key: Ref, value: Ref, head
     builder, stack, local, width = graph.builder, shard.batch * heads.queries, shard.local_seq, heads.width
     scores = graph.new(stack, local, local)
     turned = builder.add_view(key, (stack, width, local), (local * width, 1, width))
+    graph.scope("aten::matmul")
     _write_batched_gemm(graph, (query, builder.add_view(query, (stack, local, width))), (key, turned), (scores, scores))
     # Megatron's kernel takes four matrices at a time; otherwise it falls back to ops of PyTorch
     by_ops = graph.style.fused and stack % _MATRICES_AT_ONCE > 0
@@ -42,6 +44,7 @@ def write_unfused_attention(graph: Graph, query: Ref, key: Ref, value: Ref, head
     kept = write_dropout(graph, shares) if graph.style.dropout else shares
     result = graph.new(shard.tokens, heads.queries * width)
     mixed = builder.add_view(result, (stack, local, width))
+    graph.scope("aten::matmul")
     _write_batched_gemm(graph, (kept, kept), (value, builder.add_view(value, (stack, local, width))), (result, mixed))
     graph.drop(kept)
     return result
@@ -51,8 +54,10 @@ def write_attention_by_ops(graph: Graph, query: Ref, key: Ref, value: Ref, heads
     """Attention op by op, as PyTorch's models write it: heads copied side by side, two batched GEMMs, between them
     scale, mask, softmax (in fp32 under autocast) and dropout."""
     builder, stack, local, width = graph.builder, shard.batch * heads.queries, shard.local_seq, heads.width
+    graph.add_host_ops("aten::transpose", phase=Phase.FORWARD)
     graph.scope("aten::matmul")
-    left, right, last = (_write_head_copy(graph, ref, (stack, local, width)) for ref in (query, key, value))
+    views = ("CloneBackward0", "ExpandBackward0", "UnsafeViewBackward0", *_HEAD_VIEWS)
+    left, right, last = (_write_head_copy(graph, ref, (stack, local, width), views) for ref in (query, key, value))
     scores = graph.new(stack, local, local)
     turned = builder.add_view(right, (stack, width, local), (local * width, 1, width))
     _write_batched_gemm(graph, (left, left), (right, turned), (scores, scores))
@@ -60,17 +65,31 @@ def write_attention_by_ops(graph: Graph, query: Ref, key: Ref, value: Ref, heads
     scaled = _write_score_op(graph, scores, "mul")
     masked = _write_score_op(graph, scaled, "where" if heads.causal else "add")
     shares = _write_stream_softmax(graph, masked)
-    kept = write_dropout(graph, shares) if graph.style.dropout else shares
+    if heads.causal:  # Hugging Face's decoders cast before dropout, its encoders leave that to the product
+        shares = _cast_and_drop(graph, shares)
+    dropped = write_dropout(graph, shares) if graph.style.dropout else shares
+    graph.scope("aten::matmul")
+    kept = _cast_and_drop(graph, dropped)
     mixed = graph.new(stack, local, width)
     _write_batched_gemm(graph, (kept, kept), (last, last), (mixed, mixed))
-    graph.drop(kept, last)
-    result = _write_head_copy(graph, mixed, (shard.tokens, heads.queries * width))
+    graph.drop(last, kept)
+    graph.scope("aten::contiguous")
+    result = _write_head_copy(graph, mixed, (shard.tokens, heads.queries * width), ("CloneBackward0", *_HEAD_VIEWS[:1]))
     graph.drop(mixed)
     return result
 
 
-def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...]) -> Ref:
-    """The elements in another order, and their gradients back in the first."""
+def _cast_and_drop(graph: Graph, x: Ref) -> Ref:
+    """A tensor in the type of activations, which takes its place."""
+    result = graph.cast(x, graph.style.element)
+    if result is not x:
+        graph.drop(x)
+    return result
+
+
+def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...], views: Sequence[str] = ()) -> Ref:
+    """The elements in another order, and their gradients back in the first, through the nodes `views`, which launch
+    nothing."""
 
     def write(source: Ref | None, form: tuple[int, ...]) -> Ref:
         assert source is not None
@@ -80,16 +99,23 @@ def _write_head_copy(graph: Graph, x: Ref, shape: tuple[int, ...]) -> Ref:
 
     before = x.shape
     result = write(x, shape)
-    graph.node("CloneBackward0", [x], [result], [], lambda grads: [write(grads[0], before)])
+
+    def backward(grads: Gradients) -> Gradients:
+        below = write(grads[0], before)
+        graph.add_host_ops(*views)
+        return [below]
+
+    graph.node("ViewBackward0", [x], [result], [], backward)
     return result
 
 
 def _write_score_op(graph: Graph, x: Ref, name: str) -> Ref:
-    """Scores scaled or masked, in a kernel of their own; so are their gradients, but for a mask that was added."""
+    """Scores scaled or masked, in a kernel of their own; so are their gradients, but for a mask that was added, whose
+    sum has the type of the residual stream."""
 
     def write(source: Ref | None) -> Ref:
         assert source is not None
-        result = graph.new(*x.shape, dtype=x.spec.dtype)
+        result = graph.new(*x.shape, dtype=graph.style.stream if name == "add" else x.spec.dtype)
         arguments = [("self", source)]
         if name == "where":
             arguments = [("condition", mask), ("self", source), ("other", lowest)]
@@ -100,7 +126,11 @@ def _write_score_op(graph: Graph, x: Ref, name: str) -> Ref:
     mask = graph.builder.add_resident_tensor((1, *x.shape[1:]), StorageKind.BUFFER, "bool")
     lowest = graph.builder.add_resident_tensor((), StorageKind.BUFFER, x.spec.dtype)
     result = write(x)
-    graph.node(f"{name.capitalize()}Backward0", [x], [result], [], lambda g: [g[0] if name == "add" else write(g[0])])
+
+    def backward(grads: Gradients) -> Gradients:
+        return [graph.copy_as(grads[0], x.spec.dtype) if name == "add" else write(grads[0])]
+
+    graph.node(f"{name.capitalize()}Backward0", [x], [result], [], backward)
     graph.drop(x)
     return result
 
@@ -121,8 +151,8 @@ def _write_stream_softmax(graph: Graph, scores: Ref) -> Ref:
         return [below]
 
     graph.node("SoftmaxBackward0", [wide], [shares], [shares], backward)
-    graph.drop(*({ref.storage: ref for ref in (scores, wide)}.values()))
-    return graph.cast(shares, graph.style.element)
+    graph.drop(*{ref.storage: ref for ref in (scores, wide)}.values())
+    return shares
 
 
 def _write_softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
@@ -187,7 +217,6 @@ def _write_batched_gemm(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, R
     """A batched product of tensors, each given as it is and as a stack of matrices; two more of them backward."""
     builder, (a, b, c) = graph.builder, (left[1], right[1], result[1])
     (stack, rows, depth), columns = a.shape, b.shape[-1]
-    graph.scope("aten::matmul")
     variant = graph.variant(BATCHED if graph.style.fused else "")
     graph.op("aten::bmm", [("self", a), ("mat2", b)], [c], variant)
 
@@ -207,11 +236,13 @@ def _write_batched_gemm(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, R
             [builder.add_view(second, (stack, depth, columns))],
             variant,
         )
+        graph.add_host_ops("UnsafeViewBackward0", "ViewBackward0")
         return [first, second]
 
     graph.node("BmmBackward0", [left[0], right[0]], [result[0]], [left[0], right[0]], backward)
 
 
+_HEAD_VIEWS = ("TransposeBackward0", "ViewBackward0")  # nodes of a tensor's view as heads
 _OLDER = {"triton": TRITON, "flash2": FLASH2}
 
 
@@ -228,7 +259,9 @@ def write_attention(
         query, key = (_normalise_heads(graph, ref, model.head_dim, model.norm) for ref in (query, key))
     if model.position == "rotary":
         query, key = (write_rotary(graph, ref, model.head_dim) for ref in (query, key))
+    graph.add_host_ops(*3 * ("aten::view", "aten::transpose"), phase=Phase.FORWARD)
     mixed = _write_scores_and_values(graph, query, key, value, heads, shard)
+    graph.add_host_ops("aten::transpose", "aten::view", phase=Phase.FORWARD)
     result = write_linear(graph, mixed, model.hidden, bias=model.bias, adapted=True)
     graph.drop(mixed)
     return result
@@ -247,6 +280,7 @@ def _project_qkv(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tupl
 def _split_columns(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
     """Views of columns side by side; backward puts their gradients together in one kernel."""
     rows, whole = joined.shape
+    graph.add_host_ops("aten::split", phase=Phase.FORWARD)
     parts = tuple(graph.builder.add_view(joined, (rows, width), (whole, 1)) for width in widths)
 
     def backward(grads: Gradients) -> Gradients:
@@ -405,6 +439,7 @@ def _write_flash_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads
             ]
             graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal), *variant])
             ring.wait()
+        graph.add_host_ops(*4 * _HEAD_VIEWS)
         return below
 
     saved = [query, key, value, result, sums]

@@ -51,6 +51,7 @@ class Graph:
         self.regions: dict[int, Region] = {}
         self.split = split
         self._late: list[Callable[[], None]] = []
+        self._after: list[tuple[str, Callable[[], None]]] = []  # of a node, by module: what is done with its gradients
         self._pending: list[int] = []
         self._unhurried: list[int] = []
         self.weights: list[Ref] = []
@@ -141,11 +142,16 @@ class Graph:
         self.builder.open_scope(f"{MODULE_SCOPE}{TIMES}{count}", phase)
         return True
 
-    def add_host_ops(self, *names: str) -> None:
-        """Nodes of autograd that launch nothing and cost host time only, where PyTorch runs op by op."""
-        if not self.style.tuned and not self.style.together:
+    @property
+    def op_by_op(self) -> bool:
+        """Whether PyTorch runs the layers' ops one by one."""
+        return not self.style.tuned and not self.style.together
+
+    def add_host_ops(self, *names: str, phase: Phase = Phase.BACKWARD) -> None:
+        """Ops, or nodes of autograd, that launch nothing and cost host time only, where PyTorch runs op by op."""
+        if self.op_by_op:
             for name in names:
-                self.builder.open_scope(name, Phase.BACKWARD)
+                self.builder.open_scope(name, phase)
 
     def op(
         self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
@@ -228,6 +234,7 @@ class Graph:
         for write in self._late:
             write()
         self._late.clear()
+        self._finish_gradients()
         return first
 
     def variant(self, *words: str) -> Scalars:
@@ -264,7 +271,9 @@ class Graph:
                 continue
             self.module = node.module
             self.scope(node.name, Phase.BACKWARD)
-            for ref, grad in zip(node.inputs, node.backward(grads), strict=True):
+            below = node.backward(grads)
+            self._finish_gradients()
+            for ref, grad in zip(node.inputs, below, strict=True):
                 if grad is not None:
                     arrived[ref.tensor] = self._summed(arrived.get(ref.tensor), grad)
             remaining = {grad.storage for grad in arrived.values()}
@@ -285,19 +294,36 @@ class Graph:
         self.drop(before, grad)
         return total
 
-    def accumulate(self, weight: Ref, grad: Ref) -> None:
-        """A weight's gradient has come. A product that adds to an fp32 sum also reads and writes that: of one product
-        about half of it shows, of a grouped one (three dimensions) all, as SimuMax's table of B200 kernels says."""
+    def accumulate(self, weight: Ref, grad: Ref, *, cast: str = "") -> None:
+        """A weight's gradient has come, and is cast to the type `cast` and accumulated by nodes of their own. A product
+        that adds to an fp32 sum also reads and writes that: of one product about half of it shows, of a grouped one
+        (three dimensions) all, as SimuMax's table of B200 kernels says."""
         self.builder.target.set_kind(grad.storage, StorageKind.GRADIENT)
         target = self._gradient_of.get(weight.storage)
         if target is not None and target.spec.dtype == "float32" and self.style.accumulate == "epilogue":
             shown = target if len(target.shape) > 2 else self._as_half(target)
             self.fused([shown], [shown])
-        self.add_host_ops(ACCUMULATE_GRAD)
-        if target is not None and self.style.accumulate == "add":
-            self.scope(ACCUMULATE_GRAD, Phase.BACKWARD)
-            self.op("aten::add_", [("self", target), ("other", grad)], [target], [("alpha", 1)], overload="Tensor")
-        self.drop(grad)
+
+        def finish() -> None:
+            if cast not in ("", grad.spec.dtype):
+                if self.op_by_op:
+                    self.scope("ToCopyBackward0", Phase.BACKWARD)
+                self.drop(self.copy_as(grad, cast))
+            if target is not None and self.style.accumulate == "add":
+                self.scope(ACCUMULATE_GRAD, Phase.BACKWARD)
+                self.op("aten::add_", [("self", target), ("other", grad)], [target], [("alpha", 1)], overload="Tensor")
+            else:
+                self.add_host_ops(ACCUMULATE_GRAD)
+            self.drop(grad)
+
+        self._after.append((self.module, finish))
+
+    def _finish_gradients(self) -> None:
+        """Casts and accumulates the gradients of weights that the last node made."""
+        after, self._after = self._after, []
+        for module, finish in after:
+            self.module = module
+            finish()
 
     def _as_half(self, target: Ref) -> Ref:
         return self.builder.add_reinterpreted_view(target, target.shape, target.spec.stride, "bfloat16")

@@ -45,8 +45,8 @@ def write_linear(
         if added is not None and graph.wants(added):
             total = graph.new(1, fan_out)
             graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
-            graph.accumulate(added, graph.copy_as(total, added.spec.dtype))
-        graph.add_host_ops("TBackward0", "ViewBackward0")
+            graph.accumulate(added, total, cast=added.spec.dtype)
+        graph.add_host_ops("ViewBackward0", "TBackward0", "ViewBackward0")
         return [below]
 
     saved = [x] if graph.wants(weight) else []
@@ -110,11 +110,7 @@ def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narr
         for operand in (grad, x):
             _cast_along_tokens(graph, operand)
     _write_gemm(graph, flipped, x, update, narrow=narrow)
-    if graph.style.autocast or graph.style.wide:
-        wide = graph.new(fan_out, fan_in, dtype="float32")
-        graph.op("aten::_to_copy", [("self", update)], [wide], [("dtype", "float32")])
-        graph.drop(wide)
-    graph.accumulate(weight, update)
+    graph.accumulate(weight, update, cast="float32" if graph.style.autocast or graph.style.wide else "")
 
 
 def _write_gemm(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
@@ -201,15 +197,18 @@ def write_norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        below, scale = graph.new(*shape, dtype=dtype), graph.new(width, dtype=dtype)
+        below = graph.new(*shape, dtype=dtype)
+        weights = [weight, *([shift] if shift is not None else [])]
+        moved = [graph.new(width, dtype=dtype) for _ in weights]
         mask = (True, graph.wants(weight), shift is not None and graph.wants(shift))
         arguments = [("grad_out", grad), ("input", x), *[("moment", moment) for moment in moments], *extra]
         scalars = [("normalized_shape", (width,)), ("output_mask", mask if kind == "layer" else mask[:2])]
         if narrow:
-            graph.fused([ref for _, ref in arguments], [below, scale])
+            graph.fused([ref for _, ref in arguments], [below, *moved])
         else:
-            graph.op(f"aten::{name}_backward", arguments, [below, scale], scalars)
-        graph.accumulate(weight, scale)
+            graph.op(f"aten::{name}_backward", arguments, [below, *moved], scalars)
+        for each, gradient in zip(weights, moved, strict=True):
+            graph.accumulate(each, gradient)
         return [below]
 
     node = "FusedRmsNormBackward0" if kind == "rms" else "NativeLayerNormBackward0"
@@ -388,8 +387,10 @@ def write_gelu_by_ops(graph: Graph, x: Ref) -> Ref:
     powers in fp32, and what follows stays there."""
     narrow, wide = x.spec.dtype, graph.style.stream
 
-    def run(op: str, *inputs: Ref, dtype: str = wide, spent: Sequence[Ref] = (), phase: Phase = Phase.FORWARD) -> Ref:
-        graph.builder.open_scope(f"aten::{op}" if phase == Phase.FORWARD else f"{op.capitalize()}Backward0", phase)
+    def run(op: str, *inputs: Ref, dtype: str = wide, spent: Sequence[Ref] = (), node: str = "") -> Ref:
+        """An op of a scope of its own (`node` ""), of a node that it begins, or ("same") of the node before."""
+        if node != "same":
+            graph.builder.open_scope(node or f"aten::{op}", Phase.BACKWARD if node else Phase.FORWARD)
         result = graph.new(*x.shape, dtype=dtype)
         names = ("grad_output", "output") if op == "tanh_backward" else ("self", "other")
         graph.op(f"aten::{op}", list(zip(names, inputs, strict=False)), [result])
@@ -409,21 +410,26 @@ def write_gelu_by_ops(graph: Graph, x: Ref) -> Ref:
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        back = partial(run, phase=Phase.BACKWARD)
-        to_raised, to_half = back("mul", grad, half), graph.move_as(back("mul", grad, raised), narrow)
-        to_tanh = back("tanh_backward", to_raised, curved, spent=[to_raised])
-        to_inner = back("mul", to_tanh, spent=[to_tanh])
-        square = back("pow", powered)
-        slope, to_cube = back("mul", square, spent=[square]), back("mul", to_inner)
-        through = graph.move_as(back("mul", to_cube, slope, spent=[to_cube, slope]), narrow)
-        below = graph.move_as(to_inner, narrow)
-        for part in (through, back("mul", to_half, dtype=narrow, spent=[to_half])):
+        again = partial(run, node="same")
+        to_raised = again("mul", grad, half)
+        to_half = graph.move_as(again("mul", grad, raised), narrow)
+        graph.add_host_ops("AddBackward0")
+        to_tanh = run("tanh_backward", to_raised, curved, spent=[to_raised], node="TanhBackward0")
+        to_inner = run("mul", to_tanh, spent=[to_tanh], node="MulBackward0")
+        graph.add_host_ops("AddBackward0")
+        to_cube = run("mul", to_inner, node="MulBackward0")
+        square = run("pow", powered, node="PowBackward0")
+        slope = again("mul", square, spent=[square])
+        product = again("mul", to_cube, slope, spent=[to_cube, slope])
+        graph.builder.open_scope("ToCopyBackward0", Phase.BACKWARD)
+        through, below = graph.move_as(product, narrow), graph.move_as(to_inner, narrow)
+        for part in (through, run("mul", to_half, dtype=narrow, spent=[to_half], node="MulBackward0")):
             graph.op("aten::add_", [("self", below), ("other", part)], [below], [("alpha", 1)], overload="Tensor")
             graph.drop(part)
         return [below]
 
     kept = list({ref.storage: ref for ref in (x, powered, half, curved, raised)}.values())
-    graph.node("GeluBackward0", [x], [result], kept, backward)
+    graph.node("MulBackward0", [x], [result], kept, backward)
     graph.drop(*kept)
     return result
 

@@ -35,7 +35,7 @@ def make_moved_elements(spec: TensorSpec, run: int) -> KernelCall:
     return make_index_call("gather", spec.numel, max(1, run), spec.itemsize, 0, get_compute_type(spec))
 
 
-def make_walked_bags(spec: TensorSpec, bags: int) -> KernelCall:
+def make_bag_scan(spec: TensorSpec, bags: int) -> KernelCall:
     """A pass over bags by a warp each, most of whose time are loads that wait for each other: where the bag begins and
     what is in it."""
     elements = max(spec.numel, bags)
@@ -63,7 +63,7 @@ def lower_permute(signature: Signature, context: LoweringContext) -> tuple[Item,
         make_moved_elements(lengths, 1),
         *make_prefix_sum(before),
         *make_prefix_sum(lengths),
-        *(make_walked_bags(spec, bags) for spec in moved if spec.numel),
+        *(make_bag_scan(spec, bags) for spec in moved if spec.numel),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from traincast.costs.kernels.contract import KernelCall
-from traincast.costs.kernels.embedding.lowering.inputs import make_walked_bags
+from traincast.costs.kernels.embedding.lowering.inputs import make_bag_scan
 from traincast.costs.kernels.embedding.physics import Tables, guess_longest_bag, make_pooled_tables, make_uniform_tables
 from traincast.costs.kernels.registry import (
     Item,
@@ -237,7 +237,7 @@ def lower_batched_backward(signature: Signature, context: LoweringContext) -> tu
 def lower_bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that walks through every bag and seldom writes."""
     indices, offsets = require_operand(signature, "indices", 1), require_operand(signature, "offsets", 2)
-    return (make_walked_bags(indices, max(1, offsets.numel)),)
+    return (make_bag_scan(indices, max(1, offsets.numel)),)
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
