@@ -85,8 +85,8 @@ MOST_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator did: peaks in bytes over all steps (`held`: of segments with a block in use), their number, how
-    often it gave its cache back to the driver, and what a block that did not fit wanted (0: all fitted)."""
+    """What the allocator did: peaks in bytes over all steps (`held`: of segments with a block in use), their number,
+    how often it gave its cache back to the driver, and what a block that did not fit wanted (0: all fitted)."""
 
     allocated: int
     active: int

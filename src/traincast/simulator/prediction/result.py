@@ -162,8 +162,8 @@ class Prediction(Result):
 
     @property
     def needed_bytes(self) -> float:
-        """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it; where
-        that is more than there is and it fits all the same, the least that it needs."""
+        """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it;
+        where that is more than there is and it fits all the same, the least that it needs."""
         return self.memory.needed_bytes
 
     @cached_property
