@@ -177,6 +177,8 @@ def _make_memory(profile: ProfileTables, top: int) -> ProfileTable:
     header = ("step", "device", "at begin", "peak", "at end", "reserved", "replayed", "allocations")
     relative = any(row.relative for row in profile.memory)
     note = "totals were not recorded: bytes count from the begin of the trace" if relative else ""
+    if any(row.replayed >= 0 for row in profile.memory):
+        note = "replayed: PyTorch's allocator, given these allocations and a cache that is one piece when they begin"
     return ProfileTable("Device memory", header, rows, len(profile.memory), range(8), note)
 
 

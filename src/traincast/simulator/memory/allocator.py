@@ -173,7 +173,9 @@ class CachingAllocator:
         remaining = block.size - size
         if block.following is None and (block.previous is None or block.segment.expandable):
             self.held += block.size
-        if remaining and self._may_split(size, remaining, small=small):
+        if remaining >= MIN_BLOCK and (
+            small or settings.expandable_segments or (remaining > SMALL_SIZE and size < settings.max_split_size)
+        ):
             rest = Block(block.segment, block.address + size, remaining, stream)
             rest.previous, rest.following = block, block.following
             if rest.following is not None:
@@ -195,12 +197,6 @@ class CachingAllocator:
         if self.listener is not None:
             self.listener("alloc", block.address, block.size, stream, tag)
         return block
-
-    def _may_split(self, size: int, remaining: int, *, small: bool) -> bool:
-        """Whether what is left of a block is worth one of its own."""
-        if small or self.settings.expandable_segments:
-            return remaining >= MIN_BLOCK
-        return remaining > SMALL_SIZE and size < self.settings.max_split_size
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream uses the block: once freed it waits for that stream."""

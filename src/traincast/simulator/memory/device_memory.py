@@ -140,21 +140,19 @@ class StepReplay:
         """One step; the device is done with it before the next one begins. What it leaves and the next one does not
         find (gradients that are set to None) goes in between."""
         held, allocator, sizes, streams = self.held, self.allocator, self.sizes, self.streams
-        late = self.events.late
+        late, allocate, free = self.events.late, allocator.allocate, allocator.free
         for tick, number, comes in list_step_events(self.events, first=first):
-            self.now = tick
             if comes:
-                held[number] = allocator.allocate(sizes[number], streams[number], number)
-                continue
-            block = held[number]
-            if block is None:  # there before the first step only
-                continue
-            held[number] = None
-            if number in late:
-                allocator.record_stream(block, block.stream + 1)
-                allocator.free(block, partial(self._has_reached, late[number]))
-            else:
-                allocator.free(block)
+                self.now = tick
+                held[number] = allocate(sizes[number], streams[number], number)
+            elif (block := held[number]) is not None:  # else it is there before the first step only
+                held[number] = None
+                if late and number in late:
+                    self.now = tick
+                    allocator.record_stream(block, block.stream + 1)
+                    free(block, partial(self._has_reached, late[number]))
+                else:
+                    free(block)
         allocator.synchronize()
         for made, found in self.handed_on:
             held[found], held[made] = held[made], None

@@ -10,7 +10,7 @@ import numpy as np
 
 from traincast.costs.collectives.links import get_bus_factor
 from traincast.ir.collectives import COLLECTIVES
-from traincast.simulator.memory.allocator import CachingAllocator
+from traincast.simulator.memory.allocator import SMALL_SIZE, CachingAllocator
 from traincast.traces.collectives import Collective, Matches
 from traincast.traces.counters import CounterRow, make_counter_rows
 from traincast.traces.link import Linked
@@ -152,8 +152,9 @@ class MemoryRow:
     """A step on one device, in bytes: allocated at its begin, at most and at its end; `reserved` at most (-1 unknown).
 
     Where the profiler did not record totals, they count from the begin of the trace (`relative`). `replayed` is what
-    our allocator reserves at most, given the recorded allocations from the begin of the trace on; `apart` the largest
-    difference of allocated bytes between the two (both -1: addresses or totals are unknown)."""
+    our allocator reserves at most, given the recorded allocations from the begin of the trace on and a cache as large
+    as it was then; `apart` the largest difference of allocated bytes between the two (both -1: addresses or totals are
+    unknown)."""
 
     number: int
     device: int
@@ -194,7 +195,9 @@ def make_memory_rows(linked: Linked) -> tuple[MemoryRow, ...]:
     """Every step on every device whose memory was recorded."""
     rows = []
     for curve in _make_curves(linked):
-        replayed = replay_recorded(curve.bytes, curve.address, curve.allocated) if not curve.relative else None
+        replayed = None
+        if not curve.relative:
+            replayed = replay_recorded(curve.bytes, curve.address, curve.allocated, curve.reserved)
         for step in linked.steps:
             first, last = np.searchsorted(curve.time, [step.start, step.end]).tolist()
             if first == last:
@@ -214,9 +217,12 @@ def make_memory_rows(linked: Linked) -> tuple[MemoryRow, ...]:
     return tuple(rows)
 
 
-def replay_recorded(sizes: IntArray, addresses: IntArray, allocated: IntArray) -> IntArray | None:
+def replay_recorded(
+    sizes: IntArray, addresses: IntArray, allocated: IntArray, reserved: IntArray
+) -> IntArray | None:  # fmt: skip
     """Allocated and reserved bytes of our allocator after each recorded allocation (below 0: of a block given back),
-    [2, allocations]. What is there before the first one is one block, and one for each that is given back later."""
+    [2, allocations]. What is there before the first one is one block, and one for each that is given back later; what
+    the cache held then is one free piece, for its pieces are not recorded."""
     if not len(sizes) or (addresses < 0).any():
         return None
     moves = list(zip(sizes.tolist(), addresses.tolist(), strict=True))
@@ -231,6 +237,9 @@ def replay_recorded(sizes: IntArray, addresses: IntArray, allocated: IntArray) -
     if rest > 0:
         allocator.allocate(rest)
     held = {address: allocator.allocate(nbytes) for address, nbytes in before.items()}
+    cached = int(reserved[0]) - allocator.reserved
+    if cached > SMALL_SIZE:
+        allocator.free(allocator.allocate(cached))
     found = np.empty((2, len(moves)), dtype=np.int64)
     for number, (nbytes, address) in enumerate(moves):
         if address in held:
