@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from traincast.ir.ops import Signature, StorageKind
+from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import USES, Program
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
 
-CATEGORIES = (*USES, "workspace")
-"""What blocks are for: the uses of a program's storages, and what libraries work in."""
+CATEGORIES = (*USES, "temporary", "workspace")
+"""What blocks are for: the uses of a program's storages, results that no later pass reads, what libraries work in."""
+TEMPORARY = CATEGORIES.index("temporary")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 BLOCK = 512
 """Bytes that PyTorch's allocators round up to."""
@@ -141,10 +142,11 @@ class MemoryEvents:
         return replace(self.select_blocks(~chosen), host=there)
 
     def scale_activations(self, change: int) -> MemoryEvents:
-        """The step with activations that take so many bytes more at the peak (or fewer: below 0)."""
-        held = self.sum_by_category(self.peak_tick).get("activation", 0)
+        """The step with results of ops that take so many bytes more at the peak (or fewer: below 0)."""
+        made = (self.category == StorageKind.ACTIVATION) | (self.category == TEMPORARY)
+        held = int(self.blocks[made & self.mark_alive(self.peak_tick)].sum())
         factor = max(0.0, 1.0 + change / held) if held else 1.0
-        scaled = np.where(self.category == StorageKind.ACTIVATION, (self.nbytes * factor).astype(np.int64), self.nbytes)
+        scaled = np.where(made, (self.nbytes * factor).astype(np.int64), self.nbytes)
         return replace(self, nbytes=np.maximum(scaled, 1))
 
     def sample_categories(self, points: int) -> tuple[IntArray, IntArray]:
@@ -172,8 +174,8 @@ class EventWriter:
     _rows: list[IntArray] = field(default_factory=list)
 
     def add_blocks(
-        self, nbytes: FloatArray | IntArray | float, born: IntArray | int, gone: IntArray | int | None, category: int,
-        label: str, *, stream: int = 0, appears: int = -1,
+        self, nbytes: FloatArray | IntArray | float, born: IntArray | int, gone: IntArray | int | None,
+        category: IntArray | int, label: str, *, stream: int = 0, appears: int = -1,
     ) -> None:  # fmt: skip
         """Blocks of these sizes; `gone` None: they outlive the step."""
         sizes = np.atleast_1d(np.asarray(nbytes)).astype(np.int64)
@@ -207,6 +209,7 @@ def list_memory_events(program: Program) -> MemoryEvents:
     gradients that are there before the step appear in the first step where they are first used."""
     mine = list_device_storages(program)
     first, module = _find_uses(program)
+    _name_owners(program, module)
     late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
     late &= program.columns.storage_alloc < 0
     events = _make_events(
@@ -222,9 +225,38 @@ def _make_events(program: Program, mine: IntArray, nbytes: IntArray, **columns: 
     c, ops = program.columns, program.num_ops
     alloc, free = c.storage_alloc[mine].astype(np.int64), c.storage_free[mine].astype(np.int64)
     return MemoryEvents(
-        nbytes=nbytes[mine], born=np.where(alloc < 0, -1, 2 * alloc), category=program.storages.use[mine],
+        nbytes=nbytes[mine], born=np.where(alloc < 0, -1, 2 * alloc), category=_find_categories(program)[mine],
         gone=np.where(free >= ops, 2 * ops, 2 * free + 1), ticks=2 * ops, **columns,
     )  # fmt: skip
+
+
+def _find_categories(program: Program) -> IntArray:
+    """What every storage is for; results that the backward pass does not find, and those it makes, are temporary."""
+    c, use = program.columns, program.storages.use
+    early = program.op_phase < Phase.BACKWARD
+    if early.all():  # nothing is kept for another pass
+        return use
+    kept = early[np.maximum(c.storage_alloc, 0)] & ~np.append(early, False)[c.storage_free]
+    made = (use == StorageKind.ACTIVATION) & (c.storage_alloc >= 0)
+    return np.where(made & ~kept, TEMPORARY, use)
+
+
+def _name_owners(program: Program, module: IntArray) -> None:
+    """Gives state of the optimizer the module of its parameter, at whose place in lists of tensors it is."""
+    c, names = program.columns, np.array([bool(name) for name in program.names], dtype=np.bool_)
+    owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
+    left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
+    for op in np.flatnonzero(program.op_phase == Phase.OPTIMIZER).tolist() if left.any() else ():
+        storages = c.tensor_storage[c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]]
+        if not left[storages].any():
+            continue
+        spans = [span for _, span in program.symbolic[c.op_signature[op]].spans()]
+        longest = max(span.stop - span.start for span in spans)
+        lists = np.array([storages[span] for span in spans if span.stop - span.start == longest])
+        owner = np.take_along_axis(lists, owns[lists].argmax(axis=0)[None], axis=0)[0]
+        mine = left[lists] & owns[owner]
+        module[lists[mine]] = np.broadcast_to(module[owner], lists.shape)[mine]
+        left[lists[mine]] = False
 
 
 def _list_host_blocks(program: Program) -> MemoryEvents | None:
@@ -254,8 +286,9 @@ def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
         return events
     op = np.flatnonzero(sizes[c.op_signature])
     return events.add_blocks(
-        sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op]
-    )
+        sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op],
+        category=TEMPORARY,
+    )  # fmt: skip
 
 
 def count_temporary_bytes(signature: Signature) -> int:

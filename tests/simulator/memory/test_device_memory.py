@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 import traincast
+from traincast.hardware.device import Device
 from traincast.hardware.platform import load_device
 from traincast.ir.memory import CATEGORIES, EventWriter, Memory, MemoryEvents
-from traincast.simulator.memory.device_memory import make_device_memory, replay_steps
+from traincast.simulator.memory.device_memory import (
+    Communicators,
+    estimate_process_memory,
+    make_device_memory,
+    replay_steps,
+)
 from traincast.simulator.memory.snapshot import make_snapshot, write_snapshot
 
 ACTIVATION, PARAMETER, OPTIMIZER = (CATEGORIES.index(n) for n in ("activation", "parameter", "optimizer_state"))
@@ -62,13 +68,11 @@ def test_a_device_with_room_fits_and_one_without_does_not() -> None:
     device, events = load_device("v100"), make_step([1 << 30] * 12)
 
     def weigh(gigabytes: float) -> float:
-        return make_device_memory(
-            Memory(events), replace(device, memory_bytes=gigabytes * 1e9), communicators=0
-        ).fit_probability
+        return make_device_memory(Memory(events), replace(device, memory_bytes=gigabytes * 1e9)).fit_probability
 
     chances = [weigh(size) for size in (8, 13, 13.5, 14, 15, 40)]
     assert chances == sorted(chances) and chances[0] < 0.01 and chances[-1] > 0.99
-    memory = make_device_memory(Memory(events), device, communicators=1)
+    memory = make_device_memory(Memory(events), device, communicators=Communicators(1, 0))
     assert memory.peak_bytes < memory.required_bytes <= memory.used_bytes
     assert memory.allocated_interval[0] < memory.allocated_bytes < memory.allocated_interval[1]
     document = memory.to_dict()
@@ -77,7 +81,7 @@ def test_a_device_with_room_fits_and_one_without_does_not() -> None:
 
 
 def test_a_snapshot_has_the_fields_of_pytorchs_viewer() -> None:
-    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"), communicators=0)
+    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"))
     snapshot = make_snapshot(memory)
     assert {"segments", "device_traces"} <= set(snapshot)
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == memory.replay.allocator.reserved
@@ -112,7 +116,7 @@ def test_the_trace_of_a_snapshot_ends_at_its_blocks(text: str) -> None:
 
 
 def test_a_pickled_snapshot_has_what_the_viewer_unpickles(tmp_path: Path) -> None:
-    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"), communicators=0)
+    memory = make_device_memory(Memory(make_step([30 * MIB, 3 * MIB, 512])), load_device("a100-40gb"))
     write_snapshot(tmp_path / "memory.pickle", memory)
     write_snapshot(tmp_path / "memory.json", memory)
     # plain values only, in a protocol and opcodes of the viewer's own reader
@@ -152,3 +156,17 @@ def test_a_snapshot_is_read_by_the_viewer_of_the_installed_pytorch() -> None:
     assert "Summary of segments" in viewer.segsum(snapshot)
     assert "MemoryViz" in viewer.trace_plot(snapshot) and "MemoryViz" in viewer.segment_plot(snapshot)
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == memory.reserved_bytes
+
+
+def test_a_process_takes_more_with_more_communicators_and_with_all_modules_loaded() -> None:
+    both = Communicators(reducing=1, sending=1)
+    node, card, older = (load_device(name) for name in ("a100-80gb", "rtx-4090", "v100"))
+
+    def take(device: Device, groups: Communicators, framework: str = "2.8.0") -> float:
+        return estimate_process_memory(device, groups, framework).total / MIB
+
+    alone = take(node, Communicators())
+    assert alone < take(node, Communicators(sending=1)) < take(node, both) < take(node, Communicators(2, 2))
+    assert take(node, Communicators(sending=1)) - alone == pytest.approx(290, rel=0.05)  # as TorchRec's benchmark
+    assert take(card, both) - take(card, Communicators()) < 100  # few channels without NVLink
+    assert take(older, Communicators(), "1.8.1") > take(older, Communicators(), "1.13.1") + 300

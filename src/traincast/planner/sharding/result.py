@@ -20,7 +20,7 @@ from traincast.models.embeddings.table import Table, check_tables
 from traincast.models.placement.memory import MemoryLimits, check_sizes, compute_shard_bytes
 from traincast.models.placement.plan import ComputeKernel, Placement, Plan, ShardingKind, convert_plan_to_json
 from traincast.models.sharded_dlrm.step import AnyDense
-from traincast.simulator.memory.device_memory import compute_headroom
+from traincast.simulator.memory.device_memory import Communicators, compute_headroom
 from traincast.simulator.prediction.rank_results import RankResult, list_rank_memory
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.resolved import format_predict_command
@@ -97,7 +97,7 @@ def make_task(
             )
     held = dense.compute_memory_bytes(sum(table.dim for table in checked), batch_size) if dense else 0.0
     device = platform.device
-    headroom = compute_headroom(device, communicators=1)
+    headroom = compute_headroom(device, Communicators(reducing=1, sending=1))
     limits = MemoryLimits(device=device.memory_bytes, headroom=headroom, dense=held)
     check_sizes(checked, limits, gpus)
     return Task(tables=checked, platform=platform, gpus=gpus, batch_size=batch_size, dense=dense, limits=limits)

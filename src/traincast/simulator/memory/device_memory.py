@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,16 @@ from traincast.utils.metrics import Z90
 
 _MIB = 1 << 20
 _CONTEXT_MIB = {"newest": 600, "before": 560, "older": 400, "amd": 900}
-"""CUDA context with the modules that a training step loads (PyTorch 2, CUDA 12 with lazy loading); what nvidia-smi
-shows of a process that has allocated nothing, with cuBLAS and cuDNN loaded. Set by hand."""
-_COMMUNICATOR_MIB = 700
-"""Buffers of one NCCL communicator with its channels: TorchRec's benchmark on two ranks uses 500 to 2,000 beyond what
-is reserved and the context. Set by hand with its rows in view."""
+"""CUDA context with the modules that a training step loads, lazily. Bare ones take 426 MiB on an RTX 6000 Ada (PyTorch
+2.10, unslothai/unsloth-zoo#1053) and 274 (pytorch#86509); TorchRec's benchmark uses 570 to 580 beyond what is reserved
+where no GPU communicates. Set by hand with these in view."""
+_EAGER_MIB = 400
+"""More where all modules are loaded at once: before PyTorch 1.13 (636 MiB instead of 274, pytorch#86509)."""
+_BUFFER_BYTES = (4 << 20) + (512 << 10) + 4_915_200
+"""Buffers of one peer in one channel: of NCCL's protocols Simple (NCCL_BUFFSIZE), LL and LL128, by its source."""
+_PEERS = 3  # that a rank receives from where it reduces or gathers: one in the ring, two in trees
+_CHANNELS, _CHANNELS_BEFORE_AMPERE, _CHANNELS_PCIE = 24, 12, 2
+_SENDING_CHANNELS = 32  # of messages and all-to-all, whatever the number of ranks: TorchRec's use 290 MiB
 CONTEXT_SPREAD = 0.5
 """Log-sigma of both: they depend on driver, release and which kernels were loaded."""
 _HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
@@ -37,6 +42,13 @@ _CUBLAS_BYTES = (2 * 4096 + 8 * 16) * 1024
 """PyTorch's default workspace of a cuBLAS handle (`:4096:2:16:8`)."""
 _CUBLAS_HOPPER_BYTES = 32 * _MIB
 """That of Hopper and later."""
+
+
+class Communicators(NamedTuple):
+    """Groups of ranks in which a process reduces or gathers, and in which it sends to single ranks or all to all."""
+
+    reducing: int = 0
+    sending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +68,24 @@ class ProcessMemory:
         return {"context_gb": self.context / 1e9, "communicators_gb": self.communicators / 1e9}
 
 
-def estimate_process_memory(device: Device, communicators: int) -> ProcessMemory:
-    """What a process on a device holds that communicates in this many groups of ranks."""
+def estimate_process_memory(
+    device: Device, communicators: Communicators, framework: str = DEFAULT_FRAMEWORK
+) -> ProcessMemory:  # fmt: skip
+    """What a process on a device holds that communicates in these groups of ranks."""
     if device.vendor != "nvidia":
         kind = "amd"
     elif device.is_capability_at_least(HOPPER):
         kind = "newest"
     else:
         kind = "before" if device.is_capability_at_least(AMPERE) else "older"
-    return ProcessMemory(_CONTEXT_MIB[kind] * _MIB, communicators * _COMMUNICATOR_MIB * _MIB)
+    eager = kind != "amd" and framework.startswith("1.") and not framework.startswith("1.13")
+    channels, sending = _CHANNELS, _SENDING_CHANNELS
+    if not device.nvlink_bandwidth:
+        channels = sending = _CHANNELS_PCIE
+    elif kind == "older":
+        channels = _CHANNELS_BEFORE_AMPERE
+    peers = communicators.reducing * _PEERS * channels + communicators.sending * sending
+    return ProcessMemory((_CONTEXT_MIB[kind] + eager * _EAGER_MIB) * _MIB, float(peers * _BUFFER_BYTES))
 
 
 def add_workspaces(events: MemoryEvents, device: Device, framework: str = DEFAULT_FRAMEWORK) -> MemoryEvents:
@@ -412,7 +433,7 @@ class DeviceMemory(Memory):
         return 0.5 * math.erfc(-math.log(room / max(needed, 1.0)) / sigma / math.sqrt(2))
 
 
-def compute_headroom(device: Device, communicators: int) -> float:
+def compute_headroom(device: Device, communicators: Communicators) -> float:
     """Share of a device that tensors may not take if a step is to fit: the process, and what usually lies free between
     blocks. The rule of `fits`, for searches over plans that are not replayed."""
     room = device.memory_bytes - estimate_process_memory(device, communicators).total
@@ -423,11 +444,16 @@ def _spread_out(nbytes: float, sigma: float) -> tuple[float, float]:
     return nbytes * math.exp(-Z90 * sigma), nbytes * math.exp(Z90 * sigma)
 
 
+_NONE = Communicators()
+
+
 def make_device_memory(
-    memory: Memory, device: Device, *, communicators: int, settings: AllocatorSettings | None = None,
+    memory: Memory, device: Device, *, communicators: Communicators = _NONE, settings: AllocatorSettings | None = None,
     spread: float = KNOWN_SPREAD, framework: str = DEFAULT_FRAMEWORK,
 ) -> DeviceMemory:  # fmt: skip
     """The memory of a step on a device, with what libraries of this release of PyTorch and the process take."""
     events: MemoryEvents = add_workspaces(memory.events, device, framework)
-    process = ProcessMemory(0.0, 0.0) if device.is_cpu else estimate_process_memory(device, communicators)
+    process = ProcessMemory(0.0, 0.0)
+    if not device.is_cpu:
+        process = estimate_process_memory(device, communicators, framework)
     return DeviceMemory(events, device, process, settings or AllocatorSettings(), spread=spread)

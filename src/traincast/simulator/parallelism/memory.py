@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.ir.memory import CATEGORIES, EventWriter, MemoryEvents
+from traincast.ir.memory import CATEGORIES, TEMPORARY, EventWriter, MemoryEvents
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.memory.savings import MOMENT_BYTES
 from traincast.simulator.parallelism.groups import Groups
@@ -228,7 +228,7 @@ class StageMemory:
                 self._free_whole(key)
                 self._reduce(key, part)
         if self._below is not None:
-            self._free(self._below, _ACTIVATION, "between stages")
+            self._free(self._below, TEMPORARY, "between stages")
             self._below = None
 
     def _run_late(self, turn: Turn) -> None:
@@ -259,7 +259,7 @@ class StageMemory:
         if self._below is not None:
             read = min(tensors.arriving, part.piece.late - 1 if self._splits else tensors.arriving)
             gone = passage.backward + 2 * (read - part.piece.backward) + 1
-            self.writer.add_blocks(self._below.nbytes, self._below.born, gone, _ACTIVATION, part.label)
+            self.writer.add_blocks(self._below.nbytes, self._below.born, gone, TEMPORARY, part.label)
         self._below = None
         if tensors.below >= 0:
             born = passage.backward + 2 * (int(tensors.born[tensors.below]) - part.piece.backward)
@@ -282,10 +282,11 @@ class StageMemory:
         if offloaded and not part.frozen:
             self._write_offloaded(part, tensors, passage, kept, gone)
         else:
-            self.writer.add_blocks(tensors.nbytes[kept], forward[kept], gone[kept], _ACTIVATION, part.label)
+            category = np.where(gone[kept] < passage.backward, TEMPORARY, _ACTIVATION)
+            self.writer.add_blocks(tensors.nbytes[kept], forward[kept], gone[kept], category, part.label)
         self._write_result(turn, number, part, tensors, passage)
         once = again & ~result
-        self.writer.add_blocks(tensors.nbytes[once], forward[once], used_forward[once], _ACTIVATION, part.label)
+        self.writer.add_blocks(tensors.nbytes[once], forward[once], used_forward[once], TEMPORARY, part.label)
         if part.frozen:
             return
         if part.again:
@@ -295,7 +296,7 @@ class StageMemory:
         late = ~early & (np.arange(len(early)) != tensors.below)
         begun = self._place_ops(tensors.born, passage, part)
         work = late & ~tensors.gradient
-        self.writer.add_blocks(tensors.nbytes[work], begun[work], gone[work], _ACTIVATION, part.label)
+        self.writer.add_blocks(tensors.nbytes[work], begun[work], gone[work], TEMPORARY, part.label)
         self._write_gradients(part, tensors, passage, late & tensors.gradient, begun)
 
     def _write_offloaded(

@@ -18,7 +18,13 @@ from traincast.ir.memory import Memory, MemoryEvents, compute_peak_memory
 from traincast.ir.ops import UNIFORM, Phase
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer, count_model_flops
-from traincast.simulator.memory.device_memory import KNOWN_SPREAD, PYTORCH_SPREAD, DeviceMemory, make_device_memory
+from traincast.simulator.memory.device_memory import (
+    KNOWN_SPREAD,
+    PYTORCH_SPREAD,
+    Communicators,
+    DeviceMemory,
+    make_device_memory,
+)
 from traincast.simulator.parallelism.groups import NAMES
 from traincast.simulator.parallelism.layout import PYTORCH, Layout, check_arithmetic_units, complete_layout
 from traincast.simulator.parallelism.memory import list_stage_events
@@ -355,7 +361,9 @@ def _list_events(
 
 
 def _make_memory(memory: Memory, platform: Platform, layout: Layout) -> DeviceMemory:
-    groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp))
+    groups = Communicators(
+        sum(degree > 1 for degree in (layout.tp, layout.cp, layout.dp)), (layout.pp > 1) + (layout.ep > 1)
+    )
     spread = PYTORCH_SPREAD if layout.kernels in PYTORCH else KNOWN_SPREAD
     return make_device_memory(memory, platform.device, communicators=groups, spread=spread)
 

@@ -258,7 +258,7 @@ def predict_sizes(
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
                 memory=make_device_memory(
-                    compute_peak_memory(programs[rank]), platform.device, communicators=0,
+                    compute_peak_memory(programs[rank]), platform.device,
                     framework=first.framework_version,
                 ),
             )  # fmt: skip

@@ -22,7 +22,7 @@ from traincast.ir.workload import Workload
 from traincast.simulator.collective_calls import format_rank_list
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.many_ranks import GroupSimulation
-from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.memory.device_memory import Communicators, DeviceMemory, make_device_memory
 from traincast.simulator.memory.streams import delay_reuse
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.timeline import PathPart, compute_union_seconds, find_critical_path
@@ -94,10 +94,15 @@ def make_fullest_memory(
     return make_device_memory(fullest, device, communicators=count_communicators(programs), framework=framework)
 
 
-def count_communicators(programs: Sequence[Program]) -> int:
+def count_communicators(programs: Sequence[Program]) -> Communicators:
     """Groups of ranks in which programs communicate."""
-    signatures = (signature for program in programs for signature in program.symbolic)
-    return len({str(one.scalar("group", None)) for one in signatures if one.name.startswith("c10d::")})
+    calls = [one for program in programs for one in program.symbolic if one.name.startswith("c10d::")]
+    sends = {str(one.scalar("group", None)) for one in calls if _SENDS.search(one.name)}
+    others = {str(one.scalar("group", None)) for one in calls if not _SENDS.search(one.name)}
+    return Communicators(len(others), len(sends))
+
+
+_SENDS = re.compile("alltoall|all_to_all|send|recv")
 
 
 class _Totals:
