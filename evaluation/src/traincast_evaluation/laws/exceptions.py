@@ -58,10 +58,6 @@ def _has_no_peer_access(s: Scenario) -> bool:
     return topology is not None and not topology.peer_access
 
 
-def _is_convolutional(s: Scenario) -> bool:
-    return str(s.workload) in ("vgg13", "resnet50", "inception-v3")
-
-
 def _has_no_flash_attention(s: Scenario) -> bool:
     """Whether attention is computed in fp32 or TF32, or has a bias on its scores (T5)."""
     is_captured = isinstance(s.workload, str) and s.dtype not in ("fp16", "bf16")
@@ -118,18 +114,6 @@ EXCEPTIONS: tuple[LawException, ...] = (
         "dropout: more memory", 1.02, lambda s: s.checkpoint is not None or (s.tp or 1) > 1,
         "Dropout after the embedding makes a new tensor, and the one before it is freed ahead of the peak. Where "
         "layers are computed again, or keep only their share, that one is a visible part of what is held.",
-    ),
-    LawException(
-        "roofline_only", 2.25, _is_convolutional,
-        "Winograd's convolutions multiply 2.25 times less often than a roofline counts.",
-    ),
-    LawException(
-        "roofline_only", 1.2, lambda s: str(s.on).startswith("mi"),
-        "A roofline lets every kernel of an AMD chip begin in 5 us; short kernels of a graph are given less.",
-    ),
-    LawException(
-        "roofline_only", 1.15, _always,
-        "A roofline reads at the bandwidth of device memory; measured kernels find what the one before wrote in L2.",
     ),
     LawException(
         "twice the GPUs, the same samples", 10.0, _has_no_peer_access,

@@ -374,7 +374,6 @@ class FamilyRecord:
 
 
 DRAM_SHARE = 0.88  # relu and its backward at 2048 x 1024
-COPY_SHARE = 0.79  # concatenation, both papers
 _L2_BYTES_PER_CLOCK = 21.0  # per SM
 # share of peak inside a full wave, by (rows, columns) of the tile a block computes
 _TILES = ((128, 128, 0.88), (128, 64, 0.86), (64, 64, 0.78), (128, 32, 0.76), (32, 32, 0.50))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_flop_rate
+from traincast.costs.kernels.contract import COMPUTE_TYPES, Calls, estimate_memory_seconds
 from traincast.hardware.device import BLACKWELL, HOPPER, Device
 from traincast.utils.arrays import FloatArray
 
@@ -25,8 +25,6 @@ BACKWARD_FEATURES = (
 _QUERY_BYTES, _KEY_BYTES = 4 * 2.0 + 3 * 4.0, 4 * 2.0
 _TILE = 128.0  # keys of a block, and queries of a step
 _PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five GEMMs, one of them made again
-# of the sustained rate; set by hand, see the record's sigma
-_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42, "efficient_forward": 0.35, "efficient_backward": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +174,8 @@ def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
     backward = calls.is_kind("backward", "efficient_backward")
     flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)
-    share = np.array([_ATTENTION_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
+    rate = calls.per_compute({name: device.get_product_flops(name) for name in COMPUTE_TYPES}, np.inf)
     queries = calls["batch"] * calls["q_heads"] * calls["q_len"]
     keys = calls["batch"] * calls["kv_heads"] * calls["kv_len"]
     nbytes = np.where(backward, 4.0, 2.0) * (queries + keys) * calls["head_dim"] * calls.item_bytes()
-    return np.asarray(
-        2.0 * start
-        + np.maximum(flops / (share * get_flop_rate(calls, device)), estimate_memory_seconds(nbytes, device))
-    )
+    return np.asarray(start + np.maximum(flops / rate, estimate_memory_seconds(nbytes, device, 1.0)))
