@@ -27,8 +27,6 @@ from traincast.costs.kernels.contract import (
 )
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.physics import (
-    WINOGRAD5_SAVES,
-    WINOGRAD_SAVES,
     Geometry,
     compute_implicit_gemm_features,
     compute_nonfused_winograd_features,
@@ -314,8 +312,7 @@ class ConvModel(KernelModel):
         turned = np.where(tensor, np.where(has_unaligned_channels(g, device), 1.0, 1.0 - calls["channels_last"]), 0.0)
         seconds = seconds + turned * _estimate_layout_seconds(g, device, calls.item_bytes())
         if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
-            saved = np.select([g.winograd, g.winograd5], [WINOGRAD_SAVES, WINOGRAD5_SAVES], 1.0)
-            least = g.flops / (saved * device.get_peak_flops("fp32"))
+            least = g.flops / (g.saved_products * device.get_peak_flops("fp32"))
             seconds = np.where(tensor, seconds, np.maximum(seconds, least))
         seconds = seconds * calls["slowness"]
         depthwise = (g.groups > 1) & (g.channels == 1)

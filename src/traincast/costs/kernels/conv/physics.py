@@ -34,7 +34,7 @@ _WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not
 _FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
 # multiplications of 3x3 (tiles of 2x2) and 5x5 windows at stride 1 that Winograd's tiles save; of 24,662 measured 3x3
 # convolutions in fp32 the fastest run at 2.2 times the peak on V100 and P100
-WINOGRAD_SAVES, WINOGRAD5_SAVES = 2.25, 2.78
+WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78
 # of cuDNN's direct kernels in channels last: wide groups of RTX 3090's nfnets and regnets in timm's steps
 _DIRECT_SHARE, _DIRECT_CHANNELS = 0.15, 58.0
 _UNROLLED_TAPS = 9  # of the depthwise kernels that are compiled for their window; others loop over it
@@ -112,6 +112,11 @@ class Geometry:
     def total_size(self) -> FloatArray:
         """Elements of input, output and filters."""
         return self.input_size + self.output_size + self.filter_size
+
+    @property
+    def saved_products(self) -> FloatArray:
+        """How many times as few products Winograd's tiles make; 1 where they do not apply."""
+        return np.select([self.winograd, self.winograd5], [WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
 
     @property
     def flops(self) -> FloatArray:
@@ -243,7 +248,7 @@ def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The longer of all products at the peak rate, as many fewer as Winograd's tiles save, and one trip through
     memory."""
     g = Geometry.of(calls, device)
-    saved = np.select([g.winograd, g.winograd5], [WINOGRAD_SAVES, WINOGRAD5_SAVES], 1.0)
+    saved = g.saved_products
     rate = calls.per_compute({name: device.get_product_flops(name) for name in COMPUTE_TYPES}, np.inf)
     moved = estimate_memory_seconds(g.total_size * calls.item_bytes(), device, 1.0)
     return np.asarray(start + np.maximum(g.flops / (saved * rate), moved))
