@@ -122,6 +122,24 @@ class MemoryEvents:
         }
         return replace(self, labels=labels or self.labels, **joined)
 
+    def select_blocks(self, chosen: BoolArray) -> MemoryEvents:
+        """The step with some of its blocks."""
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        number = np.cumsum(chosen) - 1
+        late = {int(number[block]): tick for block, tick in self.late.items() if chosen[block]}
+        return replace(self, late=late, **columns)
+
+    def move_to_host(self, chosen: BoolArray) -> MemoryEvents:
+        """The step with some of its blocks in host memory."""
+        there, host = replace(self.select_blocks(chosen), host=None), self.host
+        if host is not None:
+            joined: dict[str, Any] = {
+                name: np.concatenate((getattr(host, name), getattr(there, name))) for name in _COLUMNS
+            }
+            joined["label"][: len(host.nbytes)] += len(there.labels)
+            there = replace(there, labels=(*there.labels, *host.labels), **joined)
+        return replace(self.select_blocks(~chosen), host=there)
+
     def scale_activations(self, change: int) -> MemoryEvents:
         """The step with activations that take so many bytes more at the peak (or fewer: below 0)."""
         held = self.sum_by_category(self.peak_tick).get("activation", 0)
@@ -140,6 +158,9 @@ class MemoryEvents:
             seen = place < len(ticks)
             np.add.at(sums, (self.category[seen], place[seen]), sign * self.blocks[seen])
         return ticks, np.asarray(np.cumsum(sums, axis=1))
+
+
+_COLUMNS = ("nbytes", "born", "gone", "appears", "category", "label", "stream")
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ class Remedy:
             "options": self.text,
             "edits": list(self.edits),
             "used_gb": result.memory.used_bytes / 1e9,
+            "needed_gb": result.needed_bytes / 1e9,
             "fit_probability": result.fit_probability,
             "iteration_ms": 1e3 * result.iteration,
             "gpu_us_per_sample": 1e6 * self.seconds_per_sample,

@@ -49,6 +49,15 @@ def test_a_replay_is_stable_and_never_below_what_is_allocated() -> None:
         assert replay_steps(events, capacity=events.peak_bytes - MIB).missing
 
 
+@pytest.mark.parametrize(("name", "batch"), [("resnet50", 512), ("mpt-1b", 8), ("dlrm-default", 4096)])
+def test_a_step_runs_in_the_least_that_it_needs_and_not_in_much_less(name: str, batch: int) -> None:
+    """The least is counted in one replay without limit; replays under a limit are PyTorch's own rule."""
+    memory = traincast.predict(name, on="v100", batch_size=batch).memory
+    least = round(memory.required_bytes - memory.process.total)
+    assert not replay_steps(memory.events, capacity=round(1.01 * least) + 20 * MIB).missing
+    assert replay_steps(memory.events, capacity=round(0.95 * least)).missing
+
+
 def test_a_device_with_room_fits_and_one_without_does_not() -> None:
     device, events = load_device("v100"), make_step([1 << 30] * 12)
 

@@ -2,8 +2,8 @@
 from.
 
 RecBole itself is imported (1.1.1, released two days after the table), with tables of random interactions of the
-published sizes. Steps are those of PyTorch 1.8, which the table was made with: gradients are zeroed, Adam goes over
-parameters one by one.
+published sizes; of FwFM the file of the table's commit (c8451a30), which has weights for every sample. Steps are those
+of PyTorch 1.8, which the table was made with: gradients are zeroed, Adam goes over parameters one by one.
 `python -m traincast_evaluation.published.recbole_steps FOLDER [DATASET...]` captures anew.
 """
 

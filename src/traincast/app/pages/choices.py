@@ -185,7 +185,7 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
 def make_fit_page(fit: Fit, _: float | None = None) -> Page:
     """The page; it has no dollars."""
     p, memory = fit.prediction, fit.memory
-    needed = memory.required_bytes if fit.fits and memory.used_bytes > memory.limit_bytes else memory.used_bytes
+    needed = p.needed_bytes
     fullest = max(memory.by_kind.items(), key=lambda pair: pair[1], default=("nothing", 0.0))
     help = fit.remedies[0].text if fit.remedies else "nothing needed" if fit.fits else "nothing tried"
     free = (memory.limit_bytes - needed) / 1e9
@@ -220,11 +220,11 @@ def _list_remedies(fit: Fit) -> Html:
         return join_blocks([make_paragraph(said), remarks])
     limit = fit.memory.limit_bytes
     rows = [
-        (one.text, format_number(one.prediction.memory.used_bytes / 1e9),
-         make_bar(one.prediction.memory.used_bytes / limit), f"{one.prediction.fit_probability:.0%}",
+        (one.text, format_number(one.prediction.needed_bytes / 1e9),
+         make_bar(one.prediction.needed_bytes / limit), f"{one.prediction.fit_probability:.0%}",
          format_duration(one.prediction.iteration))
         for one in fit.remedies
     ]  # fmt: skip
-    header = ("change", "used, GB", "of the GPU", "sure", "one step")
+    header = ("change", "needs, GB", "of the GPU", "sure", "one step")
     table = make_table(header, rows, right=(1, 3, 4), caption="Changes under which it fits, the cheapest first")
     return join_blocks([table, remarks])

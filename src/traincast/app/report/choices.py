@@ -194,12 +194,12 @@ def format_remedies(remedies: Sequence[Remedy]) -> str:
     if not remedies:
         return "none of the changes that were tried makes it fit; give more GPUs or a smaller model"
     rows = [
-        (one.text, f"{one.prediction.memory.used_bytes / 1e9:.1f}",
+        (one.text, f"{one.prediction.needed_bytes / 1e9:.1f}",
          f"{one.prediction.fit_probability:.0%}", format_milliseconds(one.prediction.iteration),
          format_duration(one.seconds_per_sample))
         for one in remedies
     ]  # fmt: skip
-    header = ("would fit with, cheapest first", "GB used", "surely", "ms per step", "GPU time per sample")
+    header = ("would fit with, cheapest first", "GB needed", "surely", "ms per step", "GPU time per sample")
     return format_table(header, rows, right=(1, 2, 3, 4))
 
 

@@ -90,17 +90,19 @@ def segment_size(size: int) -> int:
 
 
 class Block:
-    """A part of a segment. `tag` is whatever its owner calls it; `streams` are others that use it."""
+    """A part of a segment; `idle`: free for others to take. `tag` is whatever its owner calls it; `streams` are others
+    that use it."""
 
     __slots__ = (
-        "address", "allocated", "following", "freed_at", "previous", "segment", "size", "stream", "streams", "tag",
+        "address", "allocated", "following", "freed_at", "idle", "previous", "segment", "size", "stream", "streams",
+        "tag",
     )  # fmt: skip
 
     def __init__(self, segment: Segment, address: int, size: int, stream: int) -> None:
         self.segment, self.address, self.size, self.stream = segment, address, size, stream
         self.previous: Block | None = None
         self.following: Block | None = None
-        self.allocated = False
+        self.allocated = self.idle = False
         self.streams: set[int] | None = None
         self.tag = -1
         self.freed_at = 0
@@ -139,13 +141,14 @@ Listener = Callable[[str, int, int, int, int], None]
 
 class CachingAllocator:
     """Replays allocations and frees. `allocated` are bytes of blocks in use, `active` with those that wait for another
-    stream, `reserved` those of all segments; `peak_*` are the largest so far. `capacity` is what the driver has."""
+    stream, `held` those of segments that could not be given back, `reserved` those of all; `peak_*` are the largest so
+    far. `capacity` is what the driver has."""
 
     def __init__(self, settings: AllocatorSettings | None = None, capacity: int = UNLIMITED) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity = capacity
-        self.allocated = self.active = self.reserved = 0
-        self.peak_allocated = self.peak_active = self.peak_reserved = 0
+        self.allocated = self.active = self.held = self.reserved = 0
+        self.peak_allocated = self.peak_active = self.peak_held = self.peak_reserved = 0
         self.retries = 0
         self.segments: dict[int, Segment] = {}
         self._free: dict[tuple[bool, int], _Pool] = {}
@@ -163,22 +166,22 @@ class CachingAllocator:
         settings = self.settings
         size = round_size(nbytes, settings.divisions)
         small = size <= SMALL_SIZE
-        pool = self._free.setdefault((small, stream), [])
-        block = self._take(pool, size)
-        if block is None:
-            block = self._grow(pool, size, stream, small=small)
+        pool = self._free.get((small, stream))
+        if pool is None:
+            pool = self._free[small, stream] = []
+        block = self._take(pool, size) or self._grow(pool, size, stream, small=small)
         remaining = block.size - size
-        if small or settings.expandable_segments:
-            splits = remaining >= MIN_BLOCK
-        else:
-            splits = size < settings.max_split_size and remaining > SMALL_SIZE
-        if splits:
+        if block.following is None and (block.previous is None or block.segment.expandable):
+            self.held += block.size
+        if remaining and self._may_split(size, remaining, small=small):
             rest = Block(block.segment, block.address + size, remaining, stream)
             rest.previous, rest.following = block, block.following
             if rest.following is not None:
                 rest.following.previous = rest
+            elif block.segment.expandable:
+                self.held -= remaining
             block.following, block.size = rest, size
-            rest.freed_at = block.freed_at
+            rest.freed_at, rest.idle = block.freed_at, True
             insort(pool, (remaining, rest.address, rest))
         block.allocated, block.tag, block.streams = True, tag, None
         self.allocated += block.size
@@ -187,8 +190,17 @@ class CachingAllocator:
             self.peak_allocated = self.allocated
         if self.active > self.peak_active:
             self.peak_active = self.active
-        self._tell("alloc", block.address, block.size, stream, tag)
+        if self.held > self.peak_held:
+            self.peak_held = self.held
+        if self.listener is not None:
+            self.listener("alloc", block.address, block.size, stream, tag)
         return block
+
+    def _may_split(self, size: int, remaining: int, *, small: bool) -> bool:
+        """Whether what is left of a block is worth one of its own."""
+        if small or self.settings.expandable_segments:
+            return remaining >= MIN_BLOCK
+        return remaining > SMALL_SIZE and size < self.settings.max_split_size
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream uses the block: once freed it waits for that stream."""
@@ -199,7 +211,8 @@ class CachingAllocator:
         """Gives a block back. One that other streams use stays active until `is_done` says that they are."""
         block.allocated = False
         self.allocated -= block.size
-        self._tell("free_requested", block.address, block.size, block.stream, block.tag)
+        if self.listener is not None:
+            self.listener("free_requested", block.address, block.size, block.stream, block.tag)
         if block.streams and is_done is not None and not is_done():
             self._pending.append((block, is_done))
             return
@@ -243,7 +256,9 @@ class CachingAllocator:
         most = self.settings.max_split_size
         if size < most <= found or (size >= most and found >= size + LARGE_SEGMENT):
             return None
-        return pool.pop(at)[2]
+        block = pool.pop(at)[2]
+        block.idle = False
+        return block
 
     def _grow(self, pool: _Pool, size: int, stream: int, *, small: bool) -> Block:
         if self.settings.expandable_segments:
@@ -270,7 +285,7 @@ class CachingAllocator:
         for again in (False, True):
             arena = self._arenas.get((small, stream))
             last = _last_block(arena) if arena is not None else None
-            spare = last.size if last is not None and not last.allocated and _in_pool(pool, last) else 0
+            spare = last.size if last is not None and last.idle else 0
             mapped = -(-(size - spare) // step) * step
             if self.reserved + mapped <= self.capacity:
                 break
@@ -292,7 +307,7 @@ class CachingAllocator:
         assert last is not None
         if spare:
             del pool[bisect_left(pool, (last.size, last.address))]
-            last.size += mapped
+            last.size, last.idle = last.size + mapped, False
             return last
         block = Block(arena, last.address + last.size, mapped, stream)
         block.previous, last.following = last, block
@@ -343,30 +358,31 @@ class CachingAllocator:
         """Puts a block among the free ones, joined with free neighbours."""
         self._clock += 1
         self.active -= block.size
-        self._tell("free_completed", block.address, block.size, block.stream, block.tag)
+        if self.listener is not None:
+            self.listener("free_completed", block.address, block.size, block.stream, block.tag)
         block.streams, block.tag, block.freed_at = None, -1, self._clock
-        pool = self._free[block.segment.small, block.stream]
+        segment = block.segment
+        pool = self._free[segment.small, block.stream]
         before, after = block.previous, block.following
-        if before is not None and not before.allocated and _in_pool(pool, before):
+        if before is not None and before.idle:
             del pool[bisect_left(pool, (before.size, before.address))]
             before.size += block.size
             before.following = after
             if after is not None:
                 after.previous = before
             before.freed_at, block = block.freed_at, before
-        if after is not None and not after.allocated and _in_pool(pool, after):
+        if after is not None and after.idle:
             del pool[bisect_left(pool, (after.size, after.address))]
+            if after.following is None and segment.expandable:
+                self.held += after.size
             block.size += after.size
             block.following = after.following
             if after.following is not None:
                 after.following.previous = block
+        if block.following is None and (block.previous is None or segment.expandable):
+            self.held -= block.size
+        block.idle = True
         insort(pool, (block.size, block.address, block))
-
-
-def _in_pool(pool: _Pool, block: Block) -> bool:
-    """Whether a block that nobody owns is free: one that waits for a stream is not."""
-    at = bisect_left(pool, (block.size, block.address))
-    return at < len(pool) and pool[at][2] is block
 
 
 def _last_block(segment: Segment) -> Block:

@@ -85,11 +85,12 @@ MOST_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator did: peaks in bytes over all steps, their number, how often it gave its cache back to the
-    driver, and what a block that did not fit wanted (0: all fitted)."""
+    """What the allocator did: peaks in bytes over all steps (`held`: of segments with a block in use), their number,
+    how often it gave its cache back to the driver, and what a block that did not fit wanted (0: all fitted)."""
 
     allocated: int
     active: int
+    held: int
     reserved: int
     steps: int
     retries: int
@@ -114,8 +115,8 @@ def replay_steps(
     except OutOfMemoryError as error:
         missing = error.wanted
     return Replay(
-        allocator.peak_allocated, allocator.peak_active, allocator.peak_reserved, steps, allocator.retries, missing,
-        allocator,
+        allocator.peak_allocated, allocator.peak_active, allocator.peak_held, allocator.peak_reserved, steps,
+        allocator.retries, missing, allocator,
     )  # fmt: skip
 
 
@@ -220,8 +221,7 @@ WOULD_NOT_RUN = "it would not run as it is"
 """How a note ends that a step does not fit."""
 _USUAL_FRAGMENTATION = 0.03  # of what is allocated
 _WORST_FRAGMENTATION = 1.0
-_CLEAR = 0.999  # a probability from which no further replay is worth its time
-_SEARCHES = 3
+_CLEAR = 0.999  # a probability from which no replay is worth its time
 _LARGEST = 8
 
 
@@ -290,18 +290,16 @@ class DeviceMemory(Memory):
         """Bytes of the device."""
         return self.device.memory_bytes
 
-    @cached_property
+    @property
     def required_bytes(self) -> float:
-        """The least a device must have: under pressure the allocator gives its cache back before it fails. Between
-        allocated and reserved bytes, found by replay to an eighth of their difference."""
-        low, high = self.replay.allocated, self.replay.reserved
-        for _ in range(_SEARCHES):
-            middle = (low + high) // 2
-            if replay_steps(self.events, self.settings, capacity=middle).missing:
-                low = middle
-            else:
-                high = middle
-        return high + self.process.total
+        """The least a device must have: under pressure the allocator gives back every segment that is free, so that it
+        holds at most those that are not."""
+        return self.replay.held + self.process.total
+
+    @property
+    def needed_bytes(self) -> float:
+        """What the step takes of the device: `used_bytes`, or the least that it needs where it fits with that alone."""
+        return self.required_bytes if self.used_bytes > self.limit_bytes and self.fits else self.used_bytes
 
     @cached_property
     def fit_probability(self) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from traincast.ir.memory import CATEGORIES, EventWriter, MemoryEvents
 from traincast.models.transformers.description import Transformer
+from traincast.simulator.memory.savings import MOMENT_BYTES
 from traincast.simulator.parallelism.groups import Groups
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.parts import (
@@ -24,8 +25,6 @@ from traincast.simulator.parallelism.snippets import BACKWARD, FORWARD, Turn
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray, IntArray
 
-_MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
-"""Of both moments of a weight; 8-bit ones have two fp32 scales per 256 weights (bitsandbytes, torchao)."""
 _NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
 """Of a weight in NF4 with double quantisation: 8-bit scales of 64 weights, fp32 ones of 256 scales (QLoRA)."""
 
@@ -63,7 +62,7 @@ def count_state_bytes(
     kept = parameter * weights
     if layout.adapter_rank:
         kept = (parameter if looked_up else _count_frozen_bytes(layout)) * weights + parameter * trained
-    moments = _MOMENT_BYTES[layout.optimizer_state]
+    moments = MOMENT_BYTES[layout.optimizer_state]
     if not exact and sharding != "zero3" and layout.optimizer_state == "fp32":
         moments += 4.0  # copies of 16-bit weights
     whole, given = dense + sparse, trained_dense + trained_sparse

@@ -162,8 +162,9 @@ class Prediction(Result):
 
     @property
     def needed_bytes(self) -> float:
-        """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it."""
-        return self.memory.used_bytes
+        """Bytes that the step takes of the fullest device: what the allocator reserves, and the process around it;
+        where that is more than there is and it fits all the same, the least that it needs."""
+        return self.memory.needed_bytes
 
     @cached_property
     def left_out_bytes(self) -> int:
@@ -390,13 +391,10 @@ def rank_bounds(p: Prediction) -> list[tuple[str, float]]:
 
 
 def state_memory(p: Prediction) -> str:
-    """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear. A step that takes more than there
-    is only while the allocator keeps spare blocks is shown with the least that it needs."""
+    """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear."""
     needed, limit, sure = p.needed_bytes + p.left_out_bytes, p.platform.device.memory_bytes, p.fit_probability
     if not math.isfinite(limit):
         return f"{needed / 1e9:.1f} GB of memory"
-    if p.fits and needed > limit:
-        needed = p.memory.required_bytes
     word = "fits" if p.fits else "does not fit"
     if 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"

@@ -41,6 +41,7 @@ _FED = ("loader_ms", "workers", "pageable", "costs")
 _LAUNCHED = ("kernels", "compiled", "cuda_graph")
 _OPS = ("optimizer", *_LAUNCHED, "skew_ms", "jitter", "seed", *_FED)
 _SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
+_SAVED = ("optimizer_state", "offload")
 _DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
     *_SHARED, "dropout", "autocast", "optimizer_impl", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every",
@@ -48,11 +49,13 @@ _LAID_OUT = (
     "stage_layers",
     "cp_exchange", "dispatch", "graph_modules", "overlap", "no_overlap", "lora_rank", "lora_targets",
     "frozen_layers", "document_len",
-    "optimizer_state", "lora_base", "offload", "loss", "update_in_backward",
+    *_SAVED, "lora_base", "loss", "update_in_backward",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
-    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program", "plan")),
-    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program", "plan")),
+    "model": frozenset(
+        (*_EVERY, *_GPU, *_OPS, *_SHARED, *_SAVED, "seq_len", "attention", "embedding", "program", "plan")
+    ),
+    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, *_SAVED, "seq_len", "program", "plan")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
     "recommender": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "program", "plan")),
     "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")) - {"optimizer"},
@@ -62,6 +65,8 @@ USED: Mapping[str, frozenset[str]] = {
     "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
 }
 """Fields that a step of each kind uses."""
+OFFLOADS = ("parameters", "optimizer", "activations")
+"""What a step may keep in host memory (`offload`)."""
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".h5", ".gguf")
 TABLE_FILES = (".csv", ".parquet")
 
@@ -164,6 +169,15 @@ def check_sharing(scenario: Scenario) -> None:
             f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
             "time; give one of them"
         )
+
+
+def parse_offload(text: str | None) -> tuple[str, ...]:
+    """What is kept in host memory, of `OFFLOADS`."""
+    named = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in named:
+        if name not in OFFLOADS:
+            raise make_unknown_error("offload", name, OFFLOADS, f"Choose from {', '.join(OFFLOADS)}.")
+    return named
 
 
 def _explain(name: str, kind: str) -> str:

@@ -12,7 +12,7 @@ from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.groups import make_style
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.simulator.parallelism.program import build_parallel_workload
-from traincast.simulator.scenario.kinds import check_sharing
+from traincast.simulator.scenario.kinds import check_sharing, parse_offload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, make_unknown_error
 
@@ -30,7 +30,6 @@ _RENAMED = {
     "lora_base": "frozen_type",
     "lora_targets": "adapters",
 }
-OFFLOADS = ("parameters", "optimizer", "activations")
 """What may be kept in host memory."""
 
 
@@ -53,7 +52,7 @@ def make_layout(scenario: Scenario) -> Layout:
         reshard=not scenario.no_reshard,
         sequence=not scenario.no_sequence_parallel,
         quantised_gather=scenario.fp8_gather,
-        offload=_parse_offload(scenario.offload),
+        offload=parse_offload(scenario.offload),
         update_in_backward=scenario.update_in_backward,
         precision=scenario.dtype or "bf16",
         optimizer=_ADAM[scenario.optimizer_impl] if scenario.optimizer != "none" else "none",
@@ -102,14 +101,6 @@ def _parse_stage_layers(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and len(part) < 7 for part in parts):
         raise TraincastError(f"`stage_layers` '{text[:80]}' are no integers; give such as 15,16,16,15")
     return tuple(int(part) for part in parts)
-
-
-def _parse_offload(text: str | None) -> tuple[str, ...]:
-    named = tuple(part.strip() for part in text.split(",")) if text else ()
-    for name in named:
-        if name not in OFFLOADS:
-            raise make_unknown_error("offload", name, OFFLOADS, f"Choose from {', '.join(OFFLOADS)}.")
-    return named
 
 
 def _parse_overlaps(scenario: Scenario) -> dict[str, Any]:

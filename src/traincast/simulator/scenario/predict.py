@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from traincast.hardware.platform import Platform, add_default_links
@@ -11,8 +11,9 @@ from traincast.ir.editor import remove_phase
 from traincast.ir.formula import merge_op_costs
 from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
-from traincast.simulator.memory.allocator import AllocatorSettings, parse_settings
+from traincast.simulator.memory.allocator import parse_settings
 from traincast.simulator.memory.device_memory import WOULD_NOT_RUN
+from traincast.simulator.memory.savings import save_optimizer_state
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.rank_results import Note, warn_of_positions
 from traincast.simulator.prediction.result import Prediction
@@ -26,6 +27,7 @@ from traincast.simulator.scenario.captured import (
     read_traced_loader,
     share_captured,
 )
+from traincast.simulator.scenario.kinds import parse_offload
 from traincast.simulator.scenario.resolved import Resolved, Structural, list_settings, resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import (
@@ -52,23 +54,32 @@ def predict(scenario: Scenario | Resolved) -> Prediction:
     else:
         step, notes = load_step(resolved)
         result = _simulate(resolved, step, notes)
-    if resolved.scenario.allocator is not None:
-        result = _set_allocator(result, parse_settings(resolved.scenario.allocator))
-    if resolved.scenario.offload is not None:
-        result = replace(result, warnings=(*result.warnings, "copies to and from host memory cost no time here"))
+    result = _save_memory(resolved, result)
     if resolved.scenario.seq_len is not None:
         rows = resolved.of_transformer().positions if resolved.source == "transformer" else None
         result = replace(result, warnings=(*result.warnings, *warn_of_positions(result.workload, rows)))
     return replace(result, scenario=list_settings(resolved, result))
 
 
-def _set_allocator(result: Prediction, settings: AllocatorSettings) -> Prediction:
-    """The prediction with another setting of the allocator, under which it may fit."""
-    memory = replace(result.memory, settings=settings)
+def _save_memory(resolved: Resolved, result: Prediction) -> Prediction:
+    """The prediction with the allocator's settings and what saves memory in a step of ops; with them it may fit."""
+    scenario, memory, ranks, notes = resolved.scenario, result.memory, result.ranks, list[str]()
+    offloaded = parse_offload(scenario.offload)
+    if resolved.kind != "parallel" and (scenario.optimizer_state is not None or "optimizer" in offloaded):
+        save = partial(save_optimizer_state, kind=scenario.optimizer_state or "fp32", on_host="optimizer" in offloaded)
+        memory = replace(memory, events=save(memory.events))
+        ranks = tuple([replace(one, memory=replace(one.memory, events=save(one.memory.events))) for one in ranks])
+        notes.append("an update takes as long as with moments in fp32" if scenario.optimizer_state else "")
+    if "optimizer" in offloaded or (offloaded and resolved.kind == "parallel"):
+        notes.append("copies to and from host memory cost no time here")
+    if scenario.allocator is not None:
+        memory = replace(memory, settings=parse_settings(scenario.allocator))
+    if memory is result.memory:
+        return replace(result, warnings=(*result.warnings, *filter(None, notes))) if notes else result
     kept = [note for note in result.warnings if not note.endswith(WOULD_NOT_RUN)]
     if not memory.fits:
         kept.insert(0, memory.describe_excess("the step" if result.gpus == 1 else "the fullest rank"))
-    return replace(result, memory=memory, warnings=tuple(kept))
+    return replace(result, memory=memory, ranks=ranks, warnings=(*kept, *filter(None, notes)))
 
 
 def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Prediction:
@@ -116,6 +127,8 @@ def load_step(resolved: Resolved) -> tuple[Workload, list[str]]:
         step = replace(step, costs=merge_op_costs(step.costs, resolved.costs))
     step, more = _apply_edits(step, resolved.across)
     notes += more
+    step, more = _offload_step(resolved, step)
+    notes += more
     loader = make_loader(resolved.scenario)
     if loader is not None:
         step = loader.feed_workload(step)
@@ -142,6 +155,22 @@ def _load_on_gpus(resolved: Resolved) -> tuple[Workload, list[str]]:
     step, notes = _apply_edits(step, resolved.structural)
     _check_buckets(resolved, step)
     return step, [division, *notes]
+
+
+def _offload_step(resolved: Resolved, step: Workload) -> tuple[Workload, list[str]]:
+    """The step with its activations in host memory where that is asked for, and notes on it."""
+    offloaded = parse_offload(resolved.scenario.offload)
+    if "parameters" in offloaded:
+        raise TraincastError(
+            f"{resolved.name} works on its parameters where they are; `offload` of a step of ops is optimizer or "
+            "activations"
+        )
+    if "activations" not in offloaded:
+        return step, []
+    from traincast.transforms.offloading import offload_activations  # only this field needs it
+
+    step, said = offload_activations(step)
+    return step, [said]
 
 
 def _is_divided(resolved: Resolved) -> bool:

@@ -348,8 +348,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         law="same time, less memory"
     )] | None = None
     offload: Annotated[str, _describe(
-        "memory", "in host memory: parameters,optimizer,activations (copies cost no time here)", default="nothing",
-        law="same time, less memory"
+        "memory", "in host memory: parameters,optimizer,activations (only captures' activations take time)",
+        default="nothing", law="less memory"
     )] | None = None
     loss: Annotated[Literal["eager", "chunked", "fused"], _describe(
         "memory", "not compiled; in chunks; or with logits in chunks (Liger): timed as the plain loss",

@@ -33,8 +33,8 @@ _TRIALS = {
     "allocator": (Trial("expandable_segments:True", "", "all"),),
     "attention": (Trial("sdpa", "all", "steps"),),
     "loss": (Trial("fused", "layouts", "layouts"),),
-    "offload": (Trial("activations", "", "layouts"), Trial("optimizer", "", "layouts")),
-    "optimizer_state": (Trial("bf16", "", "layouts"), Trial("int8", "", "layouts")),
+    "offload": (Trial("activations", "", "all"), Trial("optimizer", "", "all")),
+    "optimizer_state": (Trial("bf16", "", "all"), Trial("int8", "", "all")),
     "tp": tuple(Trial(number, "layouts", "layouts") for number in "248"),
 }  # of plain fields
 
