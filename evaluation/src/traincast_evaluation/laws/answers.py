@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from traincast.costs.kernels.attention.physics import get_attention_peak
+from traincast.costs.kernels.conv.physics import WINOGRAD_SAVES, Geometry
 from traincast.costs.kernels.cost import count_flops
+from traincast.hardware.device import Device
 from traincast.simulator.prediction.result import Prediction
 
 ROUNDING = 1e-6  # relative: sums in another order
-WINOGRAD = 2.25
-"""How many times as few multiplications a 3 x 3 convolution may take as its definition."""
 ROOFS = ("no more than the peak", "no kernel beats its roof")
 """Laws of what a GPU can do."""
 COUNTED = ("gemm", "conv", "attention")
@@ -51,7 +52,7 @@ def check_answer(result: Prediction) -> Iterator[tuple[str, str, float]]:
     mfu = result.throughput.mfu
     plain = ("fp32", "tf32")  # where TF32 is allowed, cuDNN still has its fp32 kernels
     winograd = any(call.family.name == "conv" and call.compute in plain for call in result.timeline.calls)
-    if mfu is not None and not 0 <= mfu <= (WINOGRAD if winograd else 1.0):
+    if mfu is not None and not 0 <= mfu <= (WINOGRAD_SAVES if winograd else 1.0):
         yield "no more than the peak", f"MFU {mfu:.1%}", mfu
     if not 0 < result.memory.peak_bytes <= result.needed_bytes:
         yield "memory is positive", f"peak {result.memory.peak_bytes:g} of {result.needed_bytes:g} bytes", math.inf
@@ -69,21 +70,18 @@ def _check_roofs(result: Prediction) -> Iterator[tuple[str, str, float]]:
         for rows, calls in instructions.by_family():
             if calls.family.name not in COUNTED:
                 continue
-            flops = count_flops(calls)
-            for row, work in zip(rows.tolist(), flops.tolist(), strict=True):
+            saved = np.ones(len(calls))
+            if calls.family.name == "conv":  # where TF32 is allowed, cuDNN still has its fp32 kernels
+                saved = Geometry.of(calls.computing_in("fp32"), device).saved_products
+            find_peak = get_attention_peak if calls.family.name == "attention" else Device.get_product_flops
+            for row, work, times in zip(rows.tolist(), count_flops(calls).tolist(), saved.tolist(), strict=True):
                 compute = timeline.calls[row].compute.partition("_")[0]
                 if compute not in device.peak_flops or not _LEAST_SECONDS < shortest[row] < math.inf:
                     continue
-                allowed = WINOGRAD if calls.family.name.startswith("conv") else 1.0
-                if compute == "fp16":
-                    allowed *= device.multiplying_gain
-                units = ("fp32", "fp32_matrix") if compute == "fp32" else (compute,)  # AMD's matrix units take fp32
-                rate = work / shortest[row] / max(map(device.get_peak_flops, units))
-                if rate > allowed * (1 + ROUNDING):
-                    yield (
-                        "no kernel beats its roof",
-                        f"{calls.family.name} in {compute} at {rate:.2f} of its peak",
-                        rate / allowed,
-                    )
+                roof = find_peak(device, compute) * (device.multiplying_gain if compute == "fp16" else 1.0)
+                rate = work / shortest[row] / max(roof, times * device.get_product_flops("fp32"))
+                if rate > 1 + ROUNDING:
+                    shown = f"{calls.family.name} in {compute} at {rate:.2f} of its roof"
+                    yield "no kernel beats its roof", shown, rate
                     return
         return

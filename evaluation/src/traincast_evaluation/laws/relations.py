@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
+from traincast.costs.collectives.model import price_uniform
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.planner.what_if.edits.registry import apply_edits, parse_edits
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.kinds import USED
@@ -23,8 +27,9 @@ from traincast_evaluation.laws.answers import COUNTED
 from traincast_evaluation.laws.drawing import find_kind, load_device_of
 
 ROUNDING = 1e-7  # relative: sums in another order
-JUMP = 1.35
-"""How many times as long a step may take on twice the GPUs with the same samples, the slowest link being the same."""
+JUMP = 1.1
+"""How many times as long a step may take on twice the GPUs with the same samples, beyond what a reduction does."""
+_REDUCTIONS, _REDUCED_BYTES = ("all_reduce", "all_gather", "reduce_scatter"), (1e4, 1e6, 1e8)
 _SECOND = {
     "seq_len": (256, 512), "jitter": (0.05, 0.2), "skew_ms": (1.0, 5.0), "loader_ms": (1.0, 50.0),
     "lora_rank": (8, 64), "frozen_layers": (1, 4), "document_len": (128, 512), "expert_imbalance": (1.0, 1.5),
@@ -191,26 +196,50 @@ def pair_bits(scenario: Scenario) -> Pair | None:
 
 
 def pair_weak(scenario: Scenario) -> Pair | None:
-    """A step, and the same on twice the GPUs, each with its own samples: no faster, and with no more memory."""
+    """A step, and the same on twice the GPUs, each with its own samples: no faster, but by what a reduction gains
+    from links that fewer GPUs have no use for, and with no more memory."""
     gpus = scenario.gpus
     if gpus is None or gpus < 2:
         return None
     changes: dict[str, Any] = {"gpus": 2 * gpus}
     if scenario.global_batch is not None:
         changes["global_batch"] = 2 * scenario.global_batch
-    return Pair("twice the GPUs and samples", scenario, scenario.replace(**changes), slower="second", larger="first")
+    return Pair("twice the GPUs and samples", scenario, scenario.replace(**changes), slower="second", larger="first",
+                slack=1.0 / _compare_reductions(scenario, min))  # fmt: skip
 
 
 def pair_strong(scenario: Scenario) -> Pair | None:
-    """A layout, and the same on twice the GPUs with the same samples, where no slower link comes in: no jump."""
-    gpus, whole = scenario.gpus, scenario.global_batch
-    if gpus is None or whole is None or find_kind(scenario) != "parallel" or _count_data(scenario) < 2:
-        return None  # where nothing is reduced yet, data parallelism begins with the second rank
-    per_node = resolve(scenario).platform.gpus_per_node
-    if gpus <= per_node < 2 * gpus:
+    """A layout, and the same on twice the GPUs with the same samples: it grows no more than a reduction between its
+    data-parallel ranks does, which on slower links may be much."""
+    if scenario.gpus is None or scenario.global_batch is None or find_kind(scenario) != "parallel":
         return None
-    return Pair("twice the GPUs, the same samples", scenario, scenario.replace(gpus=2 * gpus), slower="first",
-                slack=JUMP)  # fmt: skip
+    if min(_list_reducing_ranks(scenario)) < 2:
+        return None  # where nothing is reduced yet, data parallelism begins with the second rank
+    return Pair("twice the GPUs, the same samples", scenario, scenario.replace(gpus=2 * scenario.gpus), slower="first",
+                slack=JUMP * _compare_reductions(scenario, max))  # fmt: skip
+
+
+def _list_reducing_ranks(scenario: Scenario) -> list[int]:
+    """How many ranks reduce a gradient: of experts those that hold the same ones, tensor-parallel ranks among them."""
+    data = _count_data(scenario)
+    if getattr(scenario.workload, "experts", None) is None:
+        return [data]
+    return [data, data // (scenario.ep or 1), data * (scenario.tp or 1) // (scenario.ep or 1)]
+
+
+def _compare_reductions(scenario: Scenario, choose: Callable[..., float]) -> float:
+    """How many times as long it takes to reduce, or to gather, between twice the ranks: the least or most of those of a
+    step; 1 where none takes part."""
+    resolved = resolve(scenario)
+    topology = resolved.platform.topology
+    assert topology is not None and scenario.gpus is not None
+    gpus = scenario.gpus // (scenario.pp or 1)  # of a stage
+    places = [(n, min(n, topology.count_nodes(times * gpus))) for ranks in _list_reducing_ranks(scenario) if ranks > 1
+              for times in (1, 2) for n in [times * ranks]]  # fmt: skip
+    calls = [COLLECTIVE.call(kind, bytes=size, ranks=ranks, nodes=nodes) for kind in _REDUCTIONS
+             for size in _REDUCED_BYTES for ranks, nodes in places]  # fmt: skip
+    seconds = price_uniform(calls, topology).seconds if calls else np.ones(2)
+    return float(choose(1.0, *(seconds[1::2] / seconds[::2])))
 
 
 def predict_side(side: Side) -> Prediction:

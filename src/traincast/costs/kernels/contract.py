@@ -374,14 +374,13 @@ class FamilyRecord:
 
 
 DRAM_SHARE = 0.88  # relu and its backward at 2048 x 1024
-COPY_SHARE = 0.79  # concatenation, both papers
 _L2_BYTES_PER_CLOCK = 21.0  # per SM
 # share of peak inside a full wave, by (rows, columns) of the tile a block computes
 _TILES = ((128, 128, 0.88), (128, 64, 0.86), (64, 64, 0.78), (128, 32, 0.76), (32, 32, 0.50))
 WAITING_SHARE = 0.98
 """Of the rate with fp32 accumulation where matrix units multiply faster and wait for their own sums: OPT's layers on
 RTX 3090 and 2080 Ti reach 69.8 of 71.2 and 53.4 of 53.8 TFLOPS (ops_forward_backward), A100, which does not, 0.80."""
-PCIE_GBS = {3: 12.4, 4: 24.0, 5: 48.0}
+PCIE_GBS = {3: 12.3, 4: 24.0, 5: 48.0}
 HOST_LINK_SHARE = 0.75  # of a link other than PCIe (NVLink-C2C), as those are of the wire's; assumed
 """Gigabytes per second from or to pinned host memory by PCIe generation: 3 measured, others by the wire's rate."""
 _NO_ECC_GAIN = 1.21  # 0.91 of the sheet's rate: Triton's softmax of 2048 x 4096 in fp32 on RTX 3090 (liger_ops)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_flop_rate
-from traincast.hardware.device import BLACKWELL, HOPPER, Device
+from traincast.costs.kernels.contract import COMPUTE_TYPES, Calls, estimate_memory_seconds
+from traincast.hardware.device import AMPERE, BLACKWELL, HOPPER, Device
 from traincast.utils.arrays import FloatArray
 
 FUSED_TYPES = ("fp16", "bf16")
@@ -25,8 +25,6 @@ BACKWARD_FEATURES = (
 _QUERY_BYTES, _KEY_BYTES = 4 * 2.0 + 3 * 4.0, 4 * 2.0
 _TILE = 128.0  # keys of a block, and queries of a step
 _PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five GEMMs, one of them made again
-# of the sustained rate; set by hand, see the record's sigma
-_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42, "efficient_forward": 0.35, "efficient_backward": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +169,19 @@ def compute_attention_backward_features(calls: Calls, device: Device) -> FloatAr
     return np.stack(columns, axis=1)
 
 
+def get_attention_peak(device: Device, compute: str) -> float:
+    """Flop/s that no attention kernel exceeds: since Ampere its products in fp32 may be three in TF32 each."""
+    peak = device.get_product_flops(compute)
+    return max(peak, device.get_peak_flops("tf32") / 3.0) if device.is_capability_at_least(AMPERE) else peak
+
+
 def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Two GEMMs forward, five backward; a causal mask skips half."""
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
     backward = calls.is_kind("backward", "efficient_backward")
     flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)
-    share = np.array([_ATTENTION_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
+    rate = calls.per_compute({name: get_attention_peak(device, name) for name in COMPUTE_TYPES}, np.inf)
     queries = calls["batch"] * calls["q_heads"] * calls["q_len"]
     keys = calls["batch"] * calls["kv_heads"] * calls["kv_len"]
     nbytes = np.where(backward, 4.0, 2.0) * (queries + keys) * calls["head_dim"] * calls.item_bytes()
-    return np.asarray(
-        2.0 * start
-        + np.maximum(flops / (share * get_flop_rate(calls, device)), estimate_memory_seconds(nbytes, device))
-    )
+    return np.asarray(start + np.maximum(flops / rate, estimate_memory_seconds(nbytes, device, 1.0)))

@@ -180,7 +180,6 @@ _FIRST_COLUMN_SECONDS = 10e-6  # of the implicit GEMM's first column
 GEMM_COLUMNS = {"forward": slice(0, 3), "backward_data": slice(3, 6), "backward_weights": slice(6, 9)}
 FUSED, NONFUSED = slice(9, 12), slice(12, 16)
 LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
-_WINOGRAD_SAVES, _WINOGRAD5_SAVES = 2.25, 2.78  # multiplications of 3x3 (tiles of 2x2) and 5x5 windows
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FASTEST = 0.75  # of the rate of matrix units: DeepBench's fastest convolutions on V100 (T4, short of power: 0.65)
 # flop an SM makes in a clock of such that narrow loads feed, in fp16 and TF32: the class scores (324 and 486 filters)
@@ -313,8 +312,7 @@ class ConvModel(KernelModel):
         turned = np.where(tensor, np.where(has_unaligned_channels(g, device), 1.0, 1.0 - calls["channels_last"]), 0.0)
         seconds = seconds + turned * _estimate_layout_seconds(g, device, calls.item_bytes())
         if not tensor.all():  # however well trees extrapolate, Winograd's tiles save no more multiplications
-            saved = np.select([g.winograd, g.winograd5], [_WINOGRAD_SAVES, _WINOGRAD5_SAVES], 1.0)
-            least = g.flops / (saved * device.get_peak_flops("fp32"))
+            least = g.flops / (g.saved_products * device.get_peak_flops("fp32"))
             seconds = np.where(tensor, seconds, np.maximum(seconds, least))
         seconds = seconds * calls["slowness"]
         depthwise = (g.groups > 1) & (g.channels == 1)

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.contract import (
+    COMPUTE_TYPES,
     Calls,
-    estimate_gemm_arithmetic_seconds,
     estimate_memory_seconds,
-    get_flop_rate,
 )
-from traincast.hardware.device import AMPERE, BLACKWELL, VOLTA, Device
+from traincast.hardware.device import AMPERE, BLACKWELL, Device
 from traincast.utils.arrays import FloatArray
 
 DRAM_SHARE = 0.82
@@ -261,16 +260,8 @@ def _compute_size_features(
 
 
 def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """The longer of whole waves of tiles and the operands' trip through memory."""
+    """The longer of all products at the peak rate and the operands' trip through memory."""
     batch, m, n, k = calls["batch"], calls["m"], calls["n"], calls["k"]
     nbytes = batch * (m * k + k * n + m * n) * calls.item_bytes()
-    rate = get_flop_rate(calls, device) * np.where(calls.is_compute(*HALF), device.multiplying_gain, 1.0)
-    if "fp32_matrix" in device.peak_flops:  # AMD's matrix units take fp32
-        rate = np.where(calls.is_compute("fp32"), device.get_sustained_flops("fp32_matrix"), rate)
-    if device.is_capability_below(VOLTA):  # vector units reach their peak, tensor cores do not
-        rate = np.where(calls.is_compute("fp16"), device.get_sustained_flops("fp16"), rate)
-    arithmetic = estimate_gemm_arithmetic_seconds(batch, m, n, k, rate, device)
-    if device.multiplying_gain > 1.0:  # units that multiply faster wait for their sums
-        peak = calls.per_compute({name: device.get_sustained_flops(name) for name in HALF}, np.inf)
-        arithmetic = np.maximum(arithmetic, 2.0 * batch * m * n * k / peak)
-    return np.asarray(start + np.maximum(arithmetic, estimate_memory_seconds(nbytes, device)))
+    rate = calls.per_compute({name: device.get_product_flops(name) for name in COMPUTE_TYPES}, np.inf)
+    return np.asarray(start + np.maximum(2.0 * batch * m * n * k / rate, estimate_memory_seconds(nbytes, device, 1.0)))

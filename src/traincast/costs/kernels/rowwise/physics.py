@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from traincast.costs.kernels.contract import COPY_SHARE, Calls, estimate_memory_seconds, get_bus_gain, get_clock_hz
+from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_bus_gain, get_clock_hz
 from traincast.hardware.device import ADA, TURING, Device
 from traincast.utils.arrays import FloatArray
 
@@ -102,14 +102,12 @@ def _count_blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
 
 
 def softmax_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """One read and one write, a second read backwards, and another pass over rows too wide for registers."""
-    passes = np.where(calls.is_kind("backward", "log_backward"), 3.0, 2.0) + (calls["cols"] > 1024)
-    return start + estimate_memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device)
+    """One read and one write, a second read backwards."""
+    passes = np.where(calls.is_kind("backward", "log_backward"), 3.0, 2.0)
+    return start + estimate_memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device, 1.0)
 
 
 def norm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """As many passes over the rows as the kind of norm makes."""
     passes = np.array([_NORM_PASSES[kind] for kind in calls.family.kinds])[calls.kind]
-    return 1.5 * start + estimate_memory_seconds(
-        passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device, COPY_SHARE
-    )
+    return start + estimate_memory_seconds(passes * calls["rows"] * calls["cols"] * calls.item_bytes(), device, 1.0)

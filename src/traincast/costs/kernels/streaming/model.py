@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.contract import (
-    HOST_LINK_SHARE,
     Calls,
     Chips,
     Estimate,
@@ -23,6 +22,7 @@ from traincast.costs.kernels.contract import (
     ParametricModel,
     State,
     get_bus_gain,
+    get_pinned_rate,
 )
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
@@ -269,8 +269,6 @@ class MemcpyModel(StreamingModel):
     """Copies by the copy engines, over PCIe or inside the device, and memset."""
 
     family: ClassVar[Family] = MEMCPY
-    # by PCIe generation: 3 measured, the others by its share of the wire's rate
-    _PINNED_RATE: ClassVar[dict[int, float]] = {3: 12.3e9, 4: 24.5e9, 5: 50e9}
     # bound by the host's own copy; assumed
     _PAGEABLE_RATE: ClassVar[dict[int, float]] = {3: 6e9, 4: 8e9, 5: 10e9}
     _STAGED_BYTES: ClassVar[float] = float(1 << 20)  # a pageable copy this small leaves the staging buffer in one go
@@ -281,8 +279,7 @@ class MemcpyModel(StreamingModel):
         link = calls.is_kind("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable")
         pageable = calls.is_kind("h2d_pageable", "d2h_pageable")
         generation = min(max(device.pcie_gen, 3), 5)
-        link_rate = max(self._PINNED_RATE[generation], HOST_LINK_SHARE * device.host_link_bandwidth)
-        pinned = link_rate / device.host_sharers
+        pinned = get_pinned_rate(device)
         staged = min(self._PAGEABLE_RATE[generation], pinned)
         size = calls["bytes"]
         late = np.where(pageable, np.maximum(size - self._STAGED_BYTES, 0.0), 0.0)

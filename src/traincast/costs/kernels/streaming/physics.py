@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.costs.kernels.contract import COPY_SHARE, Calls, estimate_memory_seconds, get_clock_hz, get_pinned_rate
+from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_clock_hz, get_pinned_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
@@ -69,27 +69,20 @@ def estimate_overlap_seconds(first: FloatArray, second: FloatArray) -> FloatArra
 
 def elementwise_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Every byte once."""
-    return start + estimate_memory_seconds(_sum_bytes(calls), device)
+    return start + estimate_memory_seconds(_sum_bytes(calls), device, 1.0)
 
 
-def copy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Every byte once, at what concatenations reach."""
-    return start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
-
-
-pool_seconds = copy_seconds  # windows overlap in cache
+copy_seconds = pool_seconds = elementwise_seconds  # windows overlap in cache
 
 
 def reduction_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """A tree over blocks costs two more trips to memory."""
-    return 2.5 * start + estimate_memory_seconds(_sum_bytes(calls), device, COPY_SHARE)
+    """A tree over blocks costs another trip to memory."""
+    return 2.0 * start + estimate_memory_seconds(_sum_bytes(calls), device, 1.0)
 
 
 def index_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
-    """Short runs waste most of each 32-byte sector, though neighbours share them: at most twice the bytes."""
-    run = np.maximum(calls["row_elements"] * calls.item_bytes(), 1.0)
-    waste = np.clip(32.0 / run, 1.0, 2.0)
-    moved = start + estimate_memory_seconds(_sum_bytes(calls) * waste, device, COPY_SHARE)
+    """Every byte once; sorts are passes, and what is added to rows is a warp each."""
+    moved = start + estimate_memory_seconds(_sum_bytes(calls), device, 1.0)
     sort = _SORT_START + estimate_memory_seconds(_sum_bytes(calls), device, _SORT_SHARE)
     warps = calls["elements"] / np.maximum(calls["row_elements"], 1.0) * np.ceil(calls["row_elements"] / 128.0)
     put = start + warps * _PUT_CYCLES / (device.num_sms * get_clock_hz(device))
@@ -100,7 +93,7 @@ def memcpy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The wire for transfers, memory for copies inside the device."""
     pinned = get_pinned_rate(device)
     wire = np.where(calls.is_kind("h2d_pageable", "d2h_pageable"), _PAGEABLE_SHARE * pinned, pinned)
-    inside = estimate_memory_seconds(calls["bytes"] * np.where(calls.is_kind("d2d"), 2.0, 1.0), device, COPY_SHARE)
+    inside = estimate_memory_seconds(calls["bytes"] * np.where(calls.is_kind("d2d"), 2.0, 1.0), device, 1.0)
     return np.asarray(0.5 * start + np.where(calls.is_kind("d2d", "memset"), inside, calls["bytes"] / wire))
 
 
