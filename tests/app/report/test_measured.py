@@ -173,7 +173,7 @@ def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
     page = format_measured(analyse_traces([write_two_ranks(tmp_path)], question), full=True)
 
     assert "Predicted together (collectives on dgx1-v100; ranks begin when they did): GMAE " in page
-    assert "error  + walk  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
+    assert "error  = simulation  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
 
 
 def test_what_was_odd_is_noted_below_the_title(tmp_path):

@@ -50,7 +50,7 @@ def compute_gmae(errors: Sequence[float]) -> float:
 class StepShares:
     """One step in seconds: `measured`, and `stages` in which more and more of it is predicted, by what was added last.
 
-    The first stage is "walk" (replayed with measured times), the last one the full prediction.
+    The first stage is "simulation" (replayed with measured times), the last one the full prediction.
     """
 
     number: int
@@ -60,7 +60,7 @@ class StepShares:
     @property
     def replayed(self) -> float:
         """Seconds of the step simulated with measured times."""
-        return self.stages["walk"]
+        return self.stages["simulation"]
 
     @property
     def full(self) -> float:
@@ -98,8 +98,8 @@ _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose lau
 class Attribution:
     """The prediction of a traced run and where its error comes from.
 
-    `steps` have the stages walk, kernels, overheads. `circular` says that the host profile was measured in this very
-    trace, so that the overheads' share means little.
+    `steps` have the stages simulation, kernels, overheads. `circular` says that the host profile was measured in this
+    very trace, so that the overheads' share means little.
     `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
@@ -370,15 +370,15 @@ def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floo
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _measure_steps(linked: Linked, simulated: Replay) -> FloatArray:
+def _measure_steps(linked: Linked, replay: Replay) -> FloatArray:
     """Seconds of every simulated step: on the host, or where that runs ahead on the device, as they are measured."""
     if not find_device_steps(linked):
-        return simulated.walked
-    step = linked.step[simulated.kernel_row]
+        return replay.simulated
+    step = linked.step[replay.kernel_row]
     inside = step >= 0
     starts = np.full(len(linked.steps), np.inf)
-    np.minimum.at(starts, step[inside], simulated.kernel_start[inside])
-    return np.maximum(np.diff(starts, append=simulated.kernel_end[inside].max()), 0.0)
+    np.minimum.at(starts, step[inside], replay.kernel_start[inside])
+    return np.maximum(np.diff(starts, append=replay.kernel_end[inside].max()), 0.0)
 
 
 def _make_shares(linked: Linked, simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
@@ -387,15 +387,15 @@ def _make_shares(linked: Linked, simulations: Sequence[Replay], floors: Sequence
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
     work that it gives to a stream, except by as much as the measured one is.
     """
-    walk, *others = (_measure_steps(linked, simulated) for simulated in simulations)
+    replayed, *others = (_measure_steps(linked, one) for one in simulations)
     measured = [step.seconds for step in find_device_steps(linked) or linked.steps]
-    ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
-    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
+    ahead = np.minimum(replayed / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [replayed, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
     return tuple(
         StepShares(
             number=step.number,
             measured=seconds,
-            stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
+            stages=dict(zip(("simulation", "kernels", "overheads"), lengths, strict=True)),
         )
         for step, seconds, *lengths in zip(
             simulations[0].steps, measured, *(stage.tolist() for stage in stages), strict=True

@@ -38,12 +38,12 @@ class ReplayedStep:
 
     number: int
     measured: float
-    walked: float
+    simulated: float
 
     @property
     def error(self) -> float:
         """Signed relative error of the simulation."""
-        return self.walked / self.measured - 1.0 if self.measured else 0.0
+        return self.simulated / self.measured - 1.0 if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,9 +60,9 @@ class Replay:
     kernel_end: FloatArray
 
     @property
-    def walked(self) -> FloatArray:
+    def simulated(self) -> FloatArray:
         """Seconds of every step as simulated."""
-        return np.array([step.walked for step in self.steps])
+        return np.array([step.simulated for step in self.steps])
 
 
 def simulate_replay(linked: Linked, instructions: TimelineInstructions) -> Replay:
