@@ -130,13 +130,15 @@ def test_the_page_of_a_rank(small):
     verdict, _, page = format_measured(analyse_traces([small]), full=True).partition("\n\n")
 
     assert page == PAGE
-    assert verdict.startswith("1.00 ms per step, median of 1 step: the device is busy 42%, idle: host-bound 55%.\n")
+    assert verdict.startswith(
+        "1.00 ms per step, held by the host (98% of the critical path): the device is busy 42%, idle: host-bound 55%.\n"
+    )
 
 
 def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
     lines = format_measured(analyse_traces([small])).splitlines()
 
-    assert lines[1].startswith("Code between ops is 98% of the critical path")
+    assert lines[1] == "One step. Code between ops is 98% of the path: no op is on record there."
     assert len(lines) < 45
 
 
