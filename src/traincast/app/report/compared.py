@@ -69,27 +69,31 @@ def state_traces(report: TraceReport) -> list[str]:
 def _state_step(rank: RankReport) -> str:
     """What a step takes, or the whole of a trace that marks none, and what has most of its critical path."""
     seconds = format_duration(rank.median_step.step)
-    step = f"{seconds} per step" if rank.linked.marked else f"{seconds} for the whole trace, which marks no step"
+    unit = f"per step{_state_spread(rank)}" if rank.linked.marked else "for the whole trace, which marks no step"
     shares: dict[str, float] = {}
     for what, share in ({} if _find_unknown(rank) else rank.path.by_what).items():
         shares[_HOLDERS.get(what, _KERNELS)] = shares.get(_HOLDERS.get(what, _KERNELS), 0.0) + share
     if not shares:
-        return step
+        return f"{seconds} {unit}"
     holder, share = max(shares.items(), key=lambda pair: pair[1])
-    return f"{step}, held by {holder} ({share:.0%} of the critical path)"
+    return f"{seconds} {unit}, held by {holder} ({share:.0%} of the critical path)"
+
+
+def _state_spread(rank: RankReport) -> str:
+    """The shortest and the longest step and their mean, where one number does not stand for all."""
+    lengths = [step.step for step in rank.steps]
+    if max(lengths) < _SPREAD * min(lengths):
+        return ""
+    mean = sum(lengths) / len(lengths)
+    return f" ({format_interval((min(lengths), max(lengths)))}, mean {format_duration(mean)})"
 
 
 def _state_steps(rank: RankReport) -> str:
-    """How many steps there are, the shortest and the longest of them and their mean where one number does not stand for
-    all, and the GPU."""
-    lengths = [step.step for step in rank.steps]
+    """How many steps that is said of, and the GPU."""
     device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
-    if len(lengths) == 1:
-        return f"One step{device}." if rank.linked.marked else device and f"It ran{device}."
-    if max(lengths) < _SPREAD * min(lengths):
-        return f"Median of {len(lengths)} steps{device}."
-    mean = format_duration(sum(lengths) / len(lengths))
-    return f"Median of {len(lengths)} steps ({format_interval((min(lengths), max(lengths)))}, mean {mean}){device}."
+    if len(rank.steps) > 1:
+        return f"Median of {len(rank.steps)} steps{device}."
+    return f"One step{device}." if rank.linked.marked else device and f"It ran{device}."
 
 
 def _find_unknown(rank: RankReport) -> str:
