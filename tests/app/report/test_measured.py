@@ -131,7 +131,8 @@ def test_the_page_of_a_rank(small):
 
     assert page == PAGE
     assert verdict.startswith(
-        "1.00 ms per step, held by the host (100% of the critical path): the device is busy 42%, idle: host-bound 55%.\n"
+        "1.00 ms per step, held by the host (100% of the critical path): the device is busy 42%, "
+        "idle: host-bound 55%.\n"
     )
 
 
