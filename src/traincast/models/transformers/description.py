@@ -73,11 +73,12 @@ class Transformer:
     """A Transformer: `layers` blocks of attention and feed-forward. Widths are elements, `seq_len` tokens.
 
     `ffn` is the width of dense feed-forward layers. `encoder_layers` more blocks without a mask stand before the
-    decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees (0: all) in
-    all layers but every `full_every`-th (0: in all). `post_norm`: a norm after each module too, before the sum. `patch_inputs` values of every token are multiplied into the first
-    layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample). `joined`:
-    query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op,
-    "rms_by_ops" RMSNorm, as classes of Hugging Face and PyTorch before 2.9 run it; "relu2" is squared.
+    decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees (0: all)
+    in all layers but every `full_every`-th (0: in all). `post_norm`: a norm after each module too, before the sum.
+    `patch_inputs` values of every token are multiplied into the first layer instead of a token embedding (ViT; then
+    `vocab` is the number of classes, told once per sample). `joined`: query, key and value are one GEMM, and so are
+    gate and up. "gelu_new" is GELU's tanh formula written out op by op, "rms_by_ops" RMSNorm, as classes of Hugging
+    Face and PyTorch before 2.9 run it; "relu2" is squared.
 
     `pattern` says what layers consist of where that is not attention and feed-forward: a letter for each layer, or
     (with spaces between) a word of letters, again from the first when all are used. "*" is attention, "M" a

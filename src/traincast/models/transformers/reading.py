@@ -105,8 +105,8 @@ def _read_activation(config: Mapping[str, Any], traits: Mapping[str, Any], where
     known = "gelu" if "gelu" in act and act != "quick_gelu" else act
     if known not in kinds:
         raise TraincastError(
-            f"{where}: the activation {shorten_value(act)} is not known of {'gated' if gated else 'plain'} feed-forward "
-            f"networks; choose from {', '.join(kinds)}"
+            f"{where}: the activation {shorten_value(act)} is not known of {'gated' if gated else 'plain'} "
+            f"feed-forward networks; choose from {', '.join(kinds)}"
         )
     return kinds[known]
 
@@ -191,8 +191,8 @@ _MOST_OF = {"layers": 1024, "encoder_layers": 1024, "count": 65536}  # each is w
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
 _FLAGS = ("bias", "qkv_bias", "qk_norm", "post_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (
-    "window", "full_every", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity", "rope_dim",
-    "decoder_len",
+    "window", "full_every", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity",
+    "rope_dim", "decoder_len",
 )  # fmt: skip
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FAMILY = "family "
