@@ -298,7 +298,14 @@ def test_a_forecast_for_another_gpu_comes_first_and_has_no_error(public, capsys)
     first, second, *_ = out = capsys.readouterr().out.splitlines()
     assert first.startswith("Forecast on a10 (host time of this trace): ") and "measured on Tesla T4: " in first
     assert "90 % interval" in second and "of kernel time is modelled" in second
-    assert not any("GMAE" in line for line in out)
+    assert not any("off by" in line for line in out)
+
+
+def test_a_step_of_which_nothing_is_modelled_is_no_test_of_the_prediction(public, capsys):
+    assert main(["trace", str(public / "vgg16_t4.json.gz"), "--on", "t4"]) == 0
+    out = capsys.readouterr().out
+    assert "No prediction on t4 (host time of this trace): next to no kernel says what it worked on" in out
+    assert "off by" not in out
 
 
 def test_a_trace_that_names_no_gpu_has_an_error_only_if_it_ran_there(public, tmp_path, capsys):
