@@ -8,7 +8,6 @@ import sys
 import sysconfig
 import traceback
 from functools import cache
-from multiprocessing.pool import RemoteTraceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -79,7 +78,7 @@ def format_one_line(error: BaseException) -> str:
     """An exception as one short line."""
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
-    return said + _OF_A_POOL * isinstance(error.__cause__, RemoteTraceback)
+    return said + _OF_A_POOL * (type(error.__cause__).__name__ == "RemoteTraceback")
 
 
 def find_passing_answer(line: str) -> bool | None:

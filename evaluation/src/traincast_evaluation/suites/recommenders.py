@@ -133,11 +133,10 @@ def _list_pairs(folder: Path) -> list[Case | LeftOut]:
             next((r for r in rows if r["pr"].partition(".")[0] == change.pull_request and r["name"] == name), None)
             for name in (change.before, change.after)
         ]
-        runs = [_read_run(row) for row in both if row is not None]
-        if len(runs) == len(both):
-            found.append((change, *runs))
-        else:
+        if both[0] is None or both[1] is None:
             made.append(LeftOut(name=_name_pair(change), reason="the table lacks one of its rows", group=_CHANGES))
+        else:
+            found.append((change, _read_run(both[0]), _read_run(both[1])))
     spreads = _find_spreads([before for _, before, _ in found])
     return [*made, *(_make_pair(change, before, after, spreads) for change, before, after in found)]
 
