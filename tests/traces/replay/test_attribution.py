@@ -114,7 +114,7 @@ def test_tensor_cores_are_told_from_kernel_names(tmp_path):
 def test_the_shares_add_up_to_the_error(tmp_path):
     found = predicted(linked(tmp_path, product_step()))
     for s in found.steps:
-        assert list(s.compute_shares()) == ["walk", "kernels", "overheads"]
+        assert list(s.compute_shares()) == ["simulation", "kernels", "overheads"]
         assert sum(s.compute_shares().values()) == pytest.approx(s.error)
     assert found.steps[0].stages["kernels"] < found.steps[0].replayed  # the product was much slower than a V100's
     assert found.change_by_family["gemm"] == pytest.approx(
