@@ -23,8 +23,9 @@ from traincast.traces.link import link_trace
 from traincast.traces.profiler.rates import infer_framework_version
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces, replay_notes
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
+from traincast.traces.replay.carrying import SIGMA
 from traincast.traces.replay.host import SET_UP, TYPES, pool_host
-from traincast.traces.replay.kernels import SIGMA, Known, predict_kernels
+from traincast.traces.replay.kernels import Known, predict_kernels
 from traincast.traces.replay.path import make_path_report
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
