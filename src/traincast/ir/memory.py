@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -217,7 +217,7 @@ def list_memory_events(program: Program) -> MemoryEvents:
         stream=_find_streams(program)[mine], labels=program.names,
         host=_list_host_blocks(program),
     )  # fmt: skip
-    return _add_temporaries(events, program)
+    return add_op_blocks(events, program, [count_temporary_bytes(one) for one in program.signatures])
 
 
 def _make_events(program: Program, mine: IntArray, nbytes: IntArray, **columns: Any) -> MemoryEvents:
@@ -278,16 +278,17 @@ def _list_host_blocks(program: Program) -> MemoryEvents | None:
     return _make_events(program, mine, sizes, labels=("",), **same)
 
 
-def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
-    """The blocks with what ops allocate and free inside themselves."""
-    c = program.columns
-    sizes = np.array([count_temporary_bytes(signature) for signature in program.signatures], dtype=np.int64)
-    if not sizes.any():
+def add_op_blocks(
+    events: MemoryEvents, program: Program, nbytes: Sequence[float], category: int = TEMPORARY
+) -> MemoryEvents:  # fmt: skip
+    """The blocks with what ops allocate and free inside themselves: so many bytes by signature."""
+    sizes, c = np.array(nbytes, dtype=np.int64), program.columns
+    op = np.flatnonzero(sizes[c.op_signature] if sizes.any() else sizes[:0])
+    if not len(op):
         return events
-    op = np.flatnonzero(sizes[c.op_signature])
     return events.add_blocks(
         sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op],
-        category=TEMPORARY,
+        category=category,
     )  # fmt: skip
 
 
