@@ -243,22 +243,33 @@ def _find_categories(program: Program) -> IntArray:
 
 def _name_owners(program: Program, module: IntArray) -> None:
     """Gives state of the optimizer the module of its parameter, at whose place in lists of tensors it is."""
-    if not program.num_ops:
-        return
     c, names = program.columns, np.array([bool(name) for name in program.names], dtype=np.bool_)
-    owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
     left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
-    for op in np.flatnonzero(program.op_phase == Phase.OPTIMIZER).tolist() if left.any() else ():
-        storages = c.tensor_storage[c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]]
-        spans = [span for _, span in program.symbolic[c.op_signature[op]].spans()]
-        if not spans or not left[storages].any():
-            continue
-        longest = max(span.stop - span.start for span in spans)
-        lists = np.array([storages[span] for span in spans if span.stop - span.start == longest])
-        owner = np.take_along_axis(lists, owns[lists].argmax(axis=0)[None], axis=0)[0]
-        mine = left[lists] & owns[owner]
-        module[lists[mine]] = np.broadcast_to(module[owner], lists.shape)[mine]
-        left[lists[mine]] = False
+    if not program.num_ops or not left.any():
+        return
+    op = np.repeat(np.arange(program.num_ops), np.diff(c.input_ptr))
+    given = np.flatnonzero(program.op_phase[op] == Phase.OPTIMIZER)
+    op, storage, position = op[given], c.tensor_storage[c.input_tensor[given]], given - c.input_ptr[op[given]]
+    places = {number: _list_places(program.symbolic[number]) for number in np.unique(c.op_signature[op]).tolist()}
+    most = max((len(row) for row in places.values()), default=0)
+    table = np.full((len(program.symbolic), most), -1, dtype=np.int64)
+    for number, row in places.items():
+        table[number, : len(row)] = row
+    place = table[c.op_signature[op], position]
+    group = op * most + place
+    owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
+    owners = np.flatnonzero((place >= 0) & owns[storage])
+    owned, first = np.unique(group[owners], return_index=True)  # the first owner at every place of every op
+    states = np.flatnonzero((place >= 0) & left[storage] & np.isin(group, owned))
+    state, use = np.unique(storage[states], return_index=True)  # where every state is first used beside an owner
+    module[state] = module[storage[owners[first[np.searchsorted(owned, group[states[use]])]]]]
+
+
+def _list_places(signature: Signature) -> list[int]:
+    """The place of every input in its list of tensors; -1 in lists that are shorter than the longest."""
+    counts = [count for _, count in signature.groups]
+    longest = max(counts, default=0)
+    return [place if count == longest else -1 for count in counts for place in range(count)]
 
 
 def _list_host_blocks(program: Program) -> MemoryEvents | None:
