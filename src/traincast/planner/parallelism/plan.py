@@ -233,11 +233,12 @@ def make_plan(
             "more GPUs or a smaller sequence"
         )
     chosen = [resolved.changed(**list_layout_fields(layout)) for layout in fitting]
-    best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
+    predicted = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
+    best = [pair for pair in predicted if pair[0].fits] or predicted
     return Plan(
         model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
         commands=tuple(format_predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
-        too_large=too_large, price=price, tokens=tokens,
+        too_large=too_large + len(predicted) - len(best), price=price, tokens=tokens,
     )  # fmt: skip
 
 
