@@ -252,7 +252,8 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
     steps = [
         {"step": step.number, "measured_ms": 1e3 * step.measured, "predicted_ms": 1e3 * step.full,
          f"{attribution.difference}_%": round(100 * step.error, 2),
-         **{f"{name}_%": round(100 * share, 2) for name, share in step.compute_shares().items()}}
+         **{f"{'simulation' if name == 'walk' else name}_%": round(100 * share, 2)
+            for name, share in step.compute_shares().items()}}
         for step in attribution.steps
     ]  # fmt: skip
     families = [
