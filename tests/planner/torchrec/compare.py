@@ -29,7 +29,7 @@ SEEN = (
 _GPU = (
     (re.compile(r"fbgemm::split_embedding_codegen_forward_(?:un)?weighted_cuda"), "lookup"),
     (re.compile(r"fbgemm::split_embedding_codegen_lookup_\w+_function(?:_pt2)?"), "lookup"),
-    (re.compile(r"fbgemm::split_embedding_(?:nobag_)?backward_codegen_\w+_(?:exact_cuda|pt2_wrapper)"), "update"),
+    (re.compile(r"fbgemm::split_embedding_(?:nobag_)?backward_codegen_\w+_(?:exact_cuda|pt2_wrapper|cpu)"), "update"),
     (re.compile(r"fbgemm::dense_embedding_codegen_(?:forward_unweighted_cuda|lookup_function)"), "lookup"),
     (re.compile(r"fbgemm::split_embedding_codegen_grad_indice_weights_(?:cuda|pt2_wrapper)"), "weight_gradient"),
     (re.compile(r"fbgemm::permute_pooled_embs(?:_auto_grad)?_split"), "permute_pooled_embs"),

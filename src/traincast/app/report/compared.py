@@ -57,9 +57,11 @@ def state_traces(report: TraceReport) -> list[str]:
             *(f"note: {note}" for note in (report.together.notes if report.together else ())),
         ]
     if report.together:
-        figures = report.together.breakdown
+        figures, path = report.together.breakdown, report.together.path
+        holder, share = max(path.by_rank.items() if path else [(-1, 0.0)], key=lambda pair: pair[1])
+        held = f", held by rank {holder} ({share:.0%} of the path over ranks)" if holder >= 0 else ""
         return [
-            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}; "
+            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{held}; "
             f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
             f"Slowest is rank {rank.rank}, {verdict}",
             *lines[1:],
@@ -127,7 +129,7 @@ def _state_culprit(rank: RankReport) -> str:
     if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
         return f"Code between ops is {path.by_op['']:.0%} of the path: no op is on record there."
     gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
-    return f"{shorten_name(name)} is {share:.0%} of the path, the most of any op{gain}."
+    return f"{shorten_name(name)} has {share:.0%} of the path{gain}."
 
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all
