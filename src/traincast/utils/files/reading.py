@@ -18,10 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.utils.errors import TraincastError, shorten_value
 from traincast.utils.files.limits import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_DIGITS, MAX_VALUES
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def read_bytes(path: str | Path, *, most: int = MAX_BYTES) -> bytes:
@@ -235,13 +238,23 @@ def reject_bad_parquet(name: str) -> Iterator[None]:
         os.close(kept)
 
 
+def scan_parquet(path: Path, name: str) -> pl.LazyFrame:
+    """A file that is to be read; `name` is for the message. Pipes and devices are rejected, never waited for."""
+    import polars as pl
+
+    if path.exists() and not path.is_file():
+        raise TraincastError(f"{name}: not a regular file; give the path of a file")
+    with reject_bad_parquet(name):
+        return pl.scan_parquet(path)
+
+
 def check_parquet_size(path: Path, name: str) -> None:
     """Rejects a file that is no Parquet file or holds more than can be read at once; `name` is for the message. Needs
     polars."""
     import polars as pl
 
+    frame = scan_parquet(path, name)
     with reject_bad_parquet(name):
-        frame = pl.scan_parquet(path)
         columns, rows = len(frame.collect_schema()), int(frame.select(pl.len()).collect().item())
     if rows > MAX_ROWS:
         raise TraincastError(f"'{name}' has {rows} rows; at most {MAX_ROWS} are read")
