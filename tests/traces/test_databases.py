@@ -45,6 +45,13 @@ def test_a_copy_says_its_direction_and_bytes(export):
     [
         ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "without CUDA kernels"),
         ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 'x'", "without sound numbers"),
+        (
+            "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME; DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL;"
+            "CREATE VIEW cupti_activity_kind_kernel AS WITH RECURSIVE c(start) AS "
+            "(SELECT 1 UNION ALL SELECT start FROM c) "
+            "SELECT start, 2 AS end, 0 AS deviceId, 7 AS streamId, 1 AS correlationId FROM c",
+            "without CUDA kernels",
+        ),
         ("ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME DROP COLUMN correlationId", "lacks correlationId"),
     ],
 )
