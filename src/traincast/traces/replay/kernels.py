@@ -37,6 +37,7 @@ _JOINED = re.compile(
 )  # one by one, of so many dimensions
 _INTEGER_LANES = 64.0  # of an SM, whatever its cores: the place in each dimension but the last is a division
 _UNRECORDED = 4.0  # times the elements of the recorded shapes
+_UNSPLIT = 256.0  # elements of a result up to which PyTorch splits it over no threads unless they are contiguous
 _SUMMED = re.compile(r"ReduceOp<(short|int),")
 _SUM_BYTES = {"short": 2.0, "int": 4.0}
 
@@ -263,6 +264,8 @@ def _follow_kernel(call: KernelCall, name: str, threads: float) -> KernelCall:
     """The call as the kernel that ran says: operands that are not laid out or typed alike run a kernel of their own,
     element by element, whose copies fetch what they read more than once. Where its threads are many times those of the
     recorded shapes, an operand's shape was not recorded (that of a nested tensor) and is as large as they say."""
+    if call.family is REDUCTION:
+        return _follow_reduction(call, threads)
     if call.family not in (ELEMENTWISE, COPY):
         return call
     work = PER_THREAD.search(name)
@@ -275,6 +278,17 @@ def _follow_kernel(call: KernelCall, name: str, threads: float) -> KernelCall:
     if call.family is ELEMENTWISE:
         return replace(call, kind="strided") if call.kind in CHEAP_KINDS else call
     return _scale(call, bytes_read=_SECTORS) if "unrolled" not in name else call
+
+
+def _follow_reduction(call: KernelCall, threads: float) -> KernelCall:
+    """A reduction over another dimension than the last whose threads say that it was contiguous (channels last): then a
+    result has as many as a row has elements, up to a warp, where else it had one."""
+    size, outputs, *_ = call.values
+    lanes = min(size / max(outputs, 1.0), 32.0)
+    contiguous = (
+        call.kind == "outer" and lanes >= 4.0 and size <= _UNSPLIT * outputs and threads >= 0.5 * lanes * outputs
+    )
+    return replace(call, kind="inner") if contiguous else call
 
 
 def _scale(call: KernelCall, **factors: float) -> KernelCall:
