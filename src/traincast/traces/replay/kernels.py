@@ -16,6 +16,7 @@ from traincast.costs.kernels.cost import OUTSIDE_SIGMA, convert_seconds_in_step,
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
 from traincast.costs.kernels.streaming.launches import CHEAP_KINDS, make_layout_copy
+from traincast.costs.kernels.streaming.physics import INTEGER_LANES
 from traincast.hardware.device import VOLTA, Device
 from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature
@@ -35,7 +36,6 @@ _STRIDED = re.compile(r"(?<![a-z_])(?:unrolled_)?elementwise_kernel<")  # unroll
 _JOINED = re.compile(
     r"CatArrayBatchedCopy(?:_contig)?<.*?, unsigned int, ([1-4]),"
 )  # one by one, of so many dimensions
-_INTEGER_LANES = 64.0  # of an SM, whatever its cores: the place in each dimension but the last is a division
 _UNRECORDED = 4.0  # times the elements of the recorded shapes
 _UNSPLIT = 256.0  # elements of a result up to which PyTorch splits it over no threads unless they are contiguous
 _SUMMED = re.compile(r"ReduceOp<(short|int),")
@@ -219,9 +219,10 @@ class _Matcher:
         self.known[indices] = known
 
     def _divide(self, index: int, call: KernelCall, device: Device) -> KernelCall:
-        """A concatenation of tensors of several dimensions, element by element, with its divisions."""
+        """A concatenation of tensors of several dimensions, element by element: the place in each but the last is a
+        division."""
         joined = _JOINED.search(self.linked.get_name(int(self.rows[index]))) if call.kind == "cat" else None
-        each = device.cores_per_sm / _INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
+        each = device.cores_per_sm / INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
         return _scale(call, elements=(int(joined[1]) - 1) * each) if joined else call
 
     def predict_seconds(self, measured: FloatArray, device: Device) -> tuple[FloatArray, FloatArray]:

@@ -26,13 +26,14 @@ from traincast.costs.kernels.contract import (
 )
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
+    INTEGER_LANES,
     START_SECONDS,
     START_SPREAD,
     MemorySystem,
     estimate_lane_seconds,
     estimate_overlap_seconds,
 )
-from traincast.hardware.device import Device
+from traincast.hardware.device import VOLTA, Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
 # lane cycles per element: instruction counts of the compiled kernels, to the nearest handful. Only `pow` ever limits
@@ -234,8 +235,12 @@ class PoolModel(StreamingModel):
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """Bytes once; window reads hit the cache, so they cost cycles only."""
         backward = calls.is_kind("backward")
-        # index arithmetic with integer divisions: about 250 cycles per element backwards, 6 per window entry forwards
-        cycles = np.where(backward, 250.0, 20.0 + 6.0 * calls["window"]) * calls["elements"]
+        # index arithmetic with integer divisions: 6 cycles per window entry forwards; backwards about 250 per element,
+        # on an SM's integer lanes since Volta 175 (195 for windows of 3 on V100, 158 for those of 2 on H100)
+        divided = 250.0
+        if device.vendor == "nvidia" and device.is_capability_at_least(VOLTA):
+            divided = 175.0 * device.cores_per_sm / INTEGER_LANES
+        cycles = np.where(backward, divided, 20.0 + 6.0 * calls["window"]) * calls["elements"]
         return Work(
             calls["bytes_read"] / 0.9,
             calls["bytes_written"] / 0.9,
