@@ -97,7 +97,7 @@ def find_source_kind(source: Source) -> str:
 def _make_trace_error(name: str) -> TraincastError:
     return TraincastError(
         f"{shorten_value(name)} is a trace of what ran: 'traincast trace' says what is in it, memory replayed too, and "
-        "makes a step of it with --workload-out step.tc"
+        "makes a step of it that can be predicted"
     )
 
 
