@@ -148,7 +148,7 @@ def test_the_page_over_ranks_comes_right_after_the_verdict(tmp_path):
 
     assert format_together(report.together, TOP) == TOGETHER
     verdict, *pages = format_measured(report, full=True).split(TOGETHER)
-    assert verdict.startswith("0.485 ms per step over 2 ranks") and verdict.count("\n") <= 5
+    assert verdict.startswith("0.485 ms per step over 2 ranks, held by rank 1 (") and verdict.count("\n") <= 5
     assert len(pages) == 1 and pages[0].startswith("\n\nRank 0")
 
 
