@@ -209,7 +209,8 @@ def write_sieges(runs: list[dict[str, Any]]) -> str:
     """What a server stood."""
     lines = [
         "| when | tree | minutes | load | requests | workers killed | "
-        "quick questions: n, median, 95 % below, worst (s) | beside eight searches: n, 95 % below, worst (s) | MB in the second and last third | broken promises |",
+        "quick questions: n, median, 95 % below, worst (s) | "
+        "beside eight searches: n, 95 % below, worst (s) | MB in the second and last third | broken promises |",
         "|---" * 10 + "|",
     ]
     for run in runs:
@@ -217,7 +218,8 @@ def write_sieges(runs: list[dict[str, Any]]) -> str:
         broken = ", ".join(f"{count} x {what}" for what, count in run["problems"].items()) or "none"
         lines.append(
             f"| {run['date']} | {run['tree'] or 'not kept'} | {run['minutes']:g} | {run['load']:g} | "
-            f"{run['requests']:,} | {run['workers_killed']} | {quick['n']:,}, {quick['median_s']}, {quick['p95_s']}, {quick['worst_s']} | "
+            f"{run['requests']:,} | {run['workers_killed']} | "
+            f"{quick['n']:,}, {quick['median_s']}, {quick['p95_s']}, {quick['worst_s']} | "
             f"{beside['n']}, {beside['p95_s']}, {beside['worst_s']} | "
             f"{held['second_third']}, {held['last_third']} | {broken} |"
         )
