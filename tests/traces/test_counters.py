@@ -54,7 +54,7 @@ def test_where_launches_and_ranges_differ_in_number_no_op_is_guessed(tmp_path, c
     assert (row.op, row.count) == ("", 2)
     assert main(["trace", str(path), "-v"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("1.00 ms per step, median of 1 step: it has no kernels, so how busy")
+    assert out.startswith("1.00 ms per step: it has no kernels, so how busy")
     assert "hardware counters of 2 ranges" in out
     assert "there are 3 launches, so their ops are not known" in out
     assert "Hardware counters" in out

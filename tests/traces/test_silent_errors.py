@@ -55,7 +55,10 @@ def test_a_host_that_runs_ahead_is_compared_by_the_device(public):
     assert after.ranks[0].median_step.step == pytest.approx(0.170, rel=0.01)
     first, second = compare_reports(before, after).step
     assert second / first == pytest.approx(170 / 22.9, rel=0.02)
-    assert state_traces(after)[0].startswith("170 ms per step")
+    assert state_traces(after)[0].startswith("170 ms per step, held by kernels")
+    replayed = after.ranks[0].replay.steps
+    assert [step.simulated for step in replayed] == pytest.approx([step.measured for step in replayed], rel=1e-3)
+    assert [step.measured for step in replayed] == [step.step for step in after.ranks[0].steps]
 
 
 def test_a_forecast_where_the_host_runs_ahead_is_of_the_devices_step(public):
@@ -76,6 +79,16 @@ def test_a_device_clock_that_differs_is_put_right(public, tmp_path, shift):
     apart = moved.events["start"][moved.device] - whole.events["start"][whole.device]
     assert abs(1e-3 * float(apart.mean())) < 0.1 * abs(shift)
     assert not whole.clocks
+
+
+def test_a_device_that_is_never_idle_tells_nothing_of_its_clock(shared_data):
+    """Kernels wait in its queue for 24 ms: their delays are no clock's."""
+    folder = shared_data / "traces" / "tracelens_mi300x_resnet"
+    if not folder.is_dir():
+        pytest.skip(f"no trace of MI300X at {folder}")
+    (rank,) = analyse_traces([folder]).ranks
+    assert not rank.linked.clocks
+    assert max(abs(step.error) for step in rank.replay.steps) < 1e-3
 
 
 def test_lost_kernels_are_said(public, tmp_path):

@@ -243,14 +243,16 @@ def _find_categories(program: Program) -> IntArray:
 
 def _name_owners(program: Program, module: IntArray) -> None:
     """Gives state of the optimizer the module of its parameter, at whose place in lists of tensors it is."""
+    if not program.num_ops:
+        return
     c, names = program.columns, np.array([bool(name) for name in program.names], dtype=np.bool_)
     owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
     left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
     for op in np.flatnonzero(program.op_phase == Phase.OPTIMIZER).tolist() if left.any() else ():
         storages = c.tensor_storage[c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]]
-        if not left[storages].any():
-            continue
         spans = [span for _, span in program.symbolic[c.op_signature[op]].spans()]
+        if not spans or not left[storages].any():
+            continue
         longest = max(span.stop - span.start for span in spans)
         lists = np.array([storages[span] for span in spans if span.stop - span.start == longest])
         owner = np.take_along_axis(lists, owns[lists].argmax(axis=0)[None], axis=0)[0]

@@ -178,7 +178,8 @@ def find_rows(sorted_keys: IntArray, order: IntArray, wanted: IntArray) -> IntAr
 _SAME_MOMENT_NS, _FEW = 1_000, 0.01  # what clocks in microseconds round, and a share of kernels that is no pattern
 _LEAST_SEEN = 3  # calls or kernels that have to say the same
 _USUAL_DELAY_NS, _LATE_NS = 10_000, 60_000  # from a call to its kernel on an idle device; no device takes so long
-_IDLE_NS, _SHORTEST = 5_000, 0.05  # idle before a kernel; share of delays that may be shorter by chance
+_IDLE_NS = 20_000  # before a kernel: with work in its queue no device idles so long (17 us were seen on MI300X)
+_SHORTEST = 0.05  # share of delays that may be shorter by chance
 _LEAST_LAUNCHES = 20  # of fewer the shortest delay may be a long one
 _DEVICE_SYNCHRONIZE = re.compile(r"(?:cuda|hip)DeviceSynchronize")
 _STREAM_SYNCHRONIZE = re.compile(r"(?:cuda|hip)StreamSynchronize")

@@ -43,7 +43,7 @@ def test_sections_come_in_reading_order(page):
 def test_the_median_step_stands_first(page):
     # 300 us of work, 10 us before it, 70 us of collective and 5 us after it
     assert page.tiles[0][:2] == ("One step, measured", "0.385 ms")
-    assert sections(page)["answer"].html.startswith("<p>0.385 ms per step, median of 1 step")
+    assert sections(page)["answer"].html.startswith("<p>0.385 ms per step, held by ")
 
 
 def test_idle_time_is_given_by_reason(page):

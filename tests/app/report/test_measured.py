@@ -130,13 +130,16 @@ def test_the_page_of_a_rank(small):
     verdict, _, page = format_measured(analyse_traces([small]), full=True).partition("\n\n")
 
     assert page == PAGE
-    assert verdict.startswith("1.00 ms per step, median of 1 step: the device is busy 42%, idle: host-bound 55%.\n")
+    assert verdict.startswith(
+        "1.00 ms per step, held by the host (100% of the critical path): the device is busy 42%, "
+        "idle: host-bound 55%.\n"
+    )
 
 
 def test_the_first_screen_has_the_culprit_and_no_more_than_a_screen(small):
     lines = format_measured(analyse_traces([small])).splitlines()
 
-    assert lines[1].startswith("Code between ops is 98% of the critical path")
+    assert lines[1] == "One step. Code between ops is 98% of the path: no op is on record there."
     assert len(lines) < 45
 
 
@@ -173,7 +176,7 @@ def test_a_prediction_of_several_ranks_names_topology_and_stages(tmp_path):
     page = format_measured(analyse_traces([write_two_ranks(tmp_path)], question), full=True)
 
     assert "Predicted together (collectives on dgx1-v100; ranks begin when they did): GMAE " in page
-    assert "error  + walk  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
+    assert "error  = simulation  + kernels  + collectives  + overheads  exposed comm ms  predicted ms" in page
 
 
 def test_what_was_odd_is_noted_below_the_title(tmp_path):

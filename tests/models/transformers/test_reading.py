@@ -20,6 +20,18 @@ PUBLISHED = {
     "mixtral-8x7b": 46_702_792_704,
     "mistral-7b": 7_241_732_096,
     "qwen3-8b": 8_190_735_360,
+    "gpt2-xl": 1_557_611_200,
+    "pythia-6.9b": 6_857_302_016,
+    "falcon-40b": 41_303_293_952,
+    "mistral-small-24b": 23_572_403_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-4b": 4_022_468_096,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "phi4-14b": 14_659_507_200,
+    "smollm3-3b": 3_075_098_624,
+    "starcoder2-15b": 15_957_889_024,
+    "granite-8b": 8_170_848_256,
 }
 
 
@@ -47,6 +59,14 @@ def test_every_built_in_name_is_described() -> None:
     assert len(list_built_in_names()) >= 28
     assert all(load_transformer(name).layers for name in list_built_in_names())
     assert "dlrm-default" not in list_built_in_names()
+
+
+@pytest.mark.parametrize("name", ["gemma2-2b", "gemma3-12b", "gpt-oss-20b"])
+def test_windows_leave_out_every_last_layer_of_a_pattern(name: str) -> None:
+    model = load_transformer(name)
+    whole = [layer for layer in range(model.layers) if not model.window_of(layer)]
+    assert whole == list(range(model.full_every - 1, model.layers, model.full_every))
+    assert model.full_every == {"gemma2-2b": 2, "gemma3-12b": 6, "gpt-oss-20b": 2}[name]
 
 
 def test_flops_are_six_a_weight_and_token_plus_attention() -> None:
@@ -117,3 +137,44 @@ def test_an_unknown_family_and_a_missing_field_are_refused(tmp_path) -> None:
         load_transformer(str(path))
     with pytest.raises(TraincastError, match=r"unknown Transformer 'llama3-9b'\. Did you mean llama3-8b"):
         load_transformer("llama3-9b")
+
+
+_QWEN = {
+    "model_type": "qwen2", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
+    "use_sliding_window": True, "sliding_window": 16,
+}  # fmt: skip
+_SLIDES, _SEES_ALL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("types", "windows"),
+    [
+        (None, [16, 16, 16, 16]),
+        ([_SLIDES, _SEES_ALL] * 2, [16, 0, 16, 0]),
+        ([_SLIDES] * 4, [16, 16, 16, 16]),
+        ([_SEES_ALL] * 4, [0, 0, 0, 0]),
+    ],
+)
+def test_layer_types_say_which_layers_have_windows(types, windows, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**_QWEN, "layer_types": types}))
+    model = load_transformer(str(path))
+    assert [model.window_of(layer) for layer in range(4)] == windows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": [_SEES_ALL, _SEES_ALL, _SLIDES, _SLIDES]}, "'layer_types' repeats no pattern"),
+        (
+            {"hidden_act": "xielu"},
+            "the activation 'xielu' is not known of gated feed-forward networks; choose from silu",
+        ),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "give its 'text_config' as a file"),
+    ],
+)
+def test_what_a_configuration_says_and_nobody_knows_is_refused(change, message: str, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**_QWEN, **change}))
+    with pytest.raises(TraincastError, match=message):
+        load_transformer(str(path))

@@ -23,8 +23,9 @@ from traincast.traces.link import link_trace
 from traincast.traces.profiler.rates import infer_framework_version
 from traincast.traces.replay.analysis import TraceOptions, analyse_traces, replay_notes
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
+from traincast.traces.replay.carrying import SIGMA
 from traincast.traces.replay.host import SET_UP, TYPES, pool_host
-from traincast.traces.replay.kernels import SIGMA, Known, predict_kernels
+from traincast.traces.replay.kernels import Known, predict_kernels
 from traincast.traces.replay.path import make_path_report
 from traincast.traces.replay.steps import simulate_replay
 from traincast.traces.replay.timeline import make_timeline_instructions
@@ -114,7 +115,7 @@ def test_tensor_cores_are_told_from_kernel_names(tmp_path):
 def test_the_shares_add_up_to_the_error(tmp_path):
     found = predicted(linked(tmp_path, product_step()))
     for s in found.steps:
-        assert list(s.compute_shares()) == ["walk", "kernels", "overheads"]
+        assert list(s.compute_shares()) == ["simulation", "kernels", "overheads"]
         assert sum(s.compute_shares().values()) == pytest.approx(s.error)
     assert found.steps[0].stages["kernels"] < found.steps[0].replayed  # the product was much slower than a V100's
     assert found.change_by_family["gemm"] == pytest.approx(

@@ -36,9 +36,9 @@ def synchronised_step():
     )  # fmt: skip
 
 
-def test_a_synchronised_step_is_walked_to_its_measured_length(tmp_path):
+def test_a_synchronised_step_is_simulated_to_its_measured_length(tmp_path):
     (simulated,) = replayed(linked(tmp_path, synchronised_step())).steps
-    assert simulated.walked == pytest.approx(simulated.measured, abs=3e-6)
+    assert simulated.simulated == pytest.approx(simulated.measured, abs=3e-6)
 
 
 def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path):
@@ -49,7 +49,7 @@ def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path):
     (slower,) = simulate_replay(tied, replace(instructions, kernel_seconds=2 * instructions.kernel_seconds)).steps
 
     (simulated,) = replayed(tied).steps
-    assert slower.walked - simulated.walked == pytest.approx(300e-6, abs=5e-6)
+    assert slower.simulated - simulated.simulated == pytest.approx(300e-6, abs=5e-6)
 
 
 def test_a_blocking_copy_is_not_counted_twice(tmp_path):
@@ -59,7 +59,7 @@ def test_a_blocking_copy_is_not_counted_twice(tmp_path):
         event("cuda_runtime", "cudaStreamSynchronize", 516, 8, correlation=2), length=550,
     )  # fmt: skip
     (simulated,) = replayed(linked(tmp_path, events)).steps
-    assert simulated.walked == pytest.approx(550e-6, rel=0.01)
+    assert simulated.simulated == pytest.approx(550e-6, rel=0.01)
 
 
 @pytest.mark.parametrize("file", MARKED)

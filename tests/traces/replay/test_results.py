@@ -122,7 +122,7 @@ def test_a_predicted_run_has_predicted_kernels_and_shares(small):
 
     assert all(row["predicted_us"] > 0 for row in tables["kernels"])
     (step,) = tables["prediction"]
-    assert step["walk"] + step["kernels"] + step["overheads"] == pytest.approx(step["error"])
+    assert step["simulation"] + step["kernels"] + step["overheads"] == pytest.approx(step["error"])
 
 
 def test_frames_leave_out_tables_without_rows(small):

@@ -12,24 +12,24 @@ def shares(measured=10.0, **stages):
 
 
 def test_every_stage_adds_its_difference_to_the_one_before():
-    step = shares(walk=11.0, kernels=9.0, overheads=12.0)
+    step = shares(simulation=11.0, kernels=9.0, overheads=12.0)
 
-    assert step.compute_shares() == pytest.approx({"walk": 0.1, "kernels": -0.2, "overheads": 0.3})
+    assert step.compute_shares() == pytest.approx({"simulation": 0.1, "kernels": -0.2, "overheads": 0.3})
     assert step.error == pytest.approx(0.2)
     assert (step.replayed, step.full) == (11.0, 12.0)
 
 
 def test_the_shares_are_the_error_however_many_stages():
-    step = shares(walk=8.0, kernels=9.0, collectives=9.5, overheads=7.0)
+    step = shares(simulation=8.0, kernels=9.0, collectives=9.5, overheads=7.0)
 
     assert sum(step.compute_shares().values()) == pytest.approx(step.error)
 
 
 def test_a_step_that_took_no_time_has_no_error():
-    step = shares(measured=0.0, walk=1.0, kernels=2.0)
+    step = shares(measured=0.0, simulation=1.0, kernels=2.0)
 
     assert step.error == 0.0
-    assert step.compute_shares() == {"walk": 0.0, "kernels": 0.0}
+    assert step.compute_shares() == {"simulation": 0.0, "kernels": 0.0}
 
 
 def test_gmae_is_the_geometric_mean_of_sizes():

@@ -176,7 +176,7 @@ def test_a_trace_without_markers_ends_with_its_device(tmp_path):
 
     assert simulated.number == 0
     assert simulated.measured == pytest.approx(520e-6)
-    assert simulated.walked == pytest.approx(520e-6)
+    assert simulated.simulated == pytest.approx(520e-6)
 
 
 def test_communication_is_exposed_where_nothing_else_runs(tmp_path):

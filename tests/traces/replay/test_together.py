@@ -147,7 +147,7 @@ def test_eight_ranks_are_predicted_together(shared_data):
     assert prediction.topology == "dgx1-v100"
     for steps in prediction.steps:
         (s,) = steps
-        assert list(s.compute_shares()) == ["walk", "kernels", "collectives", "overheads"]
+        assert list(s.compute_shares()) == ["simulation", "kernels", "collectives", "overheads"]
         assert sum(s.compute_shares().values()) == pytest.approx(s.error)
         assert abs(s.error) < 0.12
     assert all(predicted < 300e-6 for _, _, _, predicted in prediction.transfers)
@@ -176,5 +176,5 @@ def test_equal_ranks_replay_together_as_each_does_alone(shared_data):
     alone = simulate_replay(tied, instructions)
     for rank in together.ranks:
         assert rank.waited == 0.0
-        assert [s.walked for s in rank.replay.steps] == pytest.approx([s.walked for s in alone.steps])
+        assert [s.simulated for s in rank.replay.steps] == pytest.approx([s.simulated for s in alone.steps])
         assert all(simulated == pytest.approx(measured, rel=0.1) for measured, simulated in rank.exposed)

@@ -70,7 +70,7 @@ def test_simulated_steps_replay_as_they_were(traced):
 
     replayed = simulate_replay(tied, make_timeline_instructions(tied))
 
-    assert [step.walked for step in replayed.steps] == pytest.approx(
+    assert [step.simulated for step in replayed.steps] == pytest.approx(
         [step.measured for step in replayed.steps], rel=5e-3
     )
 

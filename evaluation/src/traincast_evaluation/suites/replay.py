@@ -43,23 +43,23 @@ def replayed_ranks(data: Path) -> list[ReplayedRank]:
         ReplayedRank(
             name=f"rank {traced.rank}",
             measured_ms=1e3 * step.measured,
-            replayed_ms=1e3 * step.walked,
+            replayed_ms=1e3 * step.simulated,
             exposed_measured_ms=1e3 * measured,
-            exposed_replayed_ms=1e3 * walked,
+            exposed_replayed_ms=1e3 * replayed,
         )
         for traced, rank in zip(report.ranks, replay.ranks, strict=True)
-        for step, (measured, walked) in zip(rank.replay.steps, rank.exposed, strict=True)
+        for step, (measured, replayed) in zip(rank.replay.steps, rank.exposed, strict=True)
     ]
     slowest = max(rows, key=lambda row: row.measured_ms)
-    walked_slowest = max(rows, key=lambda row: row.replayed_ms)
+    slowest_replayed = max(rows, key=lambda row: row.replayed_ms)
     return [
         *rows,
         ReplayedRank(
             name="slowest",
             measured_ms=slowest.measured_ms,
-            replayed_ms=walked_slowest.replayed_ms,
+            replayed_ms=slowest_replayed.replayed_ms,
             exposed_measured_ms=slowest.exposed_measured_ms,
-            exposed_replayed_ms=walked_slowest.exposed_replayed_ms,
+            exposed_replayed_ms=slowest_replayed.exposed_replayed_ms,
         ),
     ]
 

@@ -20,18 +20,11 @@ from traincast.traces.link import Linked, link_trace
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.profiler.rates import OpFinder
 from traincast.traces.replay.attribution import attribute_error, choose_profile, compute_host_scale
-from traincast.traces.replay.kernels import (
-    KEPT,
-    Grids,
-    Known,
-    TracedKernels,
-    carry_kernels,
-    find_compute_type,
-    read_grids,
-)
+from traincast.traces.replay.carrying import Grids, carry_kernels, count_elements, find_compute_type, read_grids
+from traincast.traces.replay.kernels import KEPT, Known, TracedKernels
 from traincast.traces.replay.timeline import make_timeline_instructions
 from traincast.traces.signatures import SignatureReader
-from traincast.utils.arrays import BoolArray
+from traincast.utils.arrays import BoolArray, IntArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import Z90, ErrorRow, compute_error_row
 from traincast_evaluation.fitting.host_profile import build_host_profile
@@ -55,8 +48,9 @@ _HOSTS = (*_LEFT_OUT, f"{_LEFT_OUT[0]}{_SHIPPED}", _OWN_TIMES, _OWN_PROFILE)
 _GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
 
 
-_Work = tuple[str, tuple[TensorSpec, ...], int, str, str]
-"""An op, its tensors, which of its kernels, of which family, computing in which type (products)."""
+_Work = tuple[str, tuple[TensorSpec, ...] | tuple[float, float], int, str, str]
+"""An op, its tensors, which of its kernels, of which family, computing in which type (products); of element-wise
+kernels also their name, blocks and threads, 0, family and nothing, which tell it without shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,22 +239,38 @@ def _trace_rank(traces: RankTraces, others: _Others) -> _Traced | None:
 
 
 def _list_ran(linked: Linked, reader: SignatureReader, kernels: TracedKernels) -> dict[_Work, list[_Ran]]:
-    """The kernels of ops whose tensors were recorded."""
+    """The kernels, of those that ran alone, of which two traces can say that they did the same: element-wise ones by
+    name and grid, and those of ops whose tensors were recorded."""
     ran: dict[_Work, list[_Ran]] = {}
     finder, places = OpFinder(linked, reader), Counter[int]()
-    grids = read_grids(linked, kernels.row)
+    grids, alone = read_grids(linked, kernels.row), _find_alone(linked, kernels.row)
     for index, row in enumerate(kernels.row.tolist()):
         op = finder.find_anchor(int(linked.author[row]))
         recorded = reader.get_recorded(op) if op >= 0 else None
-        if recorded is None or not recorded.tensors or kernels.known[index] == Known.COMMUNICATION:
-            continue
         name, family = linked.get_name(row), kernels.family[index]
-        compute = find_compute_type(name) if family in ("gemm", "conv", "attention") else ""
-        work = linked.get_name(op), recorded.tensors, places[op], family, compute
+        grid = grids.take(np.array([index]))
+        one = _Ran(float(kernels.measured[index]), name, grid)
         places[op] += 1
-        one = _Ran(float(kernels.measured[index]), name, grids.take(np.array([index])))
-        ran.setdefault(work, []).append(one)
+        if kernels.known[index] == Known.COMMUNICATION or not alone[index]:
+            continue
+        blocks, threads = float(grid.blocks[0]), float(grid.threads[0])
+        if count_elements(name, blocks, threads):
+            ran.setdefault((name, (blocks, threads), 0, family, ""), []).append(one)
+        if recorded is not None and recorded.tensors:
+            compute = find_compute_type(name) if family in ("gemm", "conv", "attention") else ""
+            work = linked.get_name(op), recorded.tensors, places[op] - 1, family, compute
+            ran.setdefault(work, []).append(one)
     return ran
+
+
+def _find_alone(linked: Linked, rows: IntArray) -> BoolArray:
+    """Which of these kernels no other ran beside."""
+    device = linked.device[np.argsort(linked.events["start"][linked.device], kind="stable")]
+    start, end = linked.events["start"][device], linked.end[device]
+    alone = np.zeros(len(linked.events), dtype=np.bool_)
+    alone[device[1:]] = np.maximum.accumulate(end)[:-1] <= start[1:]
+    alone[device[:-1]] &= end[:-1] <= start[1:]
+    return alone[rows]
 
 
 def _make_host_profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
@@ -344,40 +354,74 @@ def _summarise_totals(traced: list[_Traced]) -> list[ErrorRow]:
 
 
 def _summarise_carried(traced: list[_Traced]) -> list[ErrorRow]:
-    """Kernels as if nobody had modelled them, from one kind of GPU to another on which the same op ran on tensors of
-    the same shapes: each pair of traces as one, by the sums of their kernels."""
+    """Kernels as if nobody had modelled them, from one kind of GPU to another on which the same ones ran: each pair of
+    traces as one, by the sums of their kernels (medians of each kind), then the kernels and the sums of all pairs."""
     rows: list[ErrorRow] = []
+    kinds: list[Compared] = []
+    sums: list[Compared] = []
     for source, target in permutations(traced, 2):
-        both = [work for work in source.ran if work in target.ran and _is_long(source.ran[work], target.ran[work])]
-        if source.device == target.device or len(both) < _LEAST_SHARED:
+        if source.device == target.device:
             continue
-        here, there = ([float(np.mean([r.seconds for r in one.ran[w]])) for w in both] for one in (source, target))
-        first = [source.ran[work][0] for work in both]
-        columns = ([getattr(r.grid, column) for r in first] for column in ("blocks", "threads", "shared"))
-        grids = Grids(*map(np.concatenate, columns))
-        carried = carry_kernels(
-            np.array(here), [work[3] for work in both], [r.name for r in first], grids,
-            load_platform(source.device).device, load_platform(target.device).device,
-        )  # fmt: skip
-        names = [f"{work[0]} {' '.join('x'.join(map(str, t.shape)) for t in work[1])}" for work in both]
-        spread = np.exp(Z90 * carried.sigma)
-        bounds = zip((carried.seconds / spread).tolist(), (carried.seconds * spread).tolist(), strict=True)
-        group = f"kernels carried, {source.device} to {target.device}"
-        cases = [
-            Compared(device=target.device, name=name, measured=measured, predicted=predicted, interval=interval)
-            for name, measured, predicted, interval in zip(
-                names, there, carried.seconds.tolist(), bounds, strict=True
-            )
-        ]  # fmt: skip
+        cases = _carry_shared(source, target)
+        if len(cases) < _LEAST_SHARED:
+            continue
+        group = f"kernels carried, {source.device} to {target.device}, {_name_trace(source)} to {_name_trace(target)}"
         rows.append(compare(_SUITE, group, cases))
-        total = [float(carried.seconds.sum())], [sum(there)], [source.names[0].rpartition(" step")[0]]
-        rows.append(compute_error_row(_SUITE, f"{group}, all of them", *total))
-    return rows
+        bounds = [sum(case.interval[side] for case in cases if case.interval) for side in (0, 1)]
+        measured, predicted = (sum(getattr(case, what) for case in cases) for what in ("measured", "predicted"))
+        whole = Compared(
+            device=target.device, name=group, measured=measured, predicted=predicted, interval=(bounds[0], bounds[1])
+        )
+        kinds, sums = kinds + cases, [*sums, whole]
+    if not sums:
+        return []
+    every = compare(_SUITE, "kernels carried, all pairs", kinds).to_error_row()  # rows of pairs have its cases
+    return [compare(_SUITE, "kernels carried, the sum of each pair", sums), every, *rows]
 
 
-def _is_long(here: list[_Ran], there: list[_Ran]) -> bool:
-    """Whether kernels are more than their start and the resolution of a profiler's clock on both."""
-    return min(float(np.mean([r.seconds for r in ran])) for ran in (here, there)) >= _LEAST_CARRIED
+def _name_trace(one: _Traced) -> str:
+    return one.names[0].rpartition(" step")[0]
+
+
+def _carry_shared(source: _Traced, target: _Traced) -> list[Compared]:
+    """The kinds of kernels that both ran, each once, long enough on both to be more than their start."""
+    works = [
+        work
+        for work, ran in source.ran.items()
+        if work in target.ran and min(_compute_median(ran), _compute_median(target.ran[work])) >= _LEAST_CARRIED
+    ]
+    told = {(work[0], work[1][0]) for work in works if _is_named(work)}
+    first = {work: source.ran[work][0] for work in works}
+    works = [w for w in works if _is_named(w) or (first[w].name, float(first[w].grid.blocks[0])) not in told]
+    if len(works) < _LEAST_SHARED:
+        return []
+    chosen = [first[work] for work in works]
+    columns = ([getattr(ran.grid, column) for ran in chosen] for column in ("blocks", "threads", "shared"))
+    carried = carry_kernels(
+        np.array([_compute_median(source.ran[work]) for work in works]), [work[3] for work in works],
+        [ran.name for ran in chosen], Grids(*map(np.concatenate, columns)),
+        load_platform(source.device).device, load_platform(target.device).device,
+    )  # fmt: skip
+    spread = np.exp(Z90 * carried.sigma)
+    return [
+        Compared(
+            device=target.device,
+            name=work[0],
+            measured=_compute_median(target.ran[work]),
+            predicted=float(seconds),
+            interval=(float(seconds / wide), float(seconds * wide)),
+        )
+        for work, seconds, wide in zip(works, carried.seconds, spread, strict=True)
+    ]
+
+
+def _is_named(work: _Work) -> bool:
+    """Whether a name and a grid tell the work."""
+    return isinstance(work[1][0], float)
+
+
+def _compute_median(ran: list[_Ran]) -> float:
+    return float(np.median([one.seconds for one in ran]))
 
 
 def _select_kernels(kernels: TracedKernels, chosen: BoolArray) -> TracedKernels:

@@ -18,6 +18,7 @@ from traincast.utils.display.text import (
     format_dollars,
     format_duration,
     format_energy,
+    format_gigabytes,
     format_interval,
     format_milliseconds,
     format_table,
@@ -79,7 +80,7 @@ def _list_cells(result: PlatformComparison, step: PlatformStep) -> tuple[str, ..
     p = step.prediction
     rate = f"{format_count(p.throughput.tokens)} tokens" if p.throughput.tokens else format_count(p.throughput.samples)
     room = p.platform.device.memory_bytes / 1e9
-    held = f"{p.needed_bytes / 1e9:.3g} of {room:.3g} GB{'' if p.fits else ', too large'}"
+    held = f"{format_gigabytes(p.needed_bytes)} of {room:.3g} GB{'' if p.fits else ', too large'}"
     dollars = "" if step.dollars is None else format_dollars(step.dollars)
     name = step.platform if p.gpus == 1 else f"{step.platform} x {p.gpus}"
     return (

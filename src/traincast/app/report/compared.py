@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from traincast.traces.breakdown import PARTS
+from traincast.traces.classify import COMMUNICATION
 from traincast.traces.replay.analysis import count_lost_kernels
 from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.traces.replay.compare import Change, TraceComparison, find_slowest_rank
 from traincast.traces.replay.host import KEPT as KEPT_HOST
 from traincast.traces.replay.host import SET_UP
 from traincast.traces.replay.kernels import Known
-from traincast.traces.replay.path import PathReport
+from traincast.traces.replay.path import BACKLOG, GRAPH, HOST, LATE, PathReport
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.utils.display.text import (
     count_of,
@@ -33,30 +34,49 @@ PART_NAMES = dict(zip(PARTS, (
 """The parts of a step in words."""
 _SPREAD = 1.1  # longest over shortest step from which on they differ
 _LEAST_GAIN = 0.02  # of a step: less is not worth a word
+_KERNELS = "kernels"
+_HOLDERS = {
+    HOST: "the host", COMMUNICATION: "communication", GRAPH: "waits before graph nodes",
+    LATE: "kernels that start late", BACKLOG: "work launched before the trace",
+}  # fmt: skip
 
 
 def state_traces(report: TraceReport) -> list[str]:
-    """The verdict of one rank, or of all together and of the slowest one."""
+    """The verdict of one rank, or of all together and of the slowest one: what a step takes and what holds it, then of
+    which steps that is said and which op is most of it."""
     rank = find_slowest_rank(report)
-    device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
-    steps = f"median of {count_of(len(rank.steps), 'step')}{_state_spread(rank)}{device}"
-    lines = [f"{format_duration(rank.median_step.step)} per step, {steps}: {_state_parts(rank)}."]
+    verdict = f"{_state_step(rank)}: {_state_parts(rank)}."
+    rest = " ".join(filter(None, (_state_steps(rank), _state_culprit(rank))))
+    lines = [verdict, rest] if rest else [verdict]
     if not report.is_one_job:
-        many = count_of(len(report.ranks), "trace")
         return [
-            f"Slowest of {many} is {rank.linked.trace.path.name}, {lines[0]}",
+            f"Slowest of {count_of(len(report.ranks), 'trace')} is {rank.linked.trace.path.name}, {verdict}",
+            *lines[1:],
             "They are no ranks of one job: not all have collectives; each is a step of its own.",
-            *_state_culprit(rank),
             *(f"note: {note}" for note in (report.together.notes if report.together else ())),
         ]
     if report.together:
         figures = report.together.breakdown
-        lines = [
-            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{device}; "
+        return [
+            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}; "
             f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
-            f"Slowest is rank {rank.rank}, {lines[0]}",
+            f"Slowest is rank {rank.rank}, {verdict}",
+            *lines[1:],
         ]
-    return [*lines, *_state_culprit(rank)]
+    return lines
+
+
+def _state_step(rank: RankReport) -> str:
+    """What a step takes, or the whole of a trace that marks none, and what has most of its critical path."""
+    seconds = format_duration(rank.median_step.step)
+    unit = f"per step{_state_spread(rank)}" if rank.linked.marked else "for the whole trace, which marks no step"
+    shares: dict[str, float] = {}
+    for what, share in ({} if _find_unknown(rank) else rank.path.by_what).items():
+        shares[_HOLDERS.get(what, _KERNELS)] = shares.get(_HOLDERS.get(what, _KERNELS), 0.0) + share
+    if not shares:
+        return f"{seconds} {unit}"
+    holder, share = max(shares.items(), key=lambda pair: pair[1])
+    return f"{seconds} {unit}, held by {holder} ({share:.0%} of the critical path)"
 
 
 def _state_spread(rank: RankReport) -> str:
@@ -68,12 +88,26 @@ def _state_spread(rank: RankReport) -> str:
     return f" ({format_interval((min(lengths), max(lengths)))}, mean {format_duration(mean)})"
 
 
+def _state_steps(rank: RankReport) -> str:
+    """How many steps that is said of, and the GPU."""
+    device = f" on {rank.linked.trace.device_name}" if rank.linked.trace.device_name else ""
+    if len(rank.steps) > 1:
+        return f"Median of {len(rank.steps)} steps{device}."
+    return f"One step{device}." if rank.linked.marked else device and f"It ran{device}."
+
+
+def _find_unknown(rank: RankReport) -> str:
+    """Why it is not known how busy the device was; "" where it is."""
+    lost, calls = count_lost_kernels(rank.linked)
+    if lost:
+        return f"{lost} of {calls} launches have no kernel in it"
+    return "" if len(rank.linked.device) else "it has no kernels"
+
+
 def _state_parts(rank: RankReport) -> str:
     """How busy the device is, and what most of the rest is."""
-    lost, calls = count_lost_kernels(rank.linked)
-    if lost or not len(rank.linked.device):
-        what = f"{lost} of {calls} launches have no kernel in it" if lost else "it has no kernels"
-        return f"{what}, so how busy the device was is not known"
+    if unknown := _find_unknown(rank):
+        return f"{unknown}, so how busy the device was is not known"
     step = rank.median_step
     whole = step.step or 1.0
     idle = [(name, getattr(step, name) / whole) for name in PARTS[1:]]
@@ -82,18 +116,17 @@ def _state_parts(rank: RankReport) -> str:
     return f"the device is busy {step.active / whole:.0%}{rest}"
 
 
-def _state_culprit(rank: RankReport) -> list[str]:
-    """The op with most of the critical path, and what would gain most."""
+def _state_culprit(rank: RankReport) -> str:
+    """The op with most of the critical path, and what it would gain."""
     path = rank.path
     ops = [(name, share) for name, share in path.by_op.items() if name]
     if not ops:
-        return []
+        return ""
     name, share = max(ops, key=lambda pair: pair[1])
     if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
-        return [f"Code between ops is {path.by_op['']:.0%} of the critical path: no op is on record there."]
+        return f"Code between ops is {path.by_op['']:.0%} of the path: no op is on record there."
     gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
-    what = f", {path.most} in all {path.by_what[path.most]:.0%}" if path.most else ""
-    return [f"{shorten_name(name)} is {share:.0%} of the critical path{what}{gain}."]
+    return f"{shorten_name(name)} is {share:.0%} of the path, the most of any op{gain}."
 
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all

@@ -77,7 +77,7 @@ def _format_replay(numbers: Sequence[int], replay: RanksReplay) -> str:
             str(number),
             str(s.number),
             format_milliseconds(s.measured),
-            format_milliseconds(s.walked),
+            format_milliseconds(s.simulated),
             f"{s.error:+.2%}",
             format_milliseconds(measured),
             format_milliseconds(simulated),
@@ -116,8 +116,8 @@ def _format_path(path: RanksPath, top: int) -> str:
 
 def _format_prediction(numbers: Sequence[int], prediction: TracedRanksPrediction) -> str:
     header = (
-        "rank", "step", "measured ms", "predicted ms", prediction.difference, "+ walk", "+ kernels", "+ collectives",
-        "+ overheads", "exposed comm ms", "predicted ms",
+        "rank", "step", "measured ms", "predicted ms", prediction.difference, "= simulation", "+ kernels",
+        "+ collectives", "+ overheads", "exposed comm ms", "predicted ms",
     )  # fmt: skip
     rows = [
         (
@@ -224,7 +224,7 @@ def _format_steps(rank: RankReport) -> str:
             f"{_divide_by_step(b.idle, b):.0%}",
             f"{b.eg_comm:.1%}",
             str(b.kernels),
-            format_milliseconds(r.walked),
+            format_milliseconds(r.simulated),
             f"{r.error:+.2%}",
         )
         for b, r in zip(rank.steps[:MOST_STEPS], rank.replay.steps[:MOST_STEPS], strict=True)

@@ -22,7 +22,7 @@ def make_measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
     """The trace document. Times are microseconds from the begin of the first rank, on a clock that ranks share; ranks
     whose collectives could not be matched, and a rank alone, count from their own first step."""
     together = report.together.replay if report.together else None
-    begins = together.walked.schedule.begin.tolist() if together else [0.0] * len(report.ranks)
+    begins = together.simulation.schedule.begin.tolist() if together else [0.0] * len(report.ranks)
     events: list[dict[str, Any]] = []
     for index, (rank, begin) in enumerate(zip(report.ranks, begins, strict=True)):
         simulated = together.ranks[index].replay if together else rank.replay
@@ -64,7 +64,7 @@ def _shift_events(events: list[dict[str, Any]], by_us: float) -> list[dict[str, 
 
 def _list_collectives(ranks: Sequence[RankReport], together: RanksReplay) -> list[dict[str, Any]]:
     """At the moment a collective's last rank comes, an arrow from it to every rank that waited."""
-    begins = together.walked.schedule.begin
+    begins = together.simulation.schedule.begin
     events: list[dict[str, Any]] = []
     for number, match in enumerate(together.matches.collectives):
         starts = [

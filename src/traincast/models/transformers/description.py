@@ -73,11 +73,12 @@ class Transformer:
     """A Transformer: `layers` blocks of attention and feed-forward. Widths are elements, `seq_len` tokens.
 
     `ffn` is the width of dense feed-forward layers. `encoder_layers` more blocks without a mask stand before the
-    decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees, in every
-    `window_every`-th layer (0: all see everything). `patch_inputs` values of every token are multiplied into the first
-    layer instead of a token embedding (ViT; then `vocab` is the number of classes, told once per sample). `joined`:
-    query, key and value are one GEMM, and so are gate and up. "gelu_new" is GELU's tanh formula written out op by op,
-    "rms_by_ops" RMSNorm, as classes of Hugging Face and PyTorch before 2.9 run it; "relu2" is squared.
+    decoder, whose blocks then attend to them as well (T5). `window` is how many tokens a sliding window sees (0: all)
+    in all layers but every `full_every`-th (0: in all). `post_norm`: a norm after each module too, before the sum.
+    `patch_inputs` values of every token are multiplied into the first layer instead of a token embedding (ViT; then
+    `vocab` is the number of classes, told once per sample). `joined`: query, key and value are one GEMM, and so are
+    gate and up. "gelu_new" is GELU's tanh formula written out op by op, "rms_by_ops" RMSNorm, as classes of Hugging
+    Face and PyTorch before 2.9 run it; "relu2" is squared.
 
     `pattern` says what layers consist of where that is not attention and feed-forward: a letter for each layer, or
     (with spaces between) a word of letters, again from the first when all are used. "*" is attention, "M" a
@@ -100,11 +101,12 @@ class Transformer:
     bias: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    post_norm: bool = False
     tied: bool = False
     joined: bool = False
     causal: bool = True
     window: int = 0
-    window_every: int = 1
+    full_every: int = 0
     encoder_layers: int = 0
     patch_inputs: int = 0
     latent: LatentAttention | None = None
@@ -143,13 +145,18 @@ class Transformer:
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of this layer looks back (0: all)."""
-        return self.window if self.window and layer % self.window_every == 0 else 0
+        return 0 if self.full_every and (layer + 1) % self.full_every == 0 else self.window
+
+
+def count_norm_parameters(model: Transformer) -> int:
+    """Weights of one norm of the residual stream."""
+    return model.hidden * (2 if model.norm == "layer" else 1)
 
 
 def count_attention_parameters(model: Transformer) -> int:
     """Weights of one layer's attention, its norm included."""
     latent, width = model.latent, model.heads * model.head_dim
-    norms = model.hidden * (2 if model.norm == "layer" else 1)
+    norms = count_norm_parameters(model) * (1 + model.post_norm)
     if latent is None:
         kv = 2 * model.kv_heads * model.head_dim
         biases = (width + kv) * (model.bias or model.qkv_bias) + model.hidden * model.bias
@@ -185,7 +192,7 @@ def count_expert_parameters(model: Transformer) -> int:
 
 def count_layer_parameters(model: Transformer, layer: int) -> tuple[int, int]:
     """Weights of one layer of the decoder: (all that every token meets, all experts together)."""
-    norm = model.hidden * (2 if model.norm == "layer" else 1)
+    norm = count_norm_parameters(model) * (1 + model.post_norm)
     dense, sparse = 0, 0
     for module in model.list_modules(layer):
         if module == ATTENTION:
@@ -211,8 +218,7 @@ def count_embedding_parameters(model: Transformer) -> int:
 
 def count_head_parameters(model: Transformer) -> int:
     """The last norm and the projection to words; 0 of the latter where it is the table itself."""
-    norm = model.hidden * (2 if model.norm == "layer" else 1)
-    return norm + (0 if model.tied else model.hidden * model.vocab)
+    return count_norm_parameters(model) + (0 if model.tied else model.hidden * model.vocab)
 
 
 def count_all_parameters(model: Transformer) -> int:

@@ -27,25 +27,16 @@ from traincast.utils.files.reading import format_path, parse_toml, read_document
 
 _SIZES = {  # of a description: what configurations call it
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "head_dim": ("head_dim", "d_kv"),
-    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim"),
     "vocab": ("vocab_size",),
 }
-_RMS_TYPES = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
-    "gpt_oss", "t5", "phi3", "gemma", "gemma2", "olmo2",
-)  # fmt: skip
-_LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gpt_neo", "gptj", "vit", "roberta")
-_ENCODERS = ("bert", "roberta", "vit")
-_ACTIVATION = {"silu": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "relu": "relu"}
-_JOINED = ("gpt2", "gpt_neox", "mpt", "bloom", "falcon", "phi3")
-"""Families whose classes have one weight for query, key and value (Phi-3 also one for gate and up)."""
-_GATED_GELU = ("gemma", "gemma2")
-# whether the last projection is the token embedding where a configuration does not say: the defaults of the classes
-_TIED = ("gemma", "gemma2", "t5", *(family for family in _LAYER_TYPES if family not in ("gpt_neox", "gptj")))
+_GATED = {"silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "gelu": "geglu"}
+_PLAIN = {"gelu": "gelu", "relu": "relu", "relu2": "relu2"}
+_GELU_BY_OPS = ("gelu_new", "gelu_fast")
 
 
 def is_hugging_face(document: Mapping[str, Any]) -> bool:
@@ -56,22 +47,39 @@ def is_hugging_face(document: Mapping[str, Any]) -> bool:
 def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of a description; a family nobody knows is rejected by name."""
     family = str(config.get("model_type", ""))
-    if family not in (*_RMS_TYPES, *_LAYER_TYPES):
-        known = ", ".join(sorted((*_RMS_TYPES, *_LAYER_TYPES)))
-        raise TraincastError(
-            f"{where}: model_type {shorten_value(family)} is not known ({known}); describe the model in a short YAML "
-            "instead"
-        )
+    traits = load_families().get(family)
+    if traits is None:
+        inside = config.get("text_config")
+        if isinstance(inside, Mapping) and inside.get("model_type") in load_families():
+            remedy = (
+                "this is a model of more than text: give its 'text_config' as a file of its own for that part alone"
+            )
+        else:
+            remedy = f"known are {', '.join(sorted(load_families()))}; describe the model in a short YAML instead"
+        raise TraincastError(f"{where}: model_type {shorten_value(family)} is not known; {remedy}")
     table = {field: value for field, names in _SIZES.items() if (value := _take_first_field(config, names)) is not None}
-    if family == "falcon":
+    if family in ("falcon", "gpt_bigcode"):
         table["kv_heads"] = _count_falcon_kv_heads(config, table)
-    _add_kinds(table, config, family, where)
+    table |= {name: traits[name] for name in ("joined", "qk_norm", "post_norm") if name in traits}
+    table["norm"] = traits.get("norm", "rms_by_ops")
+    table["activation"] = _read_activation(config, traits, where)
+    table["tied"] = bool(config.get("tie_word_embeddings", traits.get("tied", False)))
+    table["causal"] = traits.get("causal", True)
+    table |= _read_biases(config, traits)
+    table["position"] = traits.get("position", "rotary")
+    if table["position"] == "relative":
+        table["encoder_layers"] = table.get("layers", 0)
+        table["layers"] = config.get("num_decoder_layers") or table["encoder_layers"]
+    if family == "vit":
+        table |= _read_patches(config, where)
+        labels = config.get("id2label")
+        classes = len(labels) if isinstance(labels, Mapping) else 2  # as the class counts them
+        table.setdefault("vocab", _read_size(config, "num_labels", classes, where))
     positions = _take_first_field(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
-    if isinstance(positions, int):
+    if isinstance(positions, int) and family != "vit":
         table["seq_len"] = min(positions, 8192)  # a context is longer than what a step trains with
     if config.get("use_sliding_window", True) and isinstance(config.get("sliding_window"), int):
-        table["window"] = config["sliding_window"]
-        table["window_every"] = 2 if family in ("gpt_oss", "gemma2") else 1
+        table |= _read_windows(config, traits, where)
     if family.startswith(("deepseek", "kimi")):
         _add_latent(table, config)
     _add_experts(table, config, where)
@@ -85,39 +93,55 @@ def _count_falcon_kv_heads(config: Mapping[str, Any], table: Mapping[str, Any]) 
     return 1 if config.get("multi_query", True) else table.get("heads")
 
 
-def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str, where: str) -> None:
-    """Norm, activation, positions, biases, masks and tied tables of a family."""
-    layer = family in _LAYER_TYPES
-    table["norm"] = "layer" if layer else "rms_by_ops"
-    hidden_act = str(_take_first_field(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
-    gelu = "gelu" in hidden_act or (not hidden_act and layer)
-    by_ops = hidden_act in ("gelu_new", "gelu_fast") or (not hidden_act and family in ("gpt2", "gpt_neo", "gptj"))
-    plain = "gelu_new" if by_ops else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
-    table["activation"] = "geglu" if family in _GATED_GELU else plain
-    if family == "t5":
-        gated = "gated" in str(config.get("feed_forward_proj", "relu"))
-        table |= {"activation": "geglu" if gated else "relu", "position": "relative"}
-        table["encoder_layers"] = table.get("layers", 0)
-        table["layers"] = config.get("num_decoder_layers") or table["encoder_layers"]
-    elif family in ("gpt2", "opt", "bert", "roberta", "vit", "gpt_neo"):
-        table["position"] = "learned"
-    elif family in ("mpt", "bloom"):
-        table["position"] = "alibi"
-    table["bias"] = bool(config.get("bias", config.get("attention_bias", layer and family != "mpt")))
-    table["qkv_bias"] = table["bias"] or family in ("qwen2", "qwen2_moe")
-    table["joined"] = family in _JOINED
-    table["qk_norm"] = family in ("qwen3", "qwen3_moe")
-    table["tied"] = bool(config.get("tie_word_embeddings", family in _TIED))
-    table["causal"] = family not in _ENCODERS
-    if family == "vit":
-        patch, image = _read_size(config, "patch_size", 16, where), _read_size(config, "image_size", 224, where)
-        if image < patch:
-            raise TraincastError(
-                f"{where}: 'image_size' {image} is smaller than 'patch_size' {patch}; give a larger one"
-            )
-        table["patch_inputs"] = 3 * patch * patch
-        table["seq_len"] = (image // patch) ** 2 + 1
-        table.setdefault("vocab", _read_size(config, "num_labels", 1000, where))
+def _read_activation(config: Mapping[str, Any], traits: Mapping[str, Any], where: str) -> str:
+    """What stands between the projections of a feed-forward network: gated or not is the class's, the rest is said."""
+    said = str(config.get("feed_forward_proj") or "").lower()  # T5: "relu" or "gated-gelu"
+    gated = said.startswith("gated") if said else traits.get("gated", True)
+    names = ("hidden_act", "activation_function", "hidden_activation", "activation")
+    act = said.removeprefix("gated-") or str(_take_first_field(config, names) or traits.get("expected", "silu"))
+    if act in _GELU_BY_OPS and not gated:
+        return "gelu_new"
+    kinds = _GATED if gated else _PLAIN
+    known = "gelu" if "gelu" in act and act != "quick_gelu" else act
+    if known not in kinds:
+        raise TraincastError(
+            f"{where}: the activation {shorten_value(act)} is not known of {'gated' if gated else 'plain'} "
+            f"feed-forward networks; choose from {', '.join(kinds)}"
+        )
+    return kinds[known]
+
+
+def _read_biases(config: Mapping[str, Any], traits: Mapping[str, Any]) -> dict[str, bool]:
+    """Biases of all projections, or of query, key and value alone in classes that have no others."""
+    alone = "qkv_bias" in traits
+    names = ("attention_bias", "use_qkv_bias", "qkv_bias") if alone else ("bias", "use_bias", "attention_bias")
+    said = _take_first_field(config, names)
+    bias = bool(traits.get("qkv_bias", traits.get("bias", False)) if said is None else said)
+    return {"bias": bias and not alone, "qkv_bias": bias}
+
+
+def _read_patches(config: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Values of a patch, and how many there are with the class token."""
+    patch, image = _read_size(config, "patch_size", 16, where), _read_size(config, "image_size", 224, where)
+    if image < patch:
+        raise TraincastError(f"{where}: 'image_size' {image} is smaller than 'patch_size' {patch}; give a larger one")
+    return {"patch_inputs": 3 * patch * patch, "seq_len": (image // patch) ** 2 + 1}
+
+
+def _read_windows(config: Mapping[str, Any], traits: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The sliding window, and of which layers: `layer_types` where a configuration has it, else the class's pattern."""
+    types, window = config.get("layer_types"), {"window": config["sliding_window"]}
+    if not isinstance(types, list) or not types:
+        return {**window, "full_every": traits.get("full_every", 0)}
+    slides = [kind == "sliding_attention" for kind in types]
+    if not any(slides):
+        return {}
+    every = slides.index(False) + 1 if not all(slides) else 0
+    if slides != [not every or (layer + 1) % every != 0 for layer in range(len(types))]:
+        raise TraincastError(
+            f"{where}: 'layer_types' repeats no pattern of windows; describe the model in a short YAML"
+        )
+    return {**window, "full_every": every}
 
 
 def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
@@ -134,19 +158,19 @@ def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _add_experts(table: dict[str, Any], config: Mapping[str, Any], where: str) -> None:
-    count = _take_first_field(config, ("num_local_experts", "n_routed_experts", "num_experts"))
+    count = _take_first_field(config, ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"))
     if not count:
         return
     width = _read_size(config, "moe_intermediate_size", table.get("ffn"), where)
-    shared = _read_size(config, "n_shared_experts", 0, where) * width
+    shared = _read_size(config, "n_shared_experts", config.get("moe_num_shared_experts") or 0, where) * width
     shared = _read_size(config, "shared_expert_intermediate_size", shared, where)
     table["experts"] = {
         "count": count,
-        "top_k": _take_first_field(config, ("num_experts_per_tok", "experts_per_token")) or 2,
+        "top_k": _take_first_field(config, ("num_experts_per_tok", "experts_per_token", "moe_k")) or 2,
         "ffn": width,
         "shared_ffn": shared,
-        "dense_layers": config.get("first_k_dense_replace") or 0,
-        "every": config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1,
+        "dense_layers": _take_first_field(config, ("first_k_dense_replace", "moe_layer_start_index")) or 0,
+        "every": _take_first_field(config, ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval")) or 1,
     }
 
 
@@ -165,20 +189,29 @@ def _take_first_field(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 _MOST = 1 << 24  # of any size: several times the largest vocabulary or sequence anybody trains with
 _MOST_OF = {"layers": 1024, "encoder_layers": 1024, "count": 65536}  # each is written op by op
 _CHOICES = {"norm": NORMS, "activation": ACTIVATIONS, "position": POSITIONS}
-_FLAGS = ("bias", "qkv_bias", "qk_norm", "tied", "joined", "causal")
+_FLAGS = ("bias", "qkv_bias", "qk_norm", "post_norm", "tied", "joined", "causal")
 _ZERO_ALLOWED = (
-    "window", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity", "rope_dim",
-    "decoder_len",
+    "window", "full_every", "encoder_layers", "patch_inputs", "shared_ffn", "dense_layers", "q_rank", "capacity",
+    "rope_dim", "decoder_len",
 )  # fmt: skip
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _FAMILY = "family "
 
 
+def _load_table(name: str) -> dict[str, Any]:
+    return parse_toml((files("traincast.models.transformers") / "data" / name).read_text(encoding="utf-8"), name)
+
+
+@cache
+def load_families() -> dict[str, dict[str, Any]]:
+    """What the class of each `model_type` of Hugging Face does, by that name."""
+    return _load_table("families.toml")
+
+
 @cache
 def load_built_in_tables() -> dict[str, dict[str, Any]]:
     """The tables of the built-in models by name, what families share filled in."""
-    text = (files("traincast.models.transformers") / "data" / "models.toml").read_text(encoding="utf-8")
-    tables = parse_toml(text, "models.toml")
+    tables = _load_table("models.toml")
     shared = {name.removeprefix(_FAMILY): table for name, table in tables.items() if name.startswith(_FAMILY)}
     return {
         name: {**shared.get(table.get("like", ""), {}), **{key: value for key, value in table.items() if key != "like"}}

@@ -78,7 +78,7 @@ def estimate_process_memory(
         kind = "newest"
     else:
         kind = "before" if device.is_capability_at_least(AMPERE) else "older"
-    eager = kind != "amd" and framework.startswith("1.") and not framework.startswith("1.13")
+    eager = kind in ("before", "older") and framework.startswith("1.") and not framework.startswith("1.13")
     channels, sending = _CHANNELS, _SENDING_CHANNELS
     if not device.nvlink_bandwidth:
         channels = sending = _CHANNELS_PCIE

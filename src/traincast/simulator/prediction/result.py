@@ -394,11 +394,11 @@ def state_memory(p: Prediction) -> str:
     """Whether it fits: `fits, 27.1 of 80 GB`; how sure that is where it is not clear."""
     needed, limit, sure = p.needed_bytes + p.left_out_bytes, p.platform.device.memory_bytes, p.fit_probability
     if not math.isfinite(limit):
-        return f"{needed / 1e9:.1f} GB of memory"
+        return f"{format_gigabytes(needed)} GB of memory"
     word = "fits" if p.fits else "does not fit"
     if 1 - _SURE < sure < _SURE:
         word = f"probably {word} ({max(sure, 1 - sure):.0%})"
-    return f"{word}, {format_gigabytes(needed)} of {format_gigabytes(limit)} GB"
+    return f"{word}, {format_gigabytes(needed)} of {limit / 1e9:,.3g} GB"
 
 
 def suggest_remedy(p: Prediction) -> str:

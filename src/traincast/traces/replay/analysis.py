@@ -339,7 +339,7 @@ def _analyse_together(ranks: Sequence[RankReport], request: TraceOptions) -> Tog
         why = why if launched else "have no launches of their kernels"
         notes.append(f"the ranks cannot be replayed together: they {why}")
     else:
-        path = find_ranks_path(numbers, linked, replayed.walked, request.twice)
+        path = find_ranks_path(numbers, linked, replayed.simulation, request.twice)
         attributions = [report.attribution for report in ranks if report.attribution is not None]
         if request.platform is not None:
             platform = add_default_links(request.platform)

@@ -19,7 +19,6 @@ from traincast.hardware.platform import Platform
 from traincast.simulator.prediction.document import make_prediction_document
 from traincast.simulator.scenario.scenario import list_scenario_fields
 from traincast.simulator.schedule import Code
-from traincast.traces.breakdown import find_device_steps
 from traincast.traces.link import Linked
 from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
 from traincast.traces.overheads.extraction import Overheads
@@ -50,7 +49,7 @@ def compute_gmae(errors: Sequence[float]) -> float:
 class StepShares:
     """One step in seconds: `measured`, and `stages` in which more and more of it is predicted, by what was added last.
 
-    The first stage is "walk" (replayed with measured times), the last one the full prediction.
+    The first stage is "simulation" (replayed with measured times), the last one the full prediction.
     """
 
     number: int
@@ -60,7 +59,7 @@ class StepShares:
     @property
     def replayed(self) -> float:
         """Seconds of the step simulated with measured times."""
-        return self.stages["walk"]
+        return self.stages["simulation"]
 
     @property
     def full(self) -> float:
@@ -98,8 +97,8 @@ _SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose lau
 class Attribution:
     """The prediction of a traced run and where its error comes from.
 
-    `steps` have the stages walk, kernels, overheads. `circular` says that the host profile was measured in this very
-    trace, so that the overheads' share means little.
+    `steps` have the stages simulation, kernels, overheads. `circular` says that the host profile was measured in this
+    very trace, so that the overheads' share means little.
     `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
@@ -300,7 +299,7 @@ def attribute_error(
         (kind, replace(predicted, host_seconds=host.replace_measured(instructions.host_seconds, kind)))
         for kind in (OVERHEAD_TYPES if explain else ())
     )
-    shares = _make_shares(linked, simulations, floors)
+    shares = _make_shares(simulations, floors)
     replayed = _OTHER_RUN if kernels.carried else _REPLAY_SIGMA
     spread = kernels.compute_spread(), 0.0 if own_host else _HOST_SIGMA, replayed
     return Attribution(
@@ -360,7 +359,7 @@ def _find_interval(
 
 def _compute_mean_step(linked: Linked, variant: TimelineInstructions) -> float:
     """The mean simulated step, never shorter than the work that it gives to a stream; seconds."""
-    lengths = np.maximum(_measure_steps(linked, simulate_replay(linked, variant)), compute_device_work(linked, variant))
+    lengths = np.maximum(simulate_replay(linked, variant).simulated, compute_device_work(linked, variant))
     return max(float(np.mean(lengths)), 1e-12)
 
 
@@ -370,36 +369,22 @@ def _compute_steady_seconds(linked: Linked, complete: TimelineInstructions, floo
     return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
 
 
-def _measure_steps(linked: Linked, simulated: Replay) -> FloatArray:
-    """Seconds of every simulated step: on the host, or where that runs ahead on the device, as they are measured."""
-    if not find_device_steps(linked):
-        return simulated.walked
-    step = linked.step[simulated.kernel_row]
-    inside = step >= 0
-    starts = np.full(len(linked.steps), np.inf)
-    np.minimum.at(starts, step[inside], simulated.kernel_start[inside])
-    return np.maximum(np.diff(starts, append=simulated.kernel_end[inside].max()), 0.0)
-
-
-def _make_shares(linked: Linked, simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
+def _make_shares(simulations: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[StepShares, ...]:
     """The stages of every step, from simulations as measured, with predicted kernels, and with another host.
 
     A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
     work that it gives to a stream, except by as much as the measured one is.
     """
-    walk, *others = (_measure_steps(linked, simulated) for simulated in simulations)
-    measured = [step.seconds for step in find_device_steps(linked) or linked.steps]
-    ahead = np.minimum(walk / np.maximum(floors[0], 1e-12), 1.0)
-    stages = [walk, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
+    replayed, *others = (replay.simulated for replay in simulations)
+    ahead = np.minimum(replayed / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [replayed, *(np.maximum(s, ahead * floor) for s, floor in zip(others, floors[1:], strict=True))]
     return tuple(
         StepShares(
             number=step.number,
-            measured=seconds,
-            stages=dict(zip(("walk", "kernels", "overheads"), lengths, strict=True)),
+            measured=step.measured,
+            stages=dict(zip(("simulation", "kernels", "overheads"), lengths, strict=True)),
         )
-        for step, seconds, *lengths in zip(
-            simulations[0].steps, measured, *(stage.tolist() for stage in stages), strict=True
-        )
+        for step, *lengths in zip(simulations[0].steps, *(stage.tolist() for stage in stages), strict=True)
     )
 
 
@@ -432,7 +417,7 @@ def _compute_changes(
     linked: Linked, base: Replay, variants: Iterable[tuple[str, TimelineInstructions]]
 ) -> dict[str, float]:
     """Mean change of a step, in seconds, for each variant; the largest first."""
-    before = np.mean(_measure_steps(linked, base))
-    after = ((name, _measure_steps(linked, simulate_replay(linked, variant))) for name, variant in variants)
+    before = np.mean(base.simulated)
+    after = ((name, simulate_replay(linked, variant).simulated) for name, variant in variants)
     changes = {name: float(np.mean(lengths) - before) for name, lengths in after}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))

@@ -67,7 +67,7 @@ class RankReport:
             "notes": list(self.notes),
             "joined_ops": self.joined,
             "steps": [
-                {**_step_dict(step), "replayed_ms": 1e3 * replayed.walked, "replay_error": replayed.error}
+                {**_step_dict(step), "replayed_ms": 1e3 * replayed.simulated, "replay_error": replayed.error}
                 for step, replayed in zip(self.steps, self.replay.steps, strict=True)
             ],
             "overheads_us": {
@@ -164,7 +164,7 @@ class TogetherReport:
 
 def _replay_dict(numbers: Sequence[int], replay: RanksReplay) -> dict[str, Any]:
     measured, simulated = replay.slowest
-    begins = replay.walked.schedule.begin.tolist()
+    begins = replay.simulation.schedule.begin.tolist()
     return {
         "slowest_measured_ms": 1e3 * measured,
         "slowest_replayed_ms": 1e3 * simulated,
@@ -175,10 +175,10 @@ def _replay_dict(numbers: Sequence[int], replay: RanksReplay) -> dict[str, Any]:
                 "came_last": rank.last, "begins_ms": 1e3 * begin,
                 "steps": [
                     {
-                        "number": s.number, "iteration_ms": 1e3 * s.measured, "replayed_ms": 1e3 * s.walked,
-                        "replay_error": s.error, "exposed_comm_ms": 1e3 * m, "replayed_exposed_comm_ms": 1e3 * w,
+                        "number": s.number, "iteration_ms": 1e3 * s.measured, "replayed_ms": 1e3 * s.simulated,
+                        "replay_error": s.error, "exposed_comm_ms": 1e3 * m, "replayed_exposed_comm_ms": 1e3 * r,
                     }
-                    for s, (m, w) in zip(rank.replay.steps, rank.exposed, strict=True)
+                    for s, (m, r) in zip(rank.replay.steps, rank.exposed, strict=True)
                 ],
             }
             for number, rank, offset, begin in zip(

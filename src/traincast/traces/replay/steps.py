@@ -26,7 +26,7 @@ from traincast.simulator.many_ranks import (
 )
 from traincast.simulator.schedule import Code, Schedule
 from traincast.simulator.timeline import Segment, find_critical_path
-from traincast.traces.breakdown import Intervals
+from traincast.traces.breakdown import Intervals, find_device_steps
 from traincast.traces.link import Linked
 from traincast.traces.replay.timeline import STEP_EDGE, TimelineInstructions
 from traincast.utils.arrays import FloatArray, IndexArray, IntArray
@@ -38,12 +38,12 @@ class ReplayedStep:
 
     number: int
     measured: float
-    walked: float
+    simulated: float
 
     @property
     def error(self) -> float:
         """Signed relative error of the simulation."""
-        return self.walked / self.measured - 1.0 if self.measured else 0.0
+        return self.simulated / self.measured - 1.0 if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,9 +60,9 @@ class Replay:
     kernel_end: FloatArray
 
     @property
-    def walked(self) -> FloatArray:
+    def simulated(self) -> FloatArray:
         """Seconds of every step as simulated."""
-        return np.array([step.walked for step in self.steps])
+        return np.array([step.simulated for step in self.steps])
 
 
 def simulate_replay(linked: Linked, instructions: TimelineInstructions) -> Replay:
@@ -80,12 +80,21 @@ def compare_with_measured(
 ) -> Replay:
     """What a simulation that began at `begin` made of the timeline, each step against the measured one."""
     launches = instructions.schedule.code == Code.LAUNCH
+    row, end = instructions.row[launches], times.kernel_end - begin
+    start = times.kernel_start + instructions.kept_seconds[launches] - begin
+    steps = find_device_steps(linked)
+    lengths = (
+        _measure_on_device(linked, row, start, end) if steps else _measure_on_host(linked, instructions, times, begin)
+    )
     return Replay(
-        steps=_compare_steps(linked, instructions, times, begin),
+        steps=tuple(
+            ReplayedStep(step.number, step.seconds, simulated)
+            for step, simulated in zip(steps or linked.steps, lengths.tolist(), strict=True)
+        ),
         origin=instructions.origin,
-        kernel_row=instructions.row[launches],
-        kernel_start=times.kernel_start + instructions.kept_seconds[launches] - begin,
-        kernel_end=times.kernel_end - begin,
+        kernel_row=row,
+        kernel_start=start,
+        kernel_end=end,
     )
 
 
@@ -95,18 +104,20 @@ def step_edges(instructions: TimelineInstructions, times: RankTimes) -> FloatArr
     return edges
 
 
-def _compare_steps(
-    linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float
-) -> tuple[ReplayedStep, ...]:
-    """Simulated step = host time between its markers; without markers, until host and device are done."""
-    if not linked.marked:
-        simulated = max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin
-        return (ReplayedStep(0, linked.steps[0].seconds, simulated),)
-    lengths = np.diff(step_edges(instructions, times)).tolist()
-    return tuple(
-        ReplayedStep(step.number, step.seconds, simulated)
-        for step, simulated in zip(linked.steps, lengths, strict=True)
-    )
+def _measure_on_host(linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float) -> FloatArray:
+    """Seconds of simulated steps between their markers on the host; without markers, until host and device are done."""
+    if linked.marked:
+        return np.diff(step_edges(instructions, times))
+    return np.array([max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin])
+
+
+def _measure_on_device(linked: Linked, row: IntArray, start: FloatArray, end: FloatArray) -> FloatArray:
+    """Likewise from the first kernel of one to the first of the next, where the host runs ahead."""
+    step = linked.step[row]
+    inside = step >= 0
+    starts = np.full(len(linked.steps), np.inf)
+    np.minimum.at(starts, step[inside], start[inside])
+    return np.maximum(np.diff(starts, append=end[inside].max()), 0.0)
 
 
 def compute_device_work(linked: Linked, instructions: TimelineInstructions) -> FloatArray:

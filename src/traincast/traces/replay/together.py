@@ -88,13 +88,13 @@ class RanksReplay:
     """All ranks replayed together."""
 
     matches: Matches
-    walked: RanksSimulation
+    simulation: RanksSimulation
     ranks: tuple[RankReplay, ...]
 
     @property
     def slowest(self) -> tuple[float, float]:
         """Measured and simulated seconds of the slowest rank: the longest of the ranks' median steps."""
-        steps = [[(s.measured, s.walked) for s in rank.replay.steps] for rank in self.ranks]
+        steps = [[(s.measured, s.simulated) for s in rank.replay.steps] for rank in self.ranks]
         measured, simulated = (max(float(np.median([s[i] for s in rank])) for rank in steps) for i in (0, 1))
         return measured, simulated
 
@@ -185,7 +185,7 @@ def replay_ranks(
     waited, last = _compute_waits(simulated)
     return RanksReplay(
         matches=matches,
-        walked=simulated,
+        simulation=simulated,
         ranks=tuple(
             RankReplay(
                 replay=replay,
@@ -217,7 +217,7 @@ def _compute_waits(simulated: RanksSimulation) -> tuple[FloatArray, IntArray]:
 
 @dataclass(frozen=True, kw_only=True)
 class TogetherShares(StepShares):
-    """One step of one rank, replayed and predicted with all ranks. Stages: walk, kernels, collectives, overheads.
+    """One step of one rank, replayed and predicted with all ranks. Stages: simulation, kernels, collectives, overheads.
 
     `exposed_measured` and `exposed` are the seconds of exposed communication, measured and predicted.
     """
@@ -270,7 +270,7 @@ def predict_ranks(
     topology: Topology,
 ) -> TracedRanksPrediction:
     """Simulates all ranks with predicted kernels, then predicted transfers, then pooled overheads too."""
-    base = replayed.walked.schedule
+    base = replayed.simulation.schedule
     measured, seconds = base.collectives.seconds, _predict_transfers(replayed.matches.collectives, topology)
     kernels = replace(base, timelines=tuple(attribution.predicted for attribution in attributions))
     collectives = kernels.replace_seconds(seconds)
@@ -291,17 +291,18 @@ def predict_ranks(
 
 
 def _make_shares(rank: RankReplay, simulations: Sequence[tuple[Replay, list[float]]]) -> tuple[TogetherShares, ...]:
-    kernels, collectives, full = (replay.steps for replay, _ in simulations)
+    stages = [rank.replay.simulated, *(replay.simulated for replay, _ in simulations)]
+    names = ("simulation", "kernels", "collectives", "overheads")
     return tuple(
         TogetherShares(
             number=step.number,
             measured=step.measured,
-            stages={"walk": step.walked, "kernels": a.walked, "collectives": b.walked, "overheads": c.walked},
+            stages=dict(zip(names, lengths, strict=True)),
             exposed_measured=measured,
             exposed=predicted,
         )
-        for step, a, b, c, (measured, _), predicted in zip(
-            rank.replay.steps, kernels, collectives, full, rank.exposed, simulations[-1][1], strict=True
+        for step, (measured, _), predicted, lengths in zip(
+            rank.replay.steps, rank.exposed, simulations[-1][1], np.stack(stages, axis=1).tolist(), strict=True
         )
     )
 

@@ -146,12 +146,12 @@ def format_count(number: float) -> str:
 
 
 def format_gigabytes(nbytes: float) -> str:
-    """A size in GB without its unit, three digits at least: `0.83`, `26.9`, `282,925`.
+    """A size in GB without its unit, three digits at least: `0.828`, `3.00`, `282,924`.
 
-    >>> format_gigabytes(8.28e8), format_gigabytes(2.69e10), format_gigabytes(2.829245e14)
-    ('0.828', '26.9', '282,924')
+    >>> format_gigabytes(8.28e8), format_gigabytes(2.996e9), format_gigabytes(2.829245e14)
+    ('0.828', '3.00', '282,924')
     """
-    return f"{nbytes / 1e9:,.0f}" if nbytes >= 1e12 else f"{nbytes / 1e9:.3g}"
+    return f"{nbytes / 1e9:,.0f}" if nbytes >= 999.5e9 else f"{nbytes / 1e9:#.3g}".rstrip(".")
 
 
 def format_duration(seconds: float) -> str:

@@ -50,6 +50,9 @@ def write_layer(
         graph.drop(normed)
         if module != MIXTURE:
             changed = scatter_tokens(graph, changed, shard, begun=True)
+        if model.post_norm:
+            result, changed = changed, write_norm(graph, changed, model.norm, bias=model.bias)
+            graph.drop(result)
         x = write_residual_add(graph, x, changed)
     return x
 

@@ -8,7 +8,7 @@ import pytest
 from traincast.hardware.platform import load_device
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link_trace
-from traincast.traces.replay.kernels import (
+from traincast.traces.replay.carrying import (
     SIGMA,
     Grids,
     carry_kernels,
@@ -59,6 +59,28 @@ def test_an_element_wise_kernel_is_as_large_as_its_grid_says():
     known = carry(20e-6, "elementwise", "vectorized_elementwise_kernel<4>", target="t4", blocks=1024.0, threads=128.0)
     by_time = carry(20e-6, "elementwise", "triton_poi_fused", target="t4")
     assert known[0] < by_time[0]
+
+
+def test_threads_take_as_many_elements_as_the_kernels_name_says():
+    assert count_elements("void at::native::elementwise_kernel<128, 2, at::native::add>", 10.0, 128.0) == 2560.0
+    assert count_elements("void at::native::vectorized_elementwise_kernel<4, at::native::add>", 10.0, 128.0) == 5120.0
+
+
+def test_a_duration_tells_whether_inputs_lay_in_the_cache_of_the_traced_device():
+    """A million sums (13 MB): A100's L2 holds them and V100's does not."""
+    name, grid = "vectorized_elementwise_kernel<4>", (2048.0, 128.0)
+    cached, loaded = (carry(seconds, "elementwise", name, "a100-80gb", "v100", *grid) for seconds in (7e-6, 10e-6))
+    assert loaded[0] == pytest.approx(cached[0], rel=0.1), "both come from memory there"
+    assert cached[1] == loaded[1] == SIGMA["memory"]
+
+
+def test_where_only_the_other_devices_cache_holds_the_inputs_the_interval_is_wider():
+    name = "vectorized_elementwise_kernel<4>"
+    middle, large = (
+        carry(s, "elementwise", name, "v100", "a100-80gb", b, 128.0) for s, b in ((16e-6, 2048.0), (1.6e-3, 204800.0))
+    )
+    assert middle[1] > 1.2 * SIGMA["memory"]
+    assert large[1] == pytest.approx(SIGMA["memory"], rel=0.01)
 
 
 @pytest.mark.parametrize(
