@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import traincast
+from traincast.utils.errors import TraincastError
 
 SCRIPT = """
 import multiprocessing, os, sys
@@ -52,6 +53,13 @@ def test_a_pool_of_another_size_is_left_alone(tmp_path: Path) -> None:
     )
     (tmp_path / "train.py").write_text(SCRIPT.format(start=other))
     assert traincast.capture(str(tmp_path / "train.py"), batch_size=8, gpus=2, ranks=[0]).ranks == (0, 0)
+
+
+def test_ranks_in_a_pool_of_another_size_are_told_so(tmp_path: Path) -> None:
+    start = "import operator; context.Pool(3).map(operator.neg, ['', '', ''])"
+    (tmp_path / "train.py").write_text(SCRIPT.format(start=start))
+    with pytest.raises(TraincastError, match=r"in a pool of the script's own.* as many processes as the capture GPUs"):
+        traincast.capture(str(tmp_path / "train.py"), batch_size=8, gpus=2)
 
 
 def test_globals_that_one_rank_has_set_are_as_before_for_the_next(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 
 import pytest
 
@@ -130,6 +131,29 @@ def test_missing_ranks_and_a_single_one_are_said(public):
     assert any("6 ranks of the run are missing" in note for note in few.together.notes)
     alone = analyse_traces([folder / "megatron_kineto_0.json.gz"])
     assert any("one rank of 8" in note for note in alone.ranks[0].notes)
+
+
+@pytest.mark.parametrize(("field", "matched"), [("Seq", 82), ("Comms Id", 82), ("In msg nelems", 0)])
+def test_lost_collectives_leave_the_others_matched_where_traces_number_them(public, tmp_path, field, matched):
+    folder = public / "megatron_tp8"
+    if not folder.is_dir():
+        pytest.skip("the eight ranks of Megatron are not there")
+
+    def number(events, lost):
+        ours = [e for e in events if e.get("cat") == "kernel" and "nccl" in e["name"]]
+        for place, e in enumerate(sorted(ours, key=lambda e: e["ts"])):
+            e["args"] |= {"Collective name": "allreduce", "Process Group Name": "tp", "dtype": "Half", field: place + 1}
+        gone = [e["args"]["correlation"] for e in ours if e["args"][field] in lost]
+        return [e for e in events if e not in ours or e["args"]["correlation"] not in gone]
+
+    ranks = [
+        damage(folder / f"megatron_kineto_{rank}.json.gz", tmp_path / f"{rank}.json", partial(number, lost=lost))
+        for rank, lost in ((0, ()), (1, (5, 9)))
+    ]
+    together = analyse_traces(ranks).together
+    assert together is not None
+    assert (len(together.replay.matches.collectives) if together.replay else 0) == matched
+    assert any("not matched over ranks" in note for note in together.notes) == (not matched)
 
 
 def test_layers_are_no_steps(public):
@@ -274,7 +298,14 @@ def test_a_forecast_for_another_gpu_comes_first_and_has_no_error(public, capsys)
     first, second, *_ = out = capsys.readouterr().out.splitlines()
     assert first.startswith("Forecast on a10 (host time of this trace): ") and "measured on Tesla T4: " in first
     assert "90 % interval" in second and "of kernel time is modelled" in second
-    assert not any("GMAE" in line for line in out)
+    assert not any("off by" in line for line in out)
+
+
+def test_a_step_of_which_nothing_is_modelled_is_no_test_of_the_prediction(public, capsys):
+    assert main(["trace", str(public / "vgg16_t4.json.gz"), "--on", "t4"]) == 0
+    out = capsys.readouterr().out
+    assert "No prediction on t4 (host time of this trace): next to no kernel says what it worked on" in out
+    assert "off by" not in out
 
 
 def test_a_trace_that_names_no_gpu_has_an_error_only_if_it_ran_there(public, tmp_path, capsys):

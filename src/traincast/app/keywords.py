@@ -75,7 +75,7 @@ class StepFields(VariantFields, total=False):
     no_sequence_parallel: bool
     schedule: Schedule | None
     stage_layers: str | Sequence[int] | None
-    cp_exchange: Literal["ring", "gather"] | None
+    cp_exchange: Literal["ring", "gather", "all-to-all"] | None
     dispatch: Literal["each", "once"] | None
     graph_modules: str | Sequence[str] | None
     overlap: str | Sequence[str] | None

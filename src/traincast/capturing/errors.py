@@ -31,6 +31,11 @@ OTHER_PROCESSES = "needs other processes; say how many GPUs there are with `gpus
 """For code of several ranks that is captured as if it were one process."""
 
 
+_OF_A_POOL = (
+    ", in a pool of the script's own, which is taken for its ranks where it has as many processes as the capture GPUs"
+)
+
+
 REJECTED: list[TraincastError] = []
 """What was rejected since the recording began: code of the user's may have caught it."""
 
@@ -72,7 +77,8 @@ def reject_values(what: str, remedy: str) -> TraincastError:
 def format_one_line(error: BaseException) -> str:
     """An exception as one short line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    said = f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return said + _OF_A_POOL * (type(error.__cause__).__name__ == "RemoteTraceback")
 
 
 def find_passing_answer(line: str) -> bool | None:

@@ -39,7 +39,7 @@ class InStep:
 
     Communication (`simulator.parallelism` applies them): `beside`: the share of a collective's time by which kernels
     that overlap with it take longer. `stall_us`: microseconds that a device idles around a collective that nothing
-    overlaps with: ranks do not arrive together.
+    overlaps with: hosts do not launch it together (one CUDA graph does).
     """
 
     sustained: dict[str, float]

@@ -235,9 +235,9 @@ def _match_by_comms_id(calls: Sequence[Sequence[Collective]]) -> list[Match]:
             if call.comms_id and call.kind in _KINDS and call.step >= 0:
                 shared.setdefault(call.comms_id, {}).setdefault(index, []).append(call)
     return [
-        Match(members=tuple(sorted(met)), calls=tuple(met[index][0] for index in sorted(met)))
-        for met in shared.values()
-        if len(met) > 1 and all(len(made) == 1 for made in met.values())
+        Match(members=tuple(sorted(found)), calls=tuple(found[index][0] for index in sorted(found)))
+        for found in shared.values()
+        if len(found) > 1 and all(len(made) == 1 for made in found.values())
     ]
 
 

@@ -100,6 +100,22 @@ def test_small_messages_over_many_nodes_take_a_tree_and_large_ones_the_ring():
     assert FLAGS_SLOWDOWN * x > x
 
 
+def test_two_nodes_with_fast_links_send_a_sum_over_the_network_once():
+    fast = replace(NODE, link_bandwidth=450e9)
+
+    def seconds(topology, ranks=8, nodes=2, rate=300e9):
+        return MODEL.across("all_reduce", size(1e9), ranks, nodes, topology, floor=10e-6, rate=rate)[0]
+
+    def once(bandwidth):
+        return 10e-6 + (np.sqrt(2.0 * 1e9 / bandwidth) + np.sqrt(1.7 * 2 * 5e-6)) ** 2
+
+    assert seconds(fast) == pytest.approx(once(20e9))
+    assert seconds(fast, rate=30e9) == pytest.approx(once(15e9)), "up and down the links of a node"
+    assert seconds(NODE) == pytest.approx(10e-6 + 7 * 5e-6 + 2.0 * 1.75 * 1e9 / 20e9), "slower links: a ring"
+    assert seconds(fast, ranks=16, nodes=4) == pytest.approx(10e-6 + 15 * 5e-6 + 2.0 * 1.875 * 1e9 / 20e9)
+    assert seconds(fast, ranks=2) == pytest.approx(10e-6 + 5e-6 + 2.0 * 1e9 / 5e9), "one GPU of each"
+
+
 def test_a_short_gather_pays_the_network_as_often_as_it_changes_nodes():
     def seconds(message):
         return MODEL.across("all_gather", size(message), 64, 16, NODE, floor=10e-6, rate=80e9)[0]

@@ -6,6 +6,8 @@ from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.models.dlrm.program import build_dlrm_workload
 from traincast_evaluation.suites import recommenders
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, run_cases
+from traincast_evaluation.suites.published import Row
+from traincast_evaluation.suites.torchrec_rows import find_captured_step
 
 STEPS = """set,model,device,num_gpus,batch_per_gpu,precision,iteration_ms
 torchrec,Maglev pipeline full,NVIDIA H100 (variant not stated),8,,see file,362.5
@@ -13,12 +15,12 @@ torchrec,TestSparseNN sdd_base,NVIDIA GB200,2,32768,fp32,323
 torchrec,TestSparseNN sdd_base,NVIDIA Unheard Of,2,32768,fp32,323
 hugectr_sok,DLRM,NVIDIA V100 (memory size and form not stated),8,8192,amp,12.1
 """
-PAIRS = """pr,date,name,iteration_ms_p90
-4066.0,2026-04-08,sparse_data_dist_base,4
-4066.0,2026-04-08,sparse_data_dist_sync_fwd,4.8
-4017.0,2026-04-20,baseline,4.4
-4017.0,2026-04-20,clear_inputs,4.4
-4002.0,2026-04-03,sparse_data_dist_baseline,4
+PAIRS = """pr,yaml,name,batch_size,iteration_ms_p90
+4066.0,sparse_data_dist_base,sparse_data_dist_base,32768,4
+4066.0,sparse_data_dist_base,sparse_data_dist_sync_fwd,32768,4.8
+4017.0,sparse_data_dist_base,baseline,32768,4.4
+4017.0,sparse_data_dist_base,clear_inputs,32768,4.4
+4002.0,sparse_data_dist_base,sparse_data_dist_baseline,32768,4
 """
 
 
@@ -61,3 +63,18 @@ def test_a_change_is_told_by_its_sign_and_its_size(after, told):
     (*_, row) = recommenders.summarise_recommenders("recommenders", [outcome])
 
     assert told in row.group
+
+
+@pytest.mark.parametrize(
+    ("name", "pull_request", "step"),
+    [
+        ("sparse_data_dist_free_input_inplace", "4002.0", "before-free_inplace"),
+        ("sparse_data_dist_base_after", "4008.0", "newest-base"),
+        ("sparse_data_dist_sync_fwd", "4066.0", "newest-sync_fwd"),
+    ],
+)
+def test_a_row_is_of_the_step_of_its_release(name, pull_request, step):
+    cells = {"name": name, "pr": pull_request, "yaml": "sparse_data_dist_base", "batch_size": "32768.0"}
+
+    assert find_captured_step(Row("table", 1, cells)) == step
+    assert find_captured_step(Row("table", 1, {**cells, "batch_size": "16384"})) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import traincast
 from traincast.ir.ops import POINTWISE
 from traincast.ir.validate import validate_workload
+from traincast.ir.workload import TABLES
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.recommenders.description import read_description
 from traincast.models.recommenders.families import build_recommender_workload
@@ -183,9 +185,38 @@ def test_unified_memory_of_a_capture_is_not_shared_in_silence():
             traincast.predict(replace(keep(kind=kind), meta={}), on="dgx-h100", gpus=2)
 
 
-def test_ways_to_keep_tables_that_no_plan_has_are_for_one_gpu():
-    with pytest.raises(TraincastError, match="tables kept as 'hash'"):
-        traincast.predict(keep(kind="hash"), on="dgx-h100", gpus=2)
+@pytest.mark.parametrize("sharding", [None, "row_wise"])
+def test_rows_that_are_not_on_the_device_are_shared_by_several_gpus(sharding):
+    # Given a table in each place, when its step is predicted on two GPUs, then it is looked up as on one, takes longer
+    # than on the device, and what leaves the device comes back
+    kinds = {name: {"kind": name} for name in ("device", "hash", "stashed", "uvm_caching")}
+    kinds["half a hash"] = {"kind": "hash", "cache": 0.5}
+    kinds["ssd"] = {"kind": "ssd", "drive_gb_per_s": 6}
+    kinds["all hit"] = {"kind": "uvm_caching", "hit_rate": 1.0}
+    found = {}
+    for name, kind in kinds.items():
+        workload = keep(**kind)
+        if sharding is not None:
+            workload = cut(workload, sharding)
+        found[name] = traincast.predict(workload, on="dgx-h100", gpus=2)
+        for program in found[name].workload.programs:
+            validate_workload(replace(workload, programs=(program,), ranks=(0,)))
+    time = {name: one.iteration for name, one in found.items()}
+    ops = {name: {op.name for program in one.workload.programs for op in program.ops} for name, one in found.items()}
+
+    assert time["device"] < time["hash"] < time["half a hash"] and time["device"] < time["stashed"]
+    assert time["all hit"] < time["uvm_caching"] < time["ssd"]
+    assert {"dynamicemb::lookup", "dynamicemb::update"} <= ops["hash"]
+    assert "traincast::drive_cache_populate" in ops["ssd"]
+    assert found["half a hash"].memory.peak_bytes < found["hash"].memory.peak_bytes
+
+
+def cut(workload, kind):
+    """The same with its tables cut in a way that is stated."""
+    content = json.loads(workload.meta[TABLES])
+    for one in content["placements"]:
+        one["kind"] = kind
+    return replace(workload, meta={**workload.meta, TABLES: json.dumps(content)})
 
 
 @pytest.mark.parametrize(
@@ -198,6 +229,7 @@ def test_ways_to_keep_tables_that_no_plan_has_are_for_one_gpu():
         ({"storage": {"kind": "hash", "cache": 0}}, "cache 0"),
         ({"storage": "ssd"}, "how fast its drive is"),
         ({"sharding": "column_wise"}, "unknown sharding 'column_wise'"),
+        ({"sharding": "data_parallel", "storage": "hash"}, "a copied table is on every device"),
     ],
 )
 def test_a_place_that_cannot_be_is_told_with_its_table(entry, said):

@@ -41,6 +41,10 @@ def test_several_chunks_are_an_interleaved_schedule() -> None:
         (Layout(gpus=8, global_batch=12), "batch of 12 is no multiple of dp 8 x micro-batch 1 = 8; give 8 or 16"),
         (Layout(gpus=8, pp=4, vp=2, global_batch=6), "multiples of pp 4, and there are 3; give a global batch of 8"),
         (Layout(gpus=8, cp=3), ""),
+        (
+            Layout(gpus=16, cp=16, cp_exchange="all-to-all"),
+            "cp 16 does not divide the 8 key-value heads of a rank of",
+        ),
         (Layout(gpus=6, cp=3, seq_len=64), "cp 3 does not divide 64 tokens into halves; give 2 or 4"),
         (Layout(gpus=8, shard_group=3), "groups of 3 do not divide 8 data-parallel ranks; give 2 or 4"),
         (Layout(gpus=0), "gpus 0 is out of range"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.effort import calls
+from traincast.costs.in_step import SHIPPED
 from traincast.hardware.platform import load_platform
 from traincast.ir.memory import compute_peak_memory
 from traincast.ir.validate import validate_workload
@@ -45,7 +46,8 @@ LAYOUTS = {
     "chunks": {"gpus": 8, "pp": 4, "vp": 2, "global_batch": 16},
     "zero bubble": {"gpus": 8, "pp": 4, "schedule": "zero-bubble", "global_batch": 16},
     "ring": {"gpus": 8, "cp": 4, "seq_len": 16384},
-    "gathered keys": {"gpus": 8, "cp": 4, "cp_gather": True, "seq_len": 16384},
+    "gathered keys": {"gpus": 8, "cp": 4, "cp_exchange": "gather", "seq_len": 16384},
+    "tokens for heads": {"gpus": 8, "cp": 4, "cp_exchange": "all-to-all", "seq_len": 16384},
     "full recomputation": {"gpus": 8, "tp": 2, "checkpoint": "full"},
     "selective recomputation": {"gpus": 8, "checkpoint": "selective", "checkpoint_every": 2},
     "graph": {"gpus": 8, "tp": 2, "kernels": "graph"},
@@ -105,6 +107,36 @@ def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) ->
     for family in ("gemm", "attention"):
         assert short.by_family[family] == pytest.approx(whole.by_family[family], rel=0.02)
     assert short.by_op["aten::mm"] == pytest.approx(whole.by_op["aten::mm"], rel=0.02)
+
+
+def test_ranks_of_a_sample_swap_its_tokens_for_heads_around_one_attention() -> None:
+    ring, swapped = (
+        predict_parallel(SMALL, NODE, Layout(gpus=8, cp=4, cp_exchange=way, seq_len=16384))
+        for way in ("ring", "all-to-all")
+    )
+
+    assert _count_ops(ring, "aten::_flash_attention_forward") == 4 * SMALL.layers, "a kernel for each part"
+    assert _count_ops(swapped, "aten::_flash_attention_forward") == SMALL.layers
+    # queries, keys and values together before, what they gave after; the same backward
+    assert _count_ops(swapped, "c10d::alltoall_base_") == 4 * SMALL.layers
+    assert _count_ops(swapped, "c10d::send") == 0
+    assert swapped.by_family["attention"] < ring.by_family["attention"]
+
+
+def _count_ops(result, name: str) -> int:
+    program = result.timeline.program
+    return sum(program.signatures[n].name == name for n in program.columns.op_signature.tolist())
+
+
+def test_one_graph_lets_no_rank_come_late_to_a_collective() -> None:
+    layout = Layout(gpus=8, cp=4, cp_exchange="all-to-all", seq_len=16384)
+    launched, replayed = (
+        predict_parallel(SMALL, NODE, replace(layout, kernels=kernels)).by_family["collective"]
+        for kernels in ("fused", "graph")
+    )
+
+    stalls = 1e-6 * SHIPPED.stall_us * 4 * SMALL.layers
+    assert launched - replayed == pytest.approx(stalls, rel=0.02)
 
 
 def test_pipelines_gather_sharded_parameters_once_per_step() -> None:

@@ -201,6 +201,8 @@ def make_request(row: Row) -> TrainingRequest:
         model = replace(model, norm="rms_by_ops")
     if "lora" in row["model"].lower():
         options["adapter_rank"] = 16
+        if "NVIDIA" in row["device"]:  # its submissions set `cp_comm_type` so
+            options["cp_exchange"] = "all-to-all"
     if "every 2nd" in row["activation_checkpointing"]:
         options["checkpoint_every"] = 2
     if layers := re.match(r"full, (\d+) layers", row["activation_checkpointing"]):

@@ -1,9 +1,5 @@
 """Peak memory of TorchRec's pipelines: TorchRec's own benchmark, captured on two ranks at batch 32,768, against the
-figures of its pull requests.
-
-Rows have the program of their release: 1.8.0 ("newest"), or 1.6.1 ("before"), whose pipelines hold the pooled
-embeddings of a batch until it is done (pull request 4008 ended that). Inputs that are freed early came in between:
-1.7.0 with that line put back."""
+figures of its pull requests."""
 
 from __future__ import annotations
 
@@ -19,27 +15,11 @@ from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.published import Row, read_rows
-from traincast_evaluation.suites.recommenders import load_captured_step
+from traincast_evaluation.suites.torchrec_rows import find_captured_step, load_captured_step, name_release
 
 _KMIB = 1000.0 * (1 << 20)
 _COLUMNS = {
     "allocated": "peak_allocated_kmib_p90", "reserved": "peak_reserved_kmib_p90", "used": "used_kmib_p90",
-}  # fmt: skip
-_NEWEST = 4008  # the pull request after which pipelines no longer hold pooled embeddings
-_AFTER = "sparse_data_dist_base_after"  # of its own two rows the one with its change
-_BATCH = 32768
-# The captured step by a word of a row's name, the first that fits: the flags of the table are those of one of two rows.
-_CAPTURES: dict[str, dict[str, str | None]] = {
-    "sparse_data_dist_base": {
-        "free_input_inplace": "free_inplace", "free_input": "free", "clear_inputs": "clear", "bwd_opt": "bwdopt",
-        "inplace": "inplace", "": "base",
-    },
-    "eval_dp_cpu": {
-        "eval_gpu_inplace": "eval_gpu_inplace", "eval_gpu": "eval_gpu", "inplace": "eval_cpu_inplace", "": "eval_cpu",
-    },
-    "sparse_data_dist_metrics": {"": "metrics"},
-    "sparse_data_dist_eval": {"": "eval_sdd"},
-    "sparse_data_dist_shampoo": {"opt_stash": "shampoo_optstash", "bwd_opt": None, "": "shampoo"},
 }  # fmt: skip
 _DEVICE = "a100-80gb"  # the tables name no GPU, and allocated bytes do not depend on it
 
@@ -49,12 +29,11 @@ def list_torchrec_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
     path = data / "iterations" / "torchrec_pipeline_memory.csv"
     for row in read_rows(path) if path.exists() else ():
         name = f"{row.label('name')} (pull request {row['pr'].partition('.')[0] or 'not stated'})"
-        newest = bool(row["pr"]) and (float(row["pr"]) > _NEWEST or row["name"] == _AFTER)
-        captured = _find_capture(row)
-        if captured is None:
+        captured = find_captured_step(row)
+        if captured is None or not captured.startswith(name_release(row)):
             yield LeftOut(name=name, group="TorchRec", reason=_explain_absence(row))
             continue
-        ranks = _load_memory(f"{'newest' if newest else 'before'}-{captured}")
+        ranks = _load_memory(captured)
         held = sha256(f"memory 2026-11|TorchRec|{name}".encode()).digest()[0] % 3 == 0
         for kind, column in _COLUMNS.items():
             if row[column]:
@@ -63,18 +42,6 @@ def list_torchrec_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
                     for memory in ranks
                 ]
                 yield max(found, key=lambda one: one.predicted)
-
-
-def _find_capture(row: Row) -> str | None:
-    """The captured step of a row; None where none was captured. One configuration's batch is in another table."""
-    if row["name"] == "sparse_data_dist_emb_stash":
-        return "emb_stash"
-    if not row["batch_size"] or float(row["batch_size"]) != _BATCH:
-        return None
-    if row["yaml"] == "prefetch_emo":
-        return {"prefetch_emo": "prefetch_emo", "sparse_emo": "sparse_emo"}.get(row["name"])
-    names = _CAPTURES.get(row["yaml"], {})
-    return next((capture for word, capture in names.items() if word in row["name"]), None)
 
 
 def _explain_absence(row: Row) -> str:

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import as_file, files
 from math import log
 from pathlib import Path
 from typing import NamedTuple
 
-from traincast.ir.file import load_workload
-from traincast.ir.workload import Workload
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, summarise_outcomes
 from traincast_evaluation.suites.published import Row, read_cases, read_rows
+from traincast_evaluation.suites.torchrec_rows import find_captured_step, load_captured_step
 
 _CHANGES, _BEYOND = "before and after", "beyond the spread"
 _SIZE = 0.25  # of a change: how near a predicted one is to be
@@ -47,36 +45,38 @@ _SOK = "its program, TensorFlow under XLA with Horovod, is not described here, n
 
 
 class _Change(NamedTuple):
-    """A pair of rows of one pull request by their names, and the captured steps of both."""
+    """A pair of rows of one pull request, by their names."""
 
     pull_request: str
     before: str
     after: str
-    step_before: str
-    step_after: str
+
+
+class _Run(NamedTuple):
+    """One side of a pair: the captured step, and how long it took."""
+
+    step: str
+    measured_ms: float
 
 
 _BASE, _SHAMPOO = "sparse_data_dist_base", "sparse_data_dist_shampoo"
 _PAIRS = (
-    _Change("4066", _BASE, "sparse_data_dist_sync_fwd", "newest-base", "newest-sync_fwd"),
-    _Change("4018", "baseline", "clear_inputs (D98744419)", "newest-base", "newest-clear"),
-    _Change("4018", "baseline", "clear_inputs (this diff)", "newest-base", "newest-clear"),
-    _Change("4017", "baseline", "clear_inputs", "newest-base", "newest-clear"),
-    _Change("4008", f"{_BASE}_before", f"{_BASE}_after", "before-base", "newest-base"),
-    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input", "before-base", "before-free"),
-    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_inplace", "before-base", "before-inplace"),
-    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input_inplace", "before-base",
-            "before-free_inplace"),
-    _Change("3899", "sparse_emo", "prefetch_emo", "before-sparse_emo", "before-prefetch_emo"),
-    _Change("3824", "eval_gpu", "eval_gpu_inplace_copy", "before-eval_gpu", "before-eval_gpu_inplace"),
-    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo", "newest-shampoo",
-            "newest-opt_stash"),
-    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo_non_threaded", "newest-shampoo",
-            "newest-opt_stash"),
-    _Change("3797", _SHAMPOO, "sparse_data_dist_bwd_opt_shampoo", "newest-shampoo", "newest-bwdopt_shampoo"),
-    _Change("3797", _BASE, "sparse_data_dist_bwd_opt", "before-base", "before-bwdopt"),
-    _Change("3787", _BASE, f"{_BASE}_inplace_copy", "before-base", "before-inplace"),
-)  # fmt: skip
+    _Change("4066", _BASE, "sparse_data_dist_sync_fwd"),
+    _Change("4018", "baseline", "clear_inputs (D98744419)"),
+    _Change("4018", "baseline", "clear_inputs (this diff)"),
+    _Change("4017", "baseline", "clear_inputs"),
+    _Change("4008", f"{_BASE}_before", f"{_BASE}_after"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_inplace"),
+    _Change("4002", "sparse_data_dist_baseline", "sparse_data_dist_free_input_inplace"),
+    _Change("3899", "sparse_emo", "prefetch_emo"),
+    _Change("3824", "eval_gpu", "eval_gpu_inplace_copy"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo"),
+    _Change("3800", f"{_SHAMPOO} (baseline)", "sparse_data_dist_opt_stash_shampoo_non_threaded"),
+    _Change("3797", _SHAMPOO, "sparse_data_dist_bwd_opt_shampoo"),
+    _Change("3797", _BASE, "sparse_data_dist_bwd_opt"),
+    _Change("3787", _BASE, f"{_BASE}_inplace_copy"),
+)
 
 
 def list_recommender_cases(data: Path) -> list[Case | LeftOut]:
@@ -126,7 +126,7 @@ def _make_case(row: Row) -> Case:
 
 def _list_pairs(folder: Path) -> list[Case | LeftOut]:
     rows = read_rows(folder / "torchrec_pipeline_memory.csv")
-    found: list[tuple[_Change, Row, Row]] = []
+    found: list[tuple[_Change, _Run, _Run]] = []
     made: list[Case | LeftOut] = []
     for change in _PAIRS:
         both = [
@@ -136,27 +136,32 @@ def _list_pairs(folder: Path) -> list[Case | LeftOut]:
         if both[0] is None or both[1] is None:
             made.append(LeftOut(name=_name_pair(change), reason="the table lacks one of its rows", group=_CHANGES))
         else:
-            found.append((change, both[0], both[1]))
-    spreads = _find_spreads([(change.step_before, before) for change, before, _ in found])
+            found.append((change, _read_run(both[0]), _read_run(both[1])))
+    spreads = _find_spreads([before for _, before, _ in found])
     return [*made, *(_make_pair(change, before, after, spreads) for change, before, after in found)]
+
+
+def _read_run(row: Row) -> _Run:
+    step = find_captured_step(row)
+    if step is None:
+        raise TraincastError(f"{row['name']}: no step of it was captured")
+    return _Run(step, row.positive("iteration_ms_p90"))
 
 
 def _name_pair(change: _Change) -> str:
     return f"pull request {change.pull_request}: {change.before} to {change.after}"
 
 
-def _find_gpu(step: str, before: Row) -> str:
+def _find_gpu(run: _Run) -> str:
     """The GPU on which a step comes nearest to what was measured."""
-    measured = before.positive("iteration_ms_p90")
-    return min(_FLEET, key=lambda on: abs(log(_predict_ms(step, on) / measured)))
+    return min(_FLEET, key=lambda on: abs(log(_predict_ms(run.step, on) / run.measured_ms)))
 
 
-def _find_spreads(runs: Sequence[tuple[str, Row]]) -> dict[str, float]:
+def _find_spreads(runs: Sequence[_Run]) -> dict[str, float]:
     """By GPU how far apart runs of one step lie at most, as a share of the shorter; "" is the largest of all."""
     repeats: dict[tuple[str, str], list[float]] = {}
-    for step, row in runs:
-        key = (_find_gpu(step, row), step.partition("-")[2])
-        repeats.setdefault(key, []).append(row.positive("iteration_ms_p90"))
+    for run in runs:
+        repeats.setdefault((_find_gpu(run), run.step.partition("-")[2]), []).append(run.measured_ms)
     spreads: dict[str, float] = {}
     for (on, _), times in repeats.items():
         if len(set(times)) > 1:
@@ -164,15 +169,13 @@ def _find_spreads(runs: Sequence[tuple[str, Row]]) -> dict[str, float]:
     return spreads | {"": max(spreads.values(), default=0.0)}
 
 
-def _make_pair(change: _Change, before: Row, after: Row, spreads: dict[str, float]) -> Case:
-    ratio = after.positive("iteration_ms_p90") / before.positive("iteration_ms_p90")
-    on = _find_gpu(change.step_before, before)
-    first = _predict_ms(change.step_before, on)
-    spread = spreads.get(on, spreads[""])
+def _make_pair(change: _Change, before: _Run, after: _Run, spreads: dict[str, float]) -> Case:
+    ratio, on = after.measured_ms / before.measured_ms, _find_gpu(before)
+    first, spread = _predict_ms(before.step, on), spreads.get(on, spreads[""])
     return Case(
         name=f"{_name_pair(change)} ({ratio - 1:+.1%} measured)",
         group=_CHANGES,
-        question=Scenario(workload=load_captured_step(change.step_after), on=on),
+        question=Scenario(workload=load_captured_step(after.step), on=on),
         measured_ms=first * ratio,
         tags={"change": _BEYOND if abs(ratio - 1) > spread else "within the spread", "before_ms": f"{first:.4f}"},
         note=f"the measured ratio on {on}, where the step before is predicted at {first:.1f} ms; runs of one step "
@@ -183,11 +186,3 @@ def _make_pair(change: _Change, before: Row, after: Row, spreads: dict[str, floa
 @cache
 def _predict_ms(step: str, on: str) -> float:
     return 1e3 * predict(Scenario(workload=load_captured_step(step), on=on)).iteration
-
-
-@cache
-def load_captured_step(name: str) -> Workload:
-    """A captured step: of TorchRec's benchmark by release and configuration, two ranks with a batch of 32,768 each; of
-    OneTrans (the model of March 2026 in a loop as its trainer's) by its number of GPUs, which share 4,096."""
-    with as_file(files("traincast_evaluation") / "suites" / "captured_torchrec" / f"{name}.tc") as path:
-        return load_workload(path)

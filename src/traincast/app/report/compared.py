@@ -34,6 +34,7 @@ PART_NAMES = dict(zip(PARTS, (
 """The parts of a step in words."""
 _SPREAD = 1.1  # longest over shortest step from which on they differ
 _LEAST_GAIN = 0.02  # of a step: less is not worth a word
+_LEAST_MODELLED = 0.005  # of kernel time, below which a step on its own GPU and host is no prediction
 _KERNELS = "kernels"
 _HOLDERS = {
     HOST: "the host", COMMUNICATION: "communication", GRAPH: "waits before graph nodes",
@@ -56,9 +57,11 @@ def state_traces(report: TraceReport) -> list[str]:
             *(f"note: {note}" for note in (report.together.notes if report.together else ())),
         ]
     if report.together:
-        figures = report.together.breakdown
+        figures, path = report.together.breakdown, report.together.path
+        holder, share = max(path.by_rank.items() if path else [(-1, 0.0)], key=lambda pair: pair[1])
+        held = f", held by rank {holder} ({share:.0%} of the path over ranks)" if holder >= 0 else ""
         return [
-            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}; "
+            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{held}; "
             f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
             f"Slowest is rank {rank.rank}, {verdict}",
             *lines[1:],
@@ -126,7 +129,7 @@ def _state_culprit(rank: RankReport) -> str:
     if share < min(_LEAST_GAIN, path.by_op.get("", 0.0)):
         return f"Code between ops is {path.by_op['']:.0%} of the path: no op is on record there."
     gain = f"; in half the time it would save {path.faster[name]:.0%} of the step" if name in path.faster else ""
-    return f"{shorten_name(name)} is {share:.0%} of the path, the most of any op{gain}."
+    return f"{shorten_name(name)} has {share:.0%} of the path{gain}."
 
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all
@@ -280,20 +283,20 @@ def format_forecast(attribution: Attribution) -> list[str]:
     host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
     if attribution.host_scale != 1.0:
         host += f" times {attribution.host_scale:.2f}"
-    steps = attribution.steps
+    steps, modelled = attribution.steps, attribution.kernels.modelled
     measured = format_milliseconds(sum(step.measured for step in steps) / len(steps))
+    predicted = format_milliseconds(attribution.mean_step)
     on = f"on {attribution.platform} ({host})"
     low, high = map(format_milliseconds, attribution.interval)
     rest = "the rest is carried over from what it took" if attribution.kernels.carried else "the rest is as measured"
-    known = f"  90 % interval {low} to {high} ms; {attribution.kernels.modelled:.0%} of kernel time is modelled, {rest}"
+    known = f"  90 % interval {low} to {high} ms; {modelled:.0%} of kernel time is modelled, {rest}"
     if attribution.is_forecast:
-        predicted = format_milliseconds(attribution.mean_step)
-        return [
-            f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms",
-            known,
-        ]
+        return [f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms", known]
     there = "" if attribution.traced else ", if they ran there: the trace names no GPU"
-    return [f"Prediction {on}: GMAE {attribution.gmae:.1%} over {count_of(len(steps), 'step')}{there}", known]
+    if own and modelled < _LEAST_MODELLED:
+        return [f"No prediction {on}: next to no kernel says what it worked on, so the step is the measured one{there}"]
+    off = f"off by {attribution.gmae:.1%} (geometric mean of {count_of(len(steps), 'step')})"
+    return [f"Prediction {on}: {predicted} ms per step, measured {measured} ms, {off}{there}", known]
 
 
 def _format_host(attribution: Attribution) -> list[str]:

@@ -68,6 +68,10 @@ def share_bytes_evenly(splits: npt.ArrayLike, node: Sequence[int] | None = None)
 
 FLAGS_SLOWDOWN = 4.0  # small messages use the flag-carrying protocols, at about a quarter of the bandwidth
 FLAGS_BYTES = 65536  # rings over nodes use them up to here: seen on two clusters of A100, Sophia and Polaris
+_WHOLE_LATENCY = 1.7  # a hop of a tree with whole chunks, of one with flags: NCCL's tuning expects 8.5 and 5.0 us
+# from NVLink 4 on a channel inside a node is faster than an adapter, and NCCL joins two nodes by trees: each sends its
+# sum once, not 2 (n - 1) / n times. Found on Alps, and so on two clusters of H100 and two racks of GB200
+_TREE_LINK = 4e11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,16 @@ class LinkModel:
             return np.asarray(ring)
         flagged = floor + FLAGS_SLOWDOWN * network.slowdown * x
         if route is Route.RING_OR_TREE:
-            return np.asarray(np.minimum(ring, flagged + estimate_hop(message) * 2 * np.ceil(np.log2(nodes))))
+            levels = 2 * np.ceil(np.log2(nodes))
+            flagged = flagged + estimate_hop(FLAGS_SLOWDOWN * message) * levels
+            fastest = np.minimum(ring, flagged)
+            if not joins_by_tree(ranks, nodes, topology):
+                return np.asarray(fastest)
+            adapters = topology.get_network_bandwidth(topology.count_ranks_per_node(ranks, nodes))
+            stream = network.slowdown * message * max(1.0 / adapters, 2.0 / rate)
+            # all levels work at once, on parts as long as make the whole shortest
+            tree = floor + (np.sqrt(_WHOLE_LATENCY * levels * estimate_hop(message)) + np.sqrt(stream)) ** 2
+            return np.asarray(np.minimum(fastest, tree))
         # every part of a short message goes its own way, over the network as often as it changes nodes
         mates = self.node[name_measured_kind(kind)].hops * topology.link_latency * (ranks - nodes)
         flagged = flagged + estimate_hop(message / ranks) * (nodes - 1) + mates
@@ -168,6 +181,11 @@ def name_measured_kind(kind: str) -> str:
 def runs_on_ring(kind: str) -> bool:
     """Whether the bytes of a collective go round a ring inside a node."""
     return COLLECTIVES[kind].route in (Route.RING, Route.RING_OR_TREE)
+
+
+def joins_by_tree(ranks: int, nodes: int, topology: Topology) -> bool:
+    """Whether a sum goes over the network once, as between two nodes whose links are faster than their adapters."""
+    return nodes == 2 and ranks > nodes and topology.link_bandwidth >= _TREE_LINK
 
 
 def count_ring_steps(kind: str, ranks: int) -> float:

@@ -12,7 +12,7 @@ from traincast.models.dlrm.config import OPTIMIZERS
 from traincast.models.embeddings.documents import list_entries
 from traincast.models.embeddings.read import make_table
 from traincast.models.embeddings.table import Table, check_tables
-from traincast.models.recommenders.storage import Storage, read_storage
+from traincast.models.recommenders.storage import DEVICE, Storage, read_storage
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.files.reading import read_document
 
@@ -153,6 +153,8 @@ def _read_placements(tables: tuple[Table, ...], placed: list[dict[str, Any]]) ->
                     "sharding", str(where["sharding"]), _SHARDINGS, f"{label}: choose {', '.join(_SHARDINGS)}."
                 )
             shardings[table.name] = where["sharding"]
+            if shardings[table.name] == "data_parallel" and storages.get(table.name, DEVICE).kind != "device":
+                raise TraincastError(f"{label}: a copied table is on every device; leave out its storage")
     return {"storages": storages, "shardings": shardings}
 
 

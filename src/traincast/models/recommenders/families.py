@@ -57,8 +57,7 @@ def _describe(builder: RecommenderBuilder, what: Description) -> str:
         return json.dumps({"tables": entries})
     placements = [
         {
-            "kind": what.shardings.get(entry["name"]), "storage": kept.kind, "kernel": kept.kernel,
-            "cache_fraction": kept.cache if kept.kind == "uvm_caching" else 0.0,
+            "kind": what.shardings.get(entry["name"]), "storage": kept.describe(),
         }
         for entry in entries for kept in (what.storages.get(entry["name"], DEVICE),)
     ]  # fmt: skip

@@ -27,14 +27,15 @@ from traincast.models.embeddings.documents import list_entries
 from traincast.models.embeddings.read import make_table
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.models.layers.builder import RankBuilder, Ref
+from traincast.models.recommenders.storage import STASH_BACK, STASH_OUT
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import parse_json
 
-_LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda")
-_UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda")
-_FILL = "fbgemm::lru_cache_populate"
+_LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_(un)?weighted_cuda|dynamicemb::lookup")
+_UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+?)_(un)?weighted_exact_cuda|dynamicemb::update")
+_FILLS = ("fbgemm::lru_cache_populate", "traincast::drive_cache_populate")
 _BEFORE = (
-    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", _FILL, "fbgemm::lxu_cache_lookup",
+    "aten::to", "fbgemm::bounds_check_indices", "fbgemm::linearize_cache_indices", *_FILLS, "fbgemm::lxu_cache_lookup",
 )  # fmt: skip
 """Scopes that a lookup begins with, each once; offsets and row numbers are cast."""
 _UNPOOLED = 2  # FBGEMM's number of the mode
@@ -73,11 +74,13 @@ def find_embedding_modules(program: Program) -> tuple[EmbeddingModule, ...]:
     """The embedding modules of a training step, in the order of their lookups."""
     lookups = {_find_weights(program, op): op for op in _find_ops(program, _LOOKUP)}
     updates = {_find_weights(program, op): op for op in _find_ops(program, _UPDATE)}
+    by_lookup = {int(program.columns.op_forward[op]): op for op in updates.values()}  # of weights that were away
     modules = []
     for weights, lookup in lookups.items():
-        if weights not in updates:
+        update = updates.get(weights, by_lookup.get(lookup))
+        if update is None:
             raise TraincastError("some embedding tables of the step are not updated by it; capture a whole step")
-        modules.append(_make_module(program, lookup, updates[weights]))
+        modules.append(_make_module(program, lookup, update))
     return tuple(modules)
 
 
@@ -95,7 +98,7 @@ def compute_resident_bytes(program: Program, module: EmbeddingModule) -> int:
     """Bytes that the tables of a module and the state of their optimizer take in the step of one GPU."""
     c = program.columns
     groups = program.signatures[c.op_signature[module.update]].groups
-    names = [name for name, _ in groups if name == "dev_weights" or name.startswith("momentum")]
+    names = [name for name, _ in groups if name in ("dev_weights", "slots") or name.startswith("momentum")]
     storages = {int(c.tensor_storage[find_operand(program, module.update, name)]) for name in names}
     return sum(int(program.storage_nbytes[storage]) for storage in storages)
 
@@ -119,8 +122,8 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
             dim=dim,
             pooling=Pooling.from_constant(pooling[number] if known else even),
             access=parse_access(access[number]) if len(access) == len(rows) else Uniform(),
-            weighted=fused[2] is None,
-            optimizer=fused[1],
+            weighted=fused[0].startswith("fbgemm") and fused[2] is None,
+            optimizer=fused[1] or str(signature.scalar("optimizer")),
         )
         for number, (height, dim) in enumerate(zip(rows, dims, strict=True))
     )
@@ -131,10 +134,12 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     end = last + 1
     if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
-    pooled = bags == program.batch_size
-    forward = range(begin, first + 1)
-    in_host = bool(signature.scalar("host")) or any(program.names[c.scope_name[scope]] == _FILL for scope in forward)
-    return EmbeddingModule(tables, bags, pooled, lookup, update, forward, range(last, end), known, in_host)
+    stashed = program.names[c.scope_name[first + 1]] == STASH_OUT
+    forward = range(begin, first + 1 + stashed)
+    in_host = bool(signature.scalar("host")) or any(program.names[c.scope_name[scope]] in _FILLS for scope in forward)
+    return EmbeddingModule(
+        tables, bags, bags == program.batch_size, lookup, update, forward, range(last - stashed, end), known, in_host
+    )
 
 
 def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -150,6 +155,12 @@ def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...
             "FBGEMM tables that several lookups share, or whose rows are not added up, are not sharded here; capture "
             "the step you run with `gpus`"
         )
+
+
+def list_scopes(program: Program, name: str) -> list[int]:
+    """The scopes of a name."""
+    known = [number for number, one in enumerate(program.names) if one == name]
+    return np.flatnonzero(np.isin(program.columns.scope_name, known)).tolist()
 
 
 def _find_ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
@@ -281,6 +292,8 @@ class ReducingCopier(StepCopier):
 
     def __init__(self, source: Program, modules: Sequence[EmbeddingModule], builder: RankBuilder) -> None:
         self.dropped = {scope for one in modules for scopes in (one.forward, one.backward) for scope in scopes}
+        self.restored = list_scopes(source, STASH_BACK)
+        self.dropped.update(self.restored)
         super().__init__(source, sorted(self.dropped), builder)
         accumulating = find_accumulating(source).tolist()
         self.end = find_end_of_backward(source, accumulating) if accumulating else source.num_scopes

@@ -16,6 +16,7 @@ from traincast.models.layers.optimizers import (
     write_foreach_step,
 )
 from traincast.models.placement.plan import ComputeKernel, ShardingKind
+from traincast.models.recommenders.storage import DEVICE, HashTable, Stash, Storage
 from traincast.models.sharded_dlrm.communication import (
     Features,
     HostOpNames,
@@ -33,17 +34,23 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(slots=True, eq=False)
 class KernelLookup:
-    """One table-batched kernel of a rank, for the lookups of `samples` samples."""
+    """One table-batched kernel of a rank, or one hash table, for the lookups of `samples` samples."""
 
     builder: RankBuilder
     batch: Batch
     samples: int
-    kernel: TableBatchedLookup
+    kernel: TableBatchedLookup | HashTable
     cache: Ref | None
+    storage: Storage
+    stash: Stash | None = None
+    _bags: Ref | None = None
 
     @staticmethod
-    def from_batch(builder: RankBuilder, batch: Batch, samples: int) -> KernelLookup:
+    def from_batch(builder: RankBuilder, batch: Batch, samples: int, storage: Storage) -> KernelLookup:
         """The weights and states of the kernel, there before the step."""
+        if storage.kind == "hash":
+            hashed = HashTable(builder, storage, batch.widest, batch.tables, batch.rows, batch.load[2], batch.optimizer)
+            return KernelLookup(builder, batch, samples, hashed, None, storage)
         dtype, dense = DTYPES[batch.dtype], batch.kernel is ComputeKernel.DENSE
         place = "cpu:pinned" if batch.kernel.in_host_memory else "cuda"
         count = 0 if dense else OPTIMIZER_STATE[batch.optimizer].tensors
@@ -63,7 +70,7 @@ class KernelLookup:
         )
         cached = batch.kernel.cached
         cache = builder.add_resident_tensor((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
-        return KernelLookup(builder, batch, samples, kernel, cache)
+        return KernelLookup(builder, batch, samples, kernel, cache, storage)
 
     @property
     def weights(self) -> Ref:
@@ -72,13 +79,30 @@ class KernelLookup:
 
     def write_forward(self, indices: Ref, offsets: Ref, weights: Ref | None) -> Ref:
         """Pooled embeddings [samples, columns]; `weights` are those of weighted lookups."""
-        self.kernel.write_bounds_check(indices, offsets, weights)
+        batch, kernel = self.batch, self.kernel
+        if isinstance(kernel, HashTable):
+            self._bags = offsets
+            return kernel.write_lookup(indices, self.samples, _make_scalars(batch), DLRM_MODULE)
+        kernel.write_bounds_check(indices, offsets, weights)
         if self.cache is not None:
-            batch = self.batch
-            fill: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
-                             ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
-            self.kernel.write_cache_fill(self.cache, fill)
-        return self.kernel.write_forward(self.samples, self.batch.columns)
+            fetched, nbytes, distinct = float(batch.fetched_rows), float(batch.fetched_bytes), batch.load[2]
+            if self.storage.missed is not None:
+                fetched = self.storage.missed * distinct
+                nbytes = fetched * batch.elements / batch.rows * self.weights.spec.itemsize
+            kernel.write_cache_fill(self.cache, *self.storage.list_fill_scalars(fetched, nbytes, distinct, batch.rows))
+        pooled = kernel.write_forward(self.samples, batch.columns)
+        self.stash = Stash(self.builder, kernel) if self.storage.kind == "stashed" else None
+        return pooled
+
+    def write_backward(self, grad: Ref) -> Ref | None:
+        """Updates the tables in place; of dense ones gives the gradient."""
+        if isinstance(self.kernel, HashTable):
+            self.kernel.write_update(grad)
+            self.builder.free_tensors(self.kernel.indices, *([] if self._bags is None else [self._bags]))
+            return None
+        if self.stash is not None:
+            self.stash.wait()
+        return self.kernel.write_backward(grad)
 
 
 def _make_scalars(batch: Batch) -> Scalars:
@@ -99,12 +123,14 @@ class ShardedTables:
     """Under a layout, in the order of its sections: `redistribute_all`, `look_up`, `finish_communication`, and the way
     back."""
 
-    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames) -> None:
+    def __init__(
+        self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames, storage: Storage = DEVICE
+    ) -> None:
         self.builder, self.layout, self.index_dtype = builder, layout, index_dtype
         self.sections = layout.sections
         self.lookups = [
             [
-                KernelLookup.from_batch(builder, batch, self._count_rows(section))
+                KernelLookup.from_batch(builder, batch, self._count_rows(section), storage)
                 for batch in section.ranks[builder.rank]
             ]
             for section in self.sections
@@ -212,6 +238,12 @@ class ShardedTables:
             if not section.kind.copied:
                 output.start_backward(gradients)
 
+    def restore_stashed(self) -> None:
+        """Weights that left the device behind their lookup start on their way back."""
+        for lookup in (one for several in self.lookups for one in several):
+            if lookup.stash is not None:
+                lookup.stash.restore()
+
     def finish_backward(self) -> list[Ref]:
         """Waits for gradients and updates the tables; gives what is held until backward ends."""
         builder = self.builder
@@ -309,7 +341,7 @@ class ShardedTables:
         kept = []
         for number, (lookup, block) in enumerate(zip(lookups, blocks, strict=True)):
             with builder.label_scopes(Mark(ScopeRole.UPDATE, section.kind, number)):
-                dense = lookup.kernel.write_backward(block)
+                dense = lookup.write_backward(block)
                 if dense is not None and self.reducer is not None:
                     kept.append(self.reducer.accumulate_gradient(dense))
                 else:  # the tables' own gradient is none, but the engine visits them all the same

@@ -15,6 +15,7 @@ from traincast.models.layers.builder import RankBuilder
 from traincast.models.placement.memory import POOLED_BYTES, MemoryLimits
 from traincast.models.placement.options import make_greedy_plan
 from traincast.models.placement.plan import ComputeKernel, Placement, Plan, ShardingKind
+from traincast.models.recommenders.storage import DEVICE, Storage, read_storage
 from traincast.models.sharded_dlrm.captured import (
     CapturedDense,
     EmbeddingModule,
@@ -35,24 +36,24 @@ _MODULE = "DistributedModelParallel"
 
 
 def build_rank_program(
-    program: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], rank: int, gpus_per_node: int,
-    *, pipelined: bool, like: Program | None,
+    program: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], storages: Sequence[Storage],
+    rank: int, gpus_per_node: int, *, pipelined: bool, like: Program | None,
 ) -> Program:  # fmt: skip
     """The program of one rank; `like` is one of a rank that runs the same ops."""
-    return _RankWriter(program, modules, layouts, rank, gpus_per_node, pipelined, like).write_program()
+    return _RankWriter(program, modules, layouts, storages, rank, gpus_per_node, pipelined, like).write_program()
 
 
 class _RankWriter:
     """The scopes of the source in their order, with others in the place of lookups and updates."""
 
     def __init__(
-        self, source: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], rank: int,
-        gpus_per_node: int, pipelined: bool, like: Program | None,
+        self, source: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout],
+        storages: Sequence[Storage], rank: int, gpus_per_node: int, pipelined: bool, like: Program | None,
     ) -> None:  # fmt: skip
         self.source, self.modules, self.pipelined = source, modules, pipelined
         self.builder = RankBuilder(source.batch_size, rank, layouts[0].world_size, gpus_per_node, like)
         self.copier = ReducingCopier(source, modules, self.builder)
-        self.sharded = [self._make_tables(module, layout) for module, layout in zip(modules, layouts, strict=True)]
+        self.sharded = [self._make_tables(*one) for one in zip(modules, layouts, storages, strict=True)]
         self.inputs: dict[int, Features] = {}  # by the storage of row numbers: modules may be fed the same
         self.local = [self._make_local_lookups(module) for module in modules]
         self.widths: dict[int, list[int]] = {}
@@ -69,6 +70,9 @@ class _RankWriter:
                 self._write_prefetch()
             if scope == self.copier.end:
                 self.copier.finish_reduction()
+            if self.copier.restored and scope == self.copier.restored[0]:
+                for tables in self.sharded:
+                    tables.restore_stashed()
             if scope in places:
                 number = places[scope]
                 self._look_up(number, None if prefetched is None else prefetched[number])
@@ -83,11 +87,13 @@ class _RankWriter:
             self.copier.finish_reduction()
         return self.builder.build_program()
 
-    def _make_tables(self, module: EmbeddingModule, layout: Layout) -> ShardedTables:
+    def _make_tables(self, module: EmbeddingModule, layout: Layout, storage: Storage) -> ShardedTables:
         if module.pooled:
-            return ShardedTables(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
-        samples = self.source.batch_size
-        return ShardedSequences(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
+            return ShardedTables(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, storage=storage)
+        return ShardedSequences(
+            self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=self.source.batch_size,
+            storage=storage,
+        )  # fmt: skip
 
     def _make_local_lookups(self, module: EmbeddingModule) -> Features:
         """The lookups of this rank's own samples, on the device before the step as they are on one GPU."""
@@ -145,13 +151,7 @@ _EXCHANGED = 4  # rows of a rank's own lookups and rows it serves, both with the
 
 
 def is_shardable(workload: Workload) -> bool:
-    """Whether a step trains FBGEMM tables on one GPU; tables that are kept in ways which no plan has are rejected."""
-    strange = next((one["storage"] for one in _list_placements(workload) if one["kernel"] is None), None)
-    if strange is not None:
-        raise TraincastError(
-            f"tables kept as '{strange}', or with a hit rate of their own, are predicted on one GPU; on several give "
-            "device, uvm or uvm_caching, or describe what one GPU has of them"
-        )
+    """Whether a step trains FBGEMM tables, or dynamic hash tables, on one GPU."""
     return (
         workload.mode == "training" and len(workload.ranks) == 1 and bool(find_embedding_modules(workload.programs[0]))
     )
@@ -175,9 +175,15 @@ def build_sharded_recommender(
         raise TraincastError(f"workload '{workload.name}' has no fused embedding tables to shard; leave out `program`")
     plan = _make_plan(workload, modules, gpus, memory_bytes)
     layouts = _lay_out_modules(modules, plan, gpus_per_node)
+    kept = _read_storages(workload, modules)
+    storages = [
+        kept.get(module.tables[0].name, DEVICE) for module in modules
+    ]  # a module has tables that are kept alike
 
     def write(rank: int, like: Program | None) -> Program:
-        return build_rank_program(program, modules, layouts, rank, gpus_per_node, pipelined=pipelined, like=like)
+        return build_rank_program(
+            program, modules, layouts, storages, rank, gpus_per_node, pipelined=pipelined, like=like
+        )
 
     programs, ranks = write_ranks(
         gpus,
@@ -207,7 +213,7 @@ def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int
         for table in module.tables
     }
     share = sum(weights.values()) / gpus
-    stated = _read_placements(workload, modules, gpus)
+    stated, storages = _read_placements(workload, modules, gpus), _read_storages(workload, modules)
     split = [
         table
         for module in modules
@@ -223,7 +229,7 @@ def _make_plan(workload: Workload, modules: Sequence[EmbeddingModule], gpus: int
     rows = sum(module.bags * module.columns for module in modules if not module.pooled)
     held = (
         CapturedDense(workload, tuple(modules)).compute_memory_bytes(0, batch)
-        + sum(_compute_table_bytes(table) for table in split) / gpus
+        + sum(_compute_table_bytes(table) * _find_device_share(storages.get(table.name)) for table in split) / gpus
         + rows * POOLED_BYTES * _EXCHANGED
     )
     limits = MemoryLimits(device=memory_bytes, dense=held)
@@ -252,16 +258,31 @@ def _read_placements(workload: Workload, modules: Sequence[EmbeddingModule], gpu
     tables = [table for module in modules for table in module.tables]
     placements, whole = {}, 0
     for table, one in zip(tables, stated, strict=False):  # all of them or none
-        if one["kind"] is None and one["kernel"] == ComputeKernel.FUSED:
+        storage = read_storage(one["storage"], f"table '{table.name}'")
+        if one["kind"] is None and storage == DEVICE:
             continue
         kind = ShardingKind(one["kind"] or ShardingKind.TABLE_WISE)
-        ranks, kernel = tuple(range(gpus)), ComputeKernel(one["kernel"])
+        ranks, kernel = tuple(range(gpus)), storage.kernel
         if kind is ShardingKind.TABLE_WISE:
             ranks, whole = (whole % gpus,), whole + 1
         if kind.copied:
             kernel = ComputeKernel.DENSE
-        placements[table.name] = Placement(kind, ranks, kernel, one["cache_fraction"])
+        placements[table.name] = Placement(kind, ranks, kernel, storage.cache if storage.cached else 0.0)
     return placements
+
+
+def _read_storages(workload: Workload, modules: Sequence[EmbeddingModule]) -> dict[str, Storage]:
+    """Where the rows of its tables are, by their names in the step, if a description says that."""
+    tables = [table for module in modules for table in module.tables]
+    return {
+        table.name: read_storage(one["storage"], f"table '{table.name}'")
+        for table, one in zip(tables, _list_placements(workload), strict=False)  # all of them or none
+    }
+
+
+def _find_device_share(storage: Storage | None) -> float:
+    """The share of its rows that a table has on the device."""
+    return 1.0 if storage is None else 0.0 if storage.kind == "uvm" else storage.cache
 
 
 def _compute_table_bytes(table: Table) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement.plan import ShardingKind
+from traincast.models.recommenders.storage import DEVICE, Storage
 from traincast.models.sharded_dlrm.collection import ShardedTables
 from traincast.models.sharded_dlrm.communication import (
     LENGTH_DTYPE,
@@ -162,15 +163,16 @@ class ShardedSequences(ShardedTables):
     of `count_samples` samples. Every lookup gives a row."""
 
     def __init__(
-        self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames, samples: int
-    ) -> None:
+        self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: HostOpNames, samples: int,
+        storage: Storage = DEVICE,
+    ) -> None:  # fmt: skip
         for section in layout.sections:
             if section.kind not in KINDS:
                 raise TraincastError(
                     f"tables whose rows are not pooled cannot be sharded {section.kind}; choose {' or '.join(KINDS)}"
                 )
         self._samples = samples
-        super().__init__(builder, layout, index_dtype=index_dtype, names=names)
+        super().__init__(builder, layout, index_dtype=index_dtype, names=names, storage=storage)
 
     @property
     def own_samples(self) -> int:

@@ -75,10 +75,11 @@ class Groups:
             overlap_tp=layout.overlap_tp,
             hidden_tp=1 - 1 / layout.tp,  # GEMMs in as many parts as ranks: all but the first part's collective
             token_bytes=1 if layout.quantised_tokens else 2,
-            cp_gather=layout.cp_gather,
+            cp_gather=layout.cp_exchange == "gather",
             dispatched=count_token_copies(layout, experts, gpus_per_node) if experts is not None else 0.0,
             overlap_ep=layout.overlap_ep,
             sorted_by_dispatch=layout.dispatch == "once",  # DeepEP and HybridEP
+            in_graph=layout.kernels == "graph",
             counts_on_host=experts is not None and layout.kernels != "graph" and not experts.capacity,
         )
 
@@ -101,6 +102,7 @@ def make_shard(layout: Layout) -> Shard:
         tp=layout.tp,
         sequence=layout.sequence and layout.tp > 1,
         cp=layout.cp,
+        by_heads=layout.cp > 1 and layout.cp_exchange == "all-to-all",
         ep=layout.ep,
         etp=layout.etp,
         document=layout.document_len,
@@ -113,7 +115,7 @@ def make_style(layout: Layout) -> Style:
     return Style(
         precision=layout.precision,
         attention=layout.attention,
-        ring=layout.cp > 1 and layout.kernels in PYTORCH,
+        ring=layout.cp > 1 and layout.cp_exchange != "all-to-all" and layout.kernels in PYTORCH,
         tuned=layout.kernels not in PYTORCH,
         fused=layout.kernels != "eager",
         together=layout.kernels in ("compiled", "graph"),

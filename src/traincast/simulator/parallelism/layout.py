@@ -25,6 +25,7 @@ GRAPHED = ("attention", "router", "feed_forward", "mamba")
 SCALINGS = ("tensor", "row", "block", "mx")
 ADAPTERS = ("attention", "all")
 OPTIMIZERS = ("adam", "adam-foreach", "adam-loop", "none")
+EXCHANGES = ("ring", "gather", "all-to-all")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1 << 20
 
@@ -34,8 +35,9 @@ class Layout:
     """A step of `global_batch` samples on `gpus` GPUs, `micro_batch` at a time.
 
     `tp` ranks share every matrix, with `sequence` the tokens in between as well; `pp` stages of `vp` chunks each share
-    the layers under a `schedule`; `cp` ranks share the tokens of a sample, by a ring or (`cp_gather`) by gathering keys
-    and values; `ep` ranks the experts, `etp` of them a single one. The rest is data parallel.
+    the layers under a `schedule`; `cp` ranks share the tokens of a sample: keys and values go round a "ring" or are
+    gathered ("gather"), or ranks swap tokens for heads ("all-to-all"); `ep` ranks share the experts, `etp` of them a
+    single one. The rest is data parallel.
 
     `sharding` says what data-parallel ranks share: nothing, the optimizer ("zero1": a distributed optimizer), also
     gradients ("zero2"), also parameters ("zero3": FSDP), in groups of `shard_group` ranks (0: all of them; fewer is
@@ -84,7 +86,7 @@ class Layout:
     vp: int = 1
     schedule: str = "1f1b"
     cp: int = 1
-    cp_gather: bool = False
+    cp_exchange: str = "ring"
     ep: int = 1
     etp: int = 1
     sharding: str = "none"
@@ -183,6 +185,7 @@ def complete_layout(layout: Layout, model: Transformer) -> Layout:
         ("precision", layout.precision, PRECISIONS),
         ("attention", layout.attention, ATTENTIONS),
         ("way to send tokens to experts", layout.dispatch, DISPATCHES),
+        ("exchange between ranks of a sample", layout.cp_exchange, EXCHANGES),
         ("scaling of 8-bit GEMMs", layout.scaling, SCALINGS),
         ("optimizer", layout.optimizer, OPTIMIZERS),
         ("projections with adapters", layout.adapters, ADAPTERS),
@@ -271,6 +274,9 @@ def _check_model(layout: Layout, model: Transformer) -> None:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
         near = _format_nearest(range(1, layout.seq_len // 2 + 1), layout.cp, lambda n: layout.seq_len % (2 * n) == 0)
         raise TraincastError(f"cp {layout.cp} does not divide {layout.seq_len} tokens into halves; give {near}")
+    if layout.cp > 1 and layout.cp_exchange == "all-to-all":
+        heads = max(1, (model.heads if model.latent is not None else model.kv_heads) // layout.tp)
+        _check_divides("cp", layout.cp, "key-value heads of a rank", heads, f"{model.name}, exchanged all-to-all")
     if layout.ep > 1 and model.experts is None:
         raise TraincastError(f"ep {layout.ep} needs experts, and {model.name} has 0; leave it out")
     if layout.expert_imbalance > 1 and (model.experts is None or layout.ep == 1):

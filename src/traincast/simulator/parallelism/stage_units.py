@@ -265,12 +265,13 @@ class StageUnits:
         return to, back
 
     def _stalled(self, exchanges: int) -> float:
-        """Seconds that the device stands still around collectives that nothing runs alongside."""
-        return 1e-6 * self.constants.stall_us * exchanges
+        """Seconds that the device stands still around collectives that nothing runs alongside: hosts launch them at
+        different moments, one CUDA graph does not."""
+        return 0.0 if self.layout.kernels == "graph" else 1e-6 * self.constants.stall_us * exchanges
 
     def _sample_parallel(self, cost: LayerCost) -> tuple[float, float]:
         """Keys and values on their way round the ranks of a sample, alongside attention; with their gradients
-        backward."""
+        backward. Or all heads on their way to ranks that take part of them, and back."""
         layout, model = self.layout, self.model
         if layout.cp == 1:
             return 0.0, 0.0
@@ -278,7 +279,11 @@ class StageUnits:
         if model.latent is not None:
             width = max(1, model.heads // layout.tp) * (model.head_dim * 2 + model.latent.rope_dim)
         part = float(self.shard.tokens * width * _HALF)
-        if layout.cp_gather:
+        if self.shard.by_heads:
+            heads = max(1, model.heads // layout.tp) * model.head_dim * self.shard.tokens * _HALF
+            each = sum(self.exchanges.sample("all_to_all", nbytes) for nbytes in (heads + part, heads))
+            return each + self._stalled(2), each + self._stalled(2)
+        if layout.cp_exchange == "gather":
             to, back = (self.exchanges.sample("all_gather", factor * part * layout.cp) for factor in (1, 2))
             return to, back
         to, back = (

@@ -61,7 +61,7 @@ def make_layout(scenario: Scenario) -> Layout:
         kernels=kernels,
         joined=kernels in ("fused", "graph"),
         attention="unfused" if scenario.attention == "eager" else "flash",
-        cp_gather=scenario.cp_exchange == "gather",
+        cp_exchange=scenario.cp_exchange or "ring",
         **chosen,
         **_parse_overlaps(scenario),
     )

@@ -305,8 +305,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage_layers: Annotated[str, _describe(
         "parallelism", "layers of each stage: 15,16,16,15", default="even", needs=("pp",)
     )] | None = None
-    cp_exchange: Annotated[Literal["ring", "gather"], _describe(
-        "parallelism", "how keys and values reach other ranks", default="ring", needs=("cp",)
+    cp_exchange: Annotated[Literal["ring", "gather", "all-to-all"], _describe(
+        "parallelism", "how attention meets other ranks' tokens (all-to-all: Ulysses)", default="ring", needs=("cp",)
     )] | None = None
     dispatch: Annotated[Literal["each", "once"], _describe(
         "parallelism", "tokens go to each expert, or once to each node (DeepEP)", default="each", needs=("ep",)

@@ -4,7 +4,7 @@ written out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from traincast.ir.ops import BATCHED, FLASH2, RING, TRITON, Phase, StorageKind
 from traincast.models.layers.builder import Ref
@@ -356,9 +356,44 @@ def _pad_gradient(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref
 def _write_scores_and_values(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
     flash, fused = graph.style.attention != "unfused", graph.style.fused
     write = _write_flash_attention if flash else write_unfused_attention if fused else write_attention_by_ops
-    mixed = write(graph, query, key, value, heads, shard)
+    if not shard.by_heads:
+        mixed = write(graph, query, key, value, heads, shard)
+        graph.drop(query, key, value)
+        return mixed
+    whole = replace(shard, cp=1, by_heads=False)
+    mine = replace(heads, queries=heads.queries // shard.cp, keys=heads.keys // shard.cp)
+    query, key, value = _swap_tokens_for_heads(graph, (query, key, value), shard.cp)
+    mixed = write(graph, query, key, value, mine, whole)
     graph.drop(query, key, value)
-    return mixed
+    (result,) = _swap_tokens_for_heads(graph, (mixed,), 1 / shard.cp)
+    return result
+
+
+def _swap_tokens_for_heads(graph: Graph, refs: Sequence[Ref], times: float) -> list[Ref]:
+    """Tensors with `times` as many tokens and as many times fewer heads: copied side by side for each rank, sent, and
+    put in the order of tokens (Transformer Engine's all-to-all between ranks of a sample). Their gradients go back."""
+
+    def move(sources: Sequence[Ref], share: float) -> list[Ref]:
+        packed = [graph.new(*source.shape) for source in sources]
+        for source, copy in zip(sources, packed, strict=True):
+            graph.fused([source], [copy])
+        if graph.groups.cp is not None:
+            nbytes = sum(float(copy.spec.nbytes) for copy in packed)
+            graph.collective("all_to_all", graph.groups.cp, nbytes, packed[0])
+        moved = [graph.new(round(copy.shape[0] * share), round(copy.shape[1] / share)) for copy in packed]
+        for copy, result in zip(packed, moved, strict=True):
+            graph.fused([copy], [result])
+        graph.drop(*packed)
+        return moved
+
+    results = move(refs, times)
+
+    def backward(grads: Gradients) -> Gradients:
+        return move([grad for grad in grads if grad is not None], 1 / times)
+
+    graph.node("AllToAllBackward", list(refs), results, [], backward)
+    graph.drop(*refs)
+    return results
 
 
 def _list_attention_kernels(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
@@ -379,11 +414,11 @@ class _Ring:
     """Keys and values on their way round the ranks that share a sample: alongside attention to those that have arrived,
     or gathered before, as for windows, which no ring is written for. Backward, `gradients` travel with them."""
 
-    def __init__(self, graph: Graph, key: Ref, value: Ref, blocks: int, *, gradients: bool = False) -> None:
+    def __init__(self, graph: Graph, key: Ref, value: Ref, blocks: int, parts: int, *, gradients: bool = False) -> None:
         self.graph, self.key, self.left, self.event = graph, key, blocks - 1, -1
         self.nbytes = (2 if gradients else 1) * float(key.spec.nbytes + value.spec.nbytes)
         groups = graph.groups
-        if groups.cp is not None and (groups.cp_gather or blocks == 1):
+        if groups.cp is not None and parts > 1 and (groups.cp_gather or blocks == 1):
             graph.collective("all_gather", groups.cp, self.nbytes * len(groups.cp.ranks), key)
             self.left = 0
 
@@ -417,7 +452,7 @@ def _write_flash_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads
     if heads.window and heads.window < local:
         variant = [("window_size_left", heads.window - 1), *variant]
     graph.scope("aten::scaled_dot_product_attention")
-    ring = _Ring(graph, key, value, len(blocks))
+    ring = _Ring(graph, key, value, len(blocks), shard.cp)
     for keys, values, causal in blocks:
         ring.begin()
         arguments = [("query", queries), ("key", keys), ("value", values)]
@@ -429,7 +464,7 @@ def _write_flash_attention(graph: Graph, query: Ref, key: Ref, value: Ref, heads
         assert grad is not None
         below = [graph.new(*ref.shape) for ref in (query, key, value)]
         outer = builder.add_view(grad, queries.shape)
-        ring = _Ring(graph, key, value, len(blocks), gradients=True)
+        ring = _Ring(graph, key, value, len(blocks), shard.cp, gradients=True)
         for keys, values, causal in blocks:
             ring.begin()
             arguments = [("grad_out", outer), ("query", queries), ("key", keys), ("value", values)]

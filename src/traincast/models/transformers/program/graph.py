@@ -162,7 +162,7 @@ class Graph:
     def collective(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
         """A collective in the open scope that the kernels after it wait for."""
         self.settle()
-        write_collective(self.builder, kind, group, nbytes, ref, exposed=True, module=self.module)
+        write_collective(self.builder, kind, group, nbytes, ref, exposed=not self.groups.in_graph, module=self.module)
 
     def begin(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> int:
         """A collective alongside the kernels that follow; gives the event of its end."""

@@ -22,7 +22,8 @@ class LayerGroups:
     forward pass, of each collective the share `hidden_tp`). `token_bytes` is the size of an element that
     tensor-parallel ranks gather. `cp_gather`: keys and values are gathered, not sent round a ring. `dispatched` is how
     many copies of a token leave for experts; `overlap_ep`: alongside other kernels; `sorted_by_dispatch`: they arrive
-    in the order of experts; `counts_on_host`: the host waits for the token counts of experts.
+    in the order of experts; `counts_on_host`: the host waits for the token counts of experts. `in_graph`: one CUDA
+    graph launches them, and no host lets its rank come late.
     """
 
     tp: Communicator | None = None
@@ -36,6 +37,7 @@ class LayerGroups:
     overlap_ep: bool = False
     sorted_by_dispatch: bool = False
     counts_on_host: bool = False
+    in_graph: bool = False
 
 
 @dataclass(slots=True)
@@ -158,7 +160,8 @@ class Shard:
     """What one rank holds of a micro-batch and of a layer.
 
     `batch` samples of `seq_len` tokens, of which this rank has `seq_len // cp`, packed from documents of `document`
-    tokens that do not see each other (0: a sample is one). `tp` ranks share every matrix; with
+    tokens that do not see each other (0: a sample is one); `by_heads`: for attention it has all tokens of part of its
+    heads. `tp` ranks share every matrix; with
     `sequence` they also share the tokens of what stands between them. `ep` ranks share the experts, `etp` of them a
     single one; this one has `imbalance` times its even share of tokens.
     """
@@ -168,6 +171,7 @@ class Shard:
     tp: int = 1
     sequence: bool = False
     cp: int = 1
+    by_heads: bool = False
     ep: int = 1
     etp: int = 1
     document: int = 0

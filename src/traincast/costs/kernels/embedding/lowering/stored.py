@@ -56,7 +56,7 @@ def _make_tables(batch: int, lookups: float, rows: int, dim: int, values: Tensor
 @lowers("dynamicemb::lookup")
 def lower_hash_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Different keys, a bucket each, rows of the device and of the host into a buffer, and bags from that."""
-    keys, values = require_operand(signature, "keys", 0), require_operand(signature, "values", 1)
+    keys, values = require_operand(signature, "indices", 0), require_operand(signature, "dev_weights", 1)
     distinct, on_host, dim = (read_integer_argument(signature, name) for name in ("unique_rows", "host_rows", "dim"))
     slots = TensorSpec((4 * keys.numel,), (1,), "int64", "cuda")
     here = max(1, distinct - on_host)
@@ -78,7 +78,7 @@ def lower_hash_lookup(signature: Signature, context: LoweringContext) -> tuple[I
 @lowers("dynamicemb::update")
 def lower_hash_update(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Gradients sorted and added up by key, then rows with their optimizer's state."""
-    keys, values = require_operand(signature, "keys", 1), require_operand(signature, "values", 2)
+    keys, values = require_operand(signature, "indices", 1), require_operand(signature, "dev_weights", 2)
     names = ("unique_rows", "host_rows", "dim", "state_bytes")
     distinct, on_host, dim, state = (read_integer_argument(signature, name) for name in names)
     bags, row = require_operand(signature, "grad_output", 0).numel // dim, dim * values.itemsize
